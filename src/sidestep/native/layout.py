@@ -1,0 +1,346 @@
+"""The one definition of every record that C and Python share.
+
+Python reads these tables directly; the build runs ``python layout.py OUT`` to write ``layout.h`` with the same
+structs, each field held in place by a ``static_assert``. Three things are shared: the provider's RPC message, the
+registry page (provider writes, shims map it read-only), and the arena of connection slots (a shim's process family
+writes, the provider maps it read-only for ``sidestep ss``).
+
+All integers are native-endian: records never leave the host. Ports and addresses are kept as numbers and network-order
+bytes; IPv4 addresses are stored v4-mapped (``::ffff:a.b.c.d``) so that one comparison serves both families.
+
+This module imports nothing of sidestep, because the build runs it as a plain script.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from enum import IntEnum
+from typing import Any, Final
+
+LAYOUT_VERSION: Final = 1
+RPC_MAGIC: Final = 0x53445331  # "SDS1"
+REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
+REGISTRY_BUCKETS_OFFSET: Final = 4096
+REGISTRY_SIZE: Final = REGISTRY_BUCKETS_OFFSET + 4 * REGISTRY_BUCKETS
+ARENA_SLOTS_OFFSET: Final = 4096
+ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
+ARENA_MAGIC: Final = 0x53444131  # "SDA1"
+BELL_PAGE_BELLS: Final = 64  # one 64-byte line each
+
+
+class Rpc(IntEnum):
+    """Type of an RPC message between a shim (or a command) and the provider."""
+
+    HELLO = 1  # shim -> provider; fds: [arena, opened read-only]
+    WELCOME = 2  # provider -> shim; fds: [registry, read-only]
+    OFFER = 3  # connecting shim -> provider; fds: [segment, bell eventfd, bell page]
+    CLAIM = 4  # accepting shim -> provider; fds: [bell eventfd, bell page]
+    ATTACH = 5  # provider -> claimer; fds: [segment, bell eventfd, bell page] of the offerer
+    CLAIMED = 6  # provider -> offerer; fds: [bell eventfd, bell page] of the claimer
+    REFUSED = 7  # provider -> either; `reason` says why
+    WITHDRAW = 8  # shim -> provider: the offer with this token is off
+    CONTROL = 9  # command -> provider; a JSON document follows the record in the same packet
+    CONTROL_REPLY = 10  # provider -> command; a piece of a JSON document follows; flags & 1: more pieces follow
+
+
+class Refusal(IntEnum):
+    """Why an offer or a claim was refused (the `reason` of `Rpc.REFUSED`)."""
+
+    NO_OFFER = 1  # nobody offered that connection (a hash collision, or the offer expired)
+    EXPIRED = 2  # no claim came in time: the other end is idle, or not under sidestep
+    NOT_PROVEN = 3  # the kernel knows no such socket of that cookie and addresses
+    FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
+    TOO_MANY = 5  # this client has too many offers pending
+    NO_BUDGET = 6  # the budget for channel memory is used up
+    MALFORMED = 7  # the record breaks a rule of the layout
+    DUPLICATE = 8  # the same connection has been offered or claimed already
+    POLICY = 9  # the provider was told not to offload this
+    SHUTTING_DOWN = 10
+
+
+class State(IntEnum):
+    """State of a tracked connection, as `sidestep ss` shows it."""
+
+    FREE = 0  # the slot is unused
+    NATIVE = 1  # plain TCP; may still be promoted
+    OFFERED = 2  # an offer or a claim is with the provider
+    ATTACHED = 3  # both ends hold the channel; directions are switching
+    PROMOTED = 4  # both directions use the rings
+    PINNED = 5  # plain TCP for good; `reason` says why
+    CLOSED = 6  # promoted once, ended
+
+
+class Reason(IntEnum):
+    """Why a connection is where it is. One sentence each in `REASON_TEXT`."""
+
+    NONE = 0
+    YOUNG = 1
+    WAITING_FOR_PEER = 2
+    PEER_ABSENT = 3
+    NO_PROVIDER = 4
+    REMOTE = 5
+    COUNT_MISMATCH = 6
+    URGENT_DATA = 7
+    KERNEL_TLS = 8
+    FAST_OPEN = 9
+    INHERITED = 10
+    PASSED = 11
+    SHARED_BY_FORK = 12
+    EPOLL_UNSUPPORTED = 13
+    STDIO = 14
+    NO_RESOURCES = 15
+    PEER_LAYOUT = 16
+    PEER_VIOLATION = 17
+    REFUSED_BY_PROVIDER = 18
+    DISABLED = 19
+    WAITER_IN_KERNEL = 20
+    HALF_CLOSED = 21
+    UNUSUAL_OPTION = 22
+    ASYNC_SIGNAL_IO = 23
+
+
+REASON_TEXT: Final[dict[Reason, str]] = {
+    Reason.NONE: "",
+    Reason.YOUNG: "it has not yet exchanged enough to be worth a channel",
+    Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
+    Reason.PEER_ABSENT: "no claim came: the other end is not under sidestep, or idle",
+    Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
+    Reason.REMOTE: "the other end is not on this host",
+    Reason.COUNT_MISMATCH: "the kernel counted other bytes than the shim: some calls bypass it",
+    Reason.URGENT_DATA: "it uses urgent (out-of-band) data",
+    Reason.KERNEL_TLS: "kernel TLS is attached to the socket",
+    Reason.FAST_OPEN: "it was opened with TCP Fast Open",
+    Reason.INHERITED: "the socket was inherited from a process that had used it already",
+    Reason.PASSED: "the socket was passed between processes",
+    Reason.SHARED_BY_FORK: "several processes hold the socket",
+    Reason.EPOLL_UNSUPPORTED: "it is in an epoll set that is nested, shared, one-shot or exclusive",
+    Reason.STDIO: "C stdio reads or writes the socket inside libc",
+    Reason.NO_RESOURCES: "no memory or descriptors were left for a channel",
+    Reason.PEER_LAYOUT: "the other end speaks another channel layout",
+    Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset",
+    Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",
+    Reason.DISABLED: "promotion is switched off",
+    Reason.WAITER_IN_KERNEL: "a thread sits in a kernel call that would not notice the ring",
+    Reason.HALF_CLOSED: "a direction was shut down before it could switch",
+    Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
+    Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
+}
+
+
+class Role(IntEnum):
+    """Which side of the TCP handshake this end was."""
+
+    UNKNOWN = 0
+    ACTIVE = 1  # connect(): makes the offer
+    PASSIVE = 2  # accept(): claims it
+
+
+# field = (name, struct code, count); codes: B u8, H u16, I u32, Q u64. Natural alignment is asserted, never padded in.
+Field = tuple[str, str, int]
+
+RECORDS: Final[dict[str, tuple[Field, ...]]] = {
+    # One fixed record for every RPC message: 160 bytes.
+    "rpc_msg": (
+        ("magic", "I", 1),
+        ("version", "H", 1),
+        ("type", "H", 1),
+        ("token", "Q", 1),  # chosen by the shim, echoed by the provider
+        ("reason", "I", 1),  # Refusal
+        ("flags", "I", 1),
+        ("local_addr", "B", 16),
+        ("remote_addr", "B", 16),
+        ("local_port", "H", 1),
+        ("remote_port", "H", 1),
+        ("pid", "I", 1),
+        ("cookie", "Q", 1),  # SO_COOKIE of the caller's socket
+        ("netns_cookie", "Q", 1),  # SO_NETNS_COOKIE of the caller's socket
+        ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
+        ("bell_index", "I", 1),  # line in the bell page
+        ("promote_after_calls", "I", 1),  # WELCOME: the provider's defaults for the shim
+        ("promote_after_bytes", "Q", 1),
+        ("bell_page_id", "B", 16),  # random; equal ids are the same page
+        ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
+        ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
+        ("reserved", "Q", 1),
+    ),
+    # First page of the registry. Bucket words follow at REGISTRY_BUCKETS_OFFSET: bits 0-7 count the offers pending
+    # in this bucket (saturating), bits 8-31 a generation that grows with every offer.
+    "registry_header": (
+        ("magic", "I", 1),
+        ("version", "I", 1),
+        ("provider_pid", "I", 1),
+        ("closing", "I", 1),  # 1: the provider is going away; make no offers
+        ("netns_cookie", "Q", 1),
+        ("secret", "Q", 1),  # seed of the bucket hash
+    ),
+    # First page of an arena.
+    "arena_header": (
+        ("magic", "I", 1),
+        ("version", "I", 1),
+        ("slot_size", "I", 1),
+        ("slots_max", "I", 1),
+        ("free_head", "Q", 1),  # tag << 32 | (index + 1); lock-free stack of freed slots
+        ("slots_used", "I", 1),  # high-water mark
+        ("pad", "I", 1),
+        ("arena_id", "B", 16),
+    ),
+    # One tracked connection of a process family: 512 bytes, written only by that family.
+    "conn_slot": (
+        # line 0: identity (changes rarely)
+        ("generation", "I", 1),  # odd while in use
+        ("state", "I", 1),  # State
+        ("reason", "I", 1),  # Reason
+        ("role", "H", 1),  # Role
+        ("family", "H", 1),  # AF_INET, AF_INET6
+        ("local_addr", "B", 16),
+        ("remote_addr", "B", 16),
+        ("local_port", "H", 1),
+        ("remote_port", "H", 1),
+        ("fd", "I", 1),
+        ("pid", "I", 1),  # who made or accepted it; may be gone
+        ("holders", "I", 1),  # processes of the family that hold it; a hint
+        # line 1: switch-over and shared flags
+        ("flags", "I", 1),  # SLOT_* bits, private to the shim
+        ("error", "I", 1),  # pending errno, delivered once
+        ("cookie", "Q", 1),
+        ("born_ns", "Q", 1),  # CLOCK_MONOTONIC
+        ("promoted_ns", "Q", 1),  # CLOCK_MONOTONIC; 0: never
+        ("segment_id", "B", 16),
+        ("free_next", "I", 1),
+        ("rx_sitters", "I", 1),  # threads inside an unwatched kernel read or wait
+        ("tx_sitters", "I", 1),
+        ("watchers", "I", 1),
+        # lines 2-3: sending direction
+        ("tx_lock", "I", 1),
+        ("tx_path", "I", 1),  # 0 TCP, 1 ring
+        ("tx_tail", "Q", 1),  # ring: bytes written (authoritative; the segment holds a copy)
+        ("tx_switch_offset", "Q", 1),
+        ("tx_tcp_bytes", "Q", 1),
+        ("tx_tcp_msgs", "Q", 1),
+        ("tx_ring_bytes", "Q", 1),
+        ("tx_ring_msgs", "Q", 1),
+        ("doorbells_sent", "Q", 1),
+        ("tx_head_seen", "Q", 1),
+        ("tx_sleeps", "Q", 1),
+        ("tx_spare", "Q", 6),
+        # lines 4-5: receiving direction
+        ("rx_lock", "I", 1),
+        ("rx_path", "I", 1),
+        ("rx_head", "Q", 1),
+        ("rx_switch_offset", "Q", 1),
+        ("rx_tcp_bytes", "Q", 1),
+        ("rx_tcp_msgs", "Q", 1),
+        ("rx_ring_bytes", "Q", 1),
+        ("rx_ring_msgs", "Q", 1),
+        ("sleeps", "Q", 1),  # waits that ended in the kernel
+        ("spins_won", "Q", 1),  # waits that ended while spinning
+        ("spins_lost", "Q", 1),
+        ("rx_spare", "Q", 6),
+        # lines 6-7
+        ("spare", "Q", 16),
+    ),
+}
+
+_SIZES: Final = {"B": 1, "H": 2, "I": 4, "Q": 8}
+_CTYPES: Final = {"B": "uint8_t", "H": "uint16_t", "I": "uint32_t", "Q": "uint64_t"}
+
+
+def offsets(record: str) -> dict[str, int]:
+    """Byte offset of each field of `record`; raises ValueError where a field is not naturally aligned."""
+    at, found = 0, {}
+    for name, code, count in RECORDS[record]:
+        if at % _SIZES[code]:
+            raise ValueError(f"{record}.{name} at {at} is not aligned to {_SIZES[code]}")
+        found[name] = at
+        at += _SIZES[code] * count
+    return found
+
+
+def size(record: str) -> int:
+    """Size of `record` in bytes."""
+    return sum(_SIZES[code] * count for _, code, count in RECORDS[record])
+
+
+RPC_MSG_SIZE: Final = size("rpc_msg")
+CONN_SLOT_SIZE: Final = size("conn_slot")
+_FORMATS: Final = {
+    name: struct.Struct("=" + "".join(f"{n}s" if c == "B" and n > 1 else f"{n}{c}" for _, c, n in fields))
+    for name, fields in RECORDS.items()
+}
+
+
+def pack(record: str, **values: Any) -> bytes:
+    """The bytes of `record`; fields not named are zero. Arrays of u8 are bytes, other arrays tuples."""
+    unknown = values.keys() - {name for name, _, _ in RECORDS[record]}
+    if unknown:
+        raise TypeError(f"{record} has no field {sorted(unknown)}")
+    flat: list[Any] = []
+    for name, code, count in RECORDS[record]:
+        if code == "B" and count > 1:
+            flat.append(values.get(name, bytes(count)))
+        elif count > 1:
+            flat.extend(values.get(name, (0,) * count))
+        else:
+            flat.append(values.get(name, 0))
+    return _FORMATS[record].pack(*flat)
+
+
+def unpack(record: str, data: bytes | bytearray | memoryview, offset: int = 0) -> dict[str, Any]:
+    """The fields of `record` found at `offset` of `data`; struct.error where `data` is too short."""
+    flat = iter(_FORMATS[record].unpack_from(data, offset))
+    found: dict[str, Any] = {}
+    for name, code, count in RECORDS[record]:
+        found[name] = next(flat) if count == 1 or code == "B" else tuple(next(flat) for _ in range(count))
+    return found
+
+
+def bucket_index(secret: int, addr_a: bytes, port_a: int, addr_b: bytes, port_b: int) -> int:
+    """Registry bucket of a connection; the same from both ends. FNV-1a over each end, joined by addition."""
+    mask = (1 << 64) - 1
+
+    def one(addr: bytes, port: int) -> int:
+        value = (0xCBF29CE484222325 ^ secret) & mask
+        for byte in addr + struct.pack("<H", port):
+            value = ((value ^ byte) * 0x100000001B3) & mask
+        return value
+
+    total = (one(addr_a, port_a) + one(addr_b, port_b)) & mask
+    return (total ^ (total >> 32)) % REGISTRY_BUCKETS
+
+
+def c_header() -> str:
+    """The text of layout.h."""
+    lines = [
+        "/* Made from layout.py by the build; change it there. */",
+        "#ifndef SIDESTEP_LAYOUT_H",
+        "#define SIDESTEP_LAYOUT_H",
+        "#include <assert.h>",
+        "#include <stddef.h>",
+        "#include <stdint.h>",
+        "",
+    ]
+    for name in (
+        "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
+        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS",
+    ):  # fmt: skip
+        lines.append(f"#define {name} {globals()[name]:#x}u")
+    for enum in (Rpc, Refusal, State, Reason, Role):
+        lines += ["", f"enum {enum.__name__.lower()}_code {{"]
+        lines += [f"\t{enum.__name__.upper()}_{member.name} = {member.value}," for member in enum]
+        lines += ["};"]
+    for record, fields in RECORDS.items():
+        lines += ["", f"struct {record} {{"]
+        lines += [f"\t{_CTYPES[code]} {name}{f'[{n}]' if n > 1 else ''};" for name, code, n in fields]
+        lines += ["};"]
+        lines += [
+            f'static_assert(offsetof(struct {record}, {name}) == {at}, "layout");'
+            for name, at in offsets(record).items()
+        ]
+        lines += [f'static_assert(sizeof(struct {record}) == {size(record)}, "layout");']
+    return "\n".join([*lines, "", "#endif", ""])
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], "w", encoding="ascii") as out:
+        out.write(c_header())
