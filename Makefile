@@ -1,0 +1,79 @@
+# Needs python3 (3.11 or later), pip, gcc and make; everything else is put into .venv.
+#
+#   make build   set up .venv and compile the native library (also after every change of a C file)
+#   make demo    the main job: real programs over kernel TCP and over sidestep, in one table
+#   make test    all tests, real server programs included
+#   make lint    ruff, mypy; the compiler's warnings are errors in every build
+#   make bench   the speed table
+#   make wheel   a wheel in dist/
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NATIVE := src/sidestep/native
+LIB    := $(NATIVE)/libsidestep.so
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: build build-locked dev demo test lint bench wheel docs clean setup-apps
+
+# The lock lets several make runs meet in one tree.
+build:
+	@mkdir -p build && flock build/.lock $(MAKE) --no-print-directory build-locked
+
+build-locked: $(VENV)/.installed
+	@test -f build/native/build.ninja || PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson setup build/native >/dev/null
+	@$(BIN)/ninja -C build/native --quiet
+	@cmp -s build/native/$(LIB) $(LIB) || { cp build/native/$(LIB) $(LIB).new && mv $(LIB).new $(LIB); }
+
+dev: build
+
+# Debian splits venv off python3; without it virtualenv, brought by pip, makes the same thing.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); \
+		$(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv; \
+		PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }
+
+# Dependencies first, so that a C file that does not compile leaves a usable .venv.
+$(VENV)/.dependencies: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > build/requirements.txt
+	$(BIN)/pip install --quiet -r build/requirements.txt
+	@touch $@
+
+# The installed package brings the metadata and the `sidestep` command; the .pth line puts the sources before the
+# installed copy, so that a change takes effect at once and build/native is the library in use.
+$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml
+	$(BIN)/pip install --quiet --no-deps --force-reinstall .
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
+		echo 'import sys; sys.path.insert(0, "$(CURDIR)/src")' > $$site/sidestep-source.pth
+	@touch $@
+
+demo: build
+	@$(BIN)/sidestep demo
+
+setup-apps: build
+	@if [ -x tests/setup ]; then tests/setup; fi
+
+test: build setup-apps
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: build
+	$(BIN)/python bench/run.py
+
+docs: build
+	$(BIN)/python docs/reference/make.py
+
+wheel: $(BIN)/python
+	$(BIN)/pip wheel --quiet --no-deps -w dist .
+
+clean:
+	rm -rf build dist $(VENV) $(LIB)

@@ -1,0 +1,145 @@
+"""What a user can set, and where things are: values checked once, at the edge.
+
+The environment of the shim is written here and nowhere else, so that `sidestep run` and the tests agree.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from sidestep import limits, native_library
+from sidestep.errors import Misuse, Unavailable
+
+ENV_SOCKET: Final = "SIDESTEP_SOCKET"
+ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"
+ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"
+ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"
+ENV_DISABLE: Final = "SIDESTEP_DISABLE"
+ENV_LOG: Final = "SIDESTEP_LOG"
+
+SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
+_SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_un with its final zero
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteAfter:
+    """How much life a connection must show before it is promoted: either bound is enough; 0 calls: at once."""
+
+    calls: int = 8  # reads and writes; a few round trips, so that short connections cost nothing
+    payload_len: int = 32 << 10  # bytes
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`CALLS` or `CALLS:BYTES`; raises Misuse."""
+        calls, colon, payload_len = text.partition(":")
+        if not calls.isascii() or not calls.isdigit() or (colon and not (payload_len.isascii() and payload_len.isdigit())):
+            raise Misuse(f"{text!r} is not CALLS or CALLS:BYTES", remedy="for example 8, 8:32768, or 0 for at once")
+        value = cls(int(calls), int(payload_len)) if colon else cls(int(calls))
+        if value.calls >= 1 << 32 or value.payload_len >= 1 << 63:
+            raise Misuse(f"{text!r} is out of range", remedy="calls fit 32 bits, bytes 63")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.calls}:{self.payload_len}"
+
+
+def parse_ring_size(text: str) -> int:
+    """Bytes, with K or M as a suffix; a power of two within the limits; raises Misuse."""
+    digits, scale = (text[:-1], {"k": 1 << 10, "m": 1 << 20}[text[-1].lower()]) if text[-1:] in "kKmM" and text else (text, 1)
+    size = int(digits) * scale if digits.isascii() and digits.isdigit() else 0
+    if not limits.RING_SIZE_MIN <= size <= limits.RING_SIZE_MAX or size & (size - 1):
+        raise Misuse(
+            f"{text!r} is not a ring size",
+            remedy=f"give a power of two from {limits.RING_SIZE_MIN} to {limits.RING_SIZE_MAX >> 20}M, for example 256K",
+        )
+    return size
+
+
+def runtime_dir() -> Path:
+    """The per-user directory of the provider's socket, not yet made."""
+    if directory := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(directory) / "sidestep"
+    user_dir = Path(f"/run/user/{os.getuid()}")
+    return user_dir / "sidestep" if user_dir.is_dir() else Path(f"/tmp/sidestep-{os.getuid()}")  # noqa: S108 - checked by make_private_dir
+
+
+def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
+    """The provider's socket: as given, else from the environment, else in the user's runtime directory.
+
+    Raises:
+        Misuse: The path is too long for a socket.
+    """
+    chosen = given or os.environ.get(ENV_SOCKET)
+    path = Path(chosen).absolute() if chosen else runtime_dir() / "provider"
+    if len(os.fsencode(path)) > _SUN_PATH_MAX:
+        raise Misuse(f"{path} is too long for a socket", remedy=f"give a path of at most {_SUN_PATH_MAX} bytes")
+    return path
+
+
+def make_private_dir(path: Path) -> None:
+    """Makes `path` a directory that only this user can enter.
+
+    Raises:
+        Unavailable: It cannot be made, or is somebody else's, or open to others.
+    """
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise Unavailable(f"cannot make {path}: {error.strerror}", remedy="give another place with --socket") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise Unavailable(
+            f"{path} is not a directory of mode 0700 owned by uid {os.getuid()}",
+            remedy="remove it, or give another place with --socket",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShimSettings:
+    """What `sidestep run` tells the shim; None leaves the provider's default."""
+
+    socket: Path
+    promote_after: PromoteAfter | None = None
+    ring_size: int | None = None  # bytes a direction
+    spin_us: int | None = None  # 0: never spin
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """`base` with the shim preloaded and told its settings; other preloaded libraries keep their place before it."""
+        library = str(native_library())
+        preloaded = [entry for entry in base.get("LD_PRELOAD", "").replace(":", " ").split() if entry != library]
+        env = dict(base) | {"LD_PRELOAD": " ".join([*preloaded, library]), ENV_SOCKET: str(self.socket)}
+        if self.promote_after is not None:
+            env[ENV_PROMOTE_AFTER] = str(self.promote_after)
+        if self.ring_size is not None:
+            env[ENV_RING_SIZE] = str(self.ring_size)
+        if self.spin_us is not None:
+            env[ENV_SPIN_US] = str(self.spin_us)
+        return env
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """How a provider runs."""
+
+    socket: Path
+    promote_after: PromoteAfter = PromoteAfter()
+    ring_size: int = limits.RING_SIZE_DEFAULT
+    offer_expiry_s: float = limits.OFFER_EXPIRY_S
+    idle_exit_s: float = limits.IDLE_EXIT_S  # 0: never
+    budget_bytes: int = 0  # of all channels together; 0: the machine's memory
+
+    def arguments(self) -> list[str]:
+        """The command line of ``python -m sidestep.provider`` that says the same."""
+        return [
+            f"--socket={self.socket}",
+            f"--promote-after={self.promote_after}",
+            f"--ring-size={self.ring_size}",
+            f"--offer-expiry={self.offer_expiry_s}",
+            f"--idle-exit={self.idle_exit_s}",
+            f"--budget={self.budget_bytes}",
+        ]
