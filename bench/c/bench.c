@@ -60,15 +60,24 @@ static double number(const char *text, char option, double least, double most)
 	return value;
 }
 
+static double seconds_until(double start_at)
+{
+	double left = start_at - (double)bench_now_ns() / 1e9;
+
+	if (left < 0)
+		bench_refuse("the time to start at is %g s in the past", -left);
+	return left;
+}
+
 struct bench_options bench_options(int argc, char **argv, struct bench_options options)
 {
 	int option;
 
 	if (argc < 2 || (strcmp(argv[1], "server") && strcmp(argv[1], "client")))
 		bench_refuse("usage: %s server|client [-m blocking|poll|epoll] [-e] [-V] [-H] [-p PORT] [-s SIZE] "
-			     "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-t SECONDS] [-c COUNT]", argv[0]);
+			     "[-n CONNECTIONS] [-a ADDRESSES] [-w WARMUP_S] [-S START_AT] [-t SECONDS] [-c COUNT]", argv[0]);
 	options.server = !strcmp(argv[1], "server");
-	while ((option = getopt(argc - 1, argv + 1, "m:eVHp:s:n:a:w:t:c:")) != -1) {
+	while ((option = getopt(argc - 1, argv + 1, "m:eVHp:s:n:a:w:S:t:c:")) != -1) {
 		switch (option) {
 		case 'm': options.mode = mode_by_name(optarg); break;
 		case 'e': options.edge = true; break;
@@ -79,6 +88,7 @@ struct bench_options bench_options(int argc, char **argv, struct bench_options o
 		case 'n': options.connections = (uint32_t)number(optarg, 'n', 0, BENCH_CONNECTIONS_MAX); break;
 		case 'a': options.addresses = (uint32_t)number(optarg, 'a', 1, 250); break;
 		case 'w': options.warmup_s = number(optarg, 'w', 0, 3600); break;
+		case 'S': options.warmup_s = seconds_until(number(optarg, 'S', 0, 1e12)); break;
 		case 't': options.measure_s = number(optarg, 't', 0.001, 3600); break;
 		case 'c': options.count = (uint64_t)number(optarg, 'c', 1, 1e15); break;
 		default: exit(2);

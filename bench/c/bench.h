@@ -47,7 +47,10 @@ struct bench_hist {
 	uint64_t bucket[BENCH_HIST_BUCKETS];
 };
 
-/* Reads "server|client [-m MODE] [-e] [-V] [-H] [-p PORT] [-s SIZE] [-n N] [-a N] [-w S] [-t S] [-c COUNT]". */
+/*
+ * Reads "server|client [-m MODE] [-e] [-V] [-H] [-p PORT] [-s SIZE] [-n N] [-a N] [-w S] [-S AT] [-t S] [-c COUNT]". -S is when to
+ * measure, in seconds of CLOCK_MONOTONIC: programs given the same one measure together.
+ */
 struct bench_options bench_options(int argc, char **argv, struct bench_options defaults);
 
 _Noreturn void bench_fail(const char *what);                    /* prints errno and exits with 1 */

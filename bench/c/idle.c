@@ -11,7 +11,10 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { EVENTS = 256 };
+enum {
+	EVENTS = 256,
+	BURST = 16, /* exchanges in a row on a connection */
+};
 
 static void watch(int epoll_fd, int fd)
 {
@@ -90,6 +93,15 @@ static void stay_idle(int epoll_fd)
 	}
 }
 
+static void exchange(int fd, unsigned char *message, uint32_t size)
+{
+	for (int i = 0; i < BURST; i++) {
+		bench_write_all(fd, message, size);
+		if (!bench_read_all(fd, message, size))
+			bench_refuse("the server closed a connection");
+	}
+}
+
 static void ask(const struct bench_options *options)
 {
 	uint32_t connections = options->connections;
@@ -103,11 +115,8 @@ static void ask(const struct bench_options *options)
 		watch(epoll_fd, fds[i]);
 	}
 	do {
-		for (uint32_t i = 0; i < connections; i++, messages++) {
-			bench_write_all(fds[i], message, options->size);
-			if (!bench_read_all(fds[i], message, options->size))
-				bench_refuse("the server closed a connection");
-		}
+		for (uint32_t i = 0; i < connections; i++, messages += BURST)
+			exchange(fds[i], message, options->size);
 	} while (connections && bench_now_ns() < end);
 	uint64_t elapsed = bench_now_ns() - began;
 

@@ -1,0 +1,1 @@
+"""The benchmark runner's parts: machine, worlds, programs, rows and the report."""

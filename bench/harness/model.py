@@ -1,0 +1,171 @@
+"""What a benchmark row is, what one run of it gives, and how runs are summed up. No I/O here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from harness.world import World
+
+
+class BenchError(Exception):
+    """A run that could not be made or cannot count; the text says what and what to do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long one run measures."""
+
+    seconds: float
+    warmup_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What `ss` said of a row's connections while they were open."""
+
+    ends_promoted: int
+    ends_wanted: int
+    ring_share: float  # part of the bytes that went through the rings, 0 to 1
+    why_not: tuple[str, ...] = ()  # states and reasons of ends that were not promoted
+
+    @property
+    def ok(self) -> bool:
+        """True when as many ends were promoted as the row has."""
+        return self.ends_promoted >= self.ends_wanted
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run: the figure that counts, others beside it, and under sidestep the evidence of promotion."""
+
+    value: float
+    beside: dict[str, float] = field(default_factory=dict)
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    A ratio row compares `value` with kernel TCP's and `must` and `aim` are factors. An `absolute` row has figures that
+    sidestep's own value may not exceed.
+    """
+
+    name: str
+    title: str
+    unit: str
+    must: float
+    aim: float
+    measure: Callable[[World, Settings], Sample]
+    lower_is_better: bool = False
+    absolute: bool = False
+    promotes: bool = True  # False: the connections are too short to be promoted, and that is what is measured
+    needs: tuple[str, ...] = ()  # programs, by name
+    user: str | None = None  # the user this must run as when started by root
+    cpus: int | None = None  # run on so many CPUs, in all placements
+    rounds_max: int | None = None  # for rows whose value hardly varies and whose run is long
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Samples of one placement, in the row's unit."""
+
+    median: float
+    least: float
+    most: float
+    count: int
+    beside: dict[str, float]  # medians
+
+    @classmethod
+    def of(cls, samples: list[Sample]) -> Self:
+        """Sums up one or more samples."""
+        values = [sample.value for sample in samples]
+        names = {name for sample in samples for name in sample.beside}
+        beside = {
+            name: statistics.median(sample.beside[name] for sample in samples if name in sample.beside)
+            for name in sorted(names)
+        }
+        return cls(statistics.median(values), min(values), max(values), len(values), beside)
+
+
+@dataclass
+class Outcome:
+    """What the rounds of one row gave."""
+
+    row: Row
+    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by name of the world, in the order run
+    invalid: str | None = None  # why the sidestep figure does not count
+    failed: str | None = None  # why there is no figure at all
+
+    def summary(self, world: str) -> Summary | None:
+        """The summary of one world's samples; None where there are none."""
+        samples = self.samples.get(world)
+        return Summary.of(samples) if samples else None
+
+    def best_tcp(self) -> tuple[str, Summary] | None:
+        """Kernel TCP's better placement, by median."""
+        found = [(name, Summary.of(runs)) for name, runs in self.samples.items() if name != "sidestep" and runs]
+        if not found:
+            return None
+        pick = min if self.row.lower_is_better else max
+        return pick(found, key=lambda entry: entry[1].median)
+
+    def ratios(self) -> tuple[float, float, float] | None:
+        """Ratio of the medians, then the least and the most favourable ratio the spreads allow. Above 1 is faster."""
+        best, ours = self.best_tcp(), self.summary("sidestep")
+        if self.row.absolute or best is None or ours is None:
+            return None
+        theirs = best[1]
+        if self.row.lower_is_better:
+            pairs = (theirs.median, ours.median), (theirs.least, ours.most), (theirs.most, ours.least)
+        else:
+            pairs = (ours.median, theirs.median), (ours.least, theirs.most), (ours.most, theirs.least)
+        ratio, low, high = (a / b if b else float("inf") for a, b in pairs)
+        return ratio, low, high
+
+    def reached(self) -> str:
+        """'aim', 'must', 'missed', 'INVALID', 'tcp only' or 'FAILED'."""
+        ours = self.summary("sidestep")
+        if self.failed:
+            return "FAILED"
+        if self.invalid:
+            return "INVALID"
+        if ours is None:
+            return "tcp only"
+        if self.row.absolute:
+            return "aim" if ours.median <= self.row.aim else "must" if ours.median <= self.row.must else "missed"
+        ratios = self.ratios()
+        if ratios is None:
+            return "INVALID"
+        return "aim" if ratios[0] >= self.row.aim else "must" if ratios[0] >= self.row.must else "missed"
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome as a JSON document."""
+        best, ratios = self.best_tcp(), self.ratios()
+        worlds = {}
+        for name, samples in self.samples.items():
+            if not samples:
+                continue
+            summary = Summary.of(samples)
+            worlds[name] = {
+                "median": summary.median, "min": summary.least, "max": summary.most, "beside": summary.beside,
+                "values": [sample.value for sample in samples],
+            }  # fmt: skip
+        evidence = [sample.evidence for sample in self.samples.get("sidestep", []) if sample.evidence]
+        return {
+            "row": self.row.name, "title": self.row.title, "unit": self.row.unit, "absolute": self.row.absolute,
+            "lower_is_better": self.row.lower_is_better, "must": self.row.must, "aim": self.row.aim,
+            "worlds": worlds, "best_tcp": best[0] if best else None,
+            "ratio": ratios[0] if ratios else None, "ratio_min": ratios[1] if ratios else None,
+            "ratio_max": ratios[2] if ratios else None, "reached": self.reached(),
+            "invalid": self.invalid, "failed": self.failed,
+            "promotion": [
+                {"ends": e.ends_promoted, "wanted": e.ends_wanted, "ring_share": e.ring_share, "why_not": e.why_not}
+                for e in evidence
+            ],
+        }  # fmt: skip

@@ -1,0 +1,193 @@
+"""Rows run with the programs of this directory: a server that prints its port, a client that prints its result."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import machine
+from harness.model import BenchError, Evidence, Sample, Settings
+from harness.world import Program, World
+
+HERE = Path(__file__).resolve().parent.parent
+BUILD = HERE / "build"
+START_S = 20.0  # for a program to come up, generous for a loaded machine
+SETTLE_S = 3.0  # after the last byte: rings give their pages back after a second, spins and timers end
+
+Measure = Callable[[World, Settings], Sample]
+
+
+@dataclass
+class Talk:
+    """A server and its client, both running."""
+
+    server: Program
+    client: Program
+    port: int
+
+    @classmethod
+    def start(cls, world: World, server: list[str], client: list[str], lane: int = 0) -> Talk:
+        """Starts the server, then the client with its port."""
+        serving = world.start(server, lane=lane)
+        port = int(serving.expect("listening", START_S))
+        asking = world.start([text.replace("{port}", str(port)) for text in client], lane=lane)
+        return cls(serving, asking, port)
+
+    def held(self, world: World, timeout_s: float, ends: int) -> Evidence | None:
+        """Waits until the client has measured and holds its connections, and looks at them."""
+        self.client.expect("holding", timeout_s)
+        return world.evidence(self.port, ends, [self.server, self.client])
+
+    def result(self) -> dict[str, Any]:
+        """Lets the client go and returns its result."""
+        output = self.client.finish(START_S)
+        self.server.stop()
+        try:
+            result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+        except (IndexError, ValueError) as error:
+            raise BenchError(f"{self.client.name} gave no result: {output!r}") from error
+        return result
+
+
+def _timing(settings: Settings) -> list[str]:
+    return ["-w", str(settings.warmup_s), "-t", str(settings.seconds)]
+
+
+def _c(program: str, server: list[str], client: list[str]) -> tuple[list[str], list[str]]:
+    path = str(BUILD / program)
+    return [path, "server", *server], [path, "client", "-H", "-p", "{port}", *client]
+
+
+def _patience(settings: Settings) -> float:
+    return settings.warmup_s + settings.seconds + START_S
+
+
+def latency(result: dict[str, Any]) -> dict[str, float]:
+    """Microseconds of the percentiles in a client's result."""
+    return {f"{name}_us": result[f"{name}_ns"] / 1e3 for name in ("p50", "p99", "p999") if f"{name}_ns" in result}
+
+
+def pingpong(mode: str, *, size: int = 64, edge: bool = False) -> Measure:
+    """Median round trip of one connection, in us."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        how = ["-m", mode, "-s", str(size), *(["-e"] if edge else [])]
+        talk = Talk.start(world, *_c("pingpong", how, [*how, *_timing(settings)]))
+        evidence = talk.held(world, _patience(settings), 2)
+        result = talk.result()
+        beside = latency(result)
+        return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
+
+    return measure
+
+
+def stream(size: int, *, as_bytes: bool) -> Measure:
+    """Messages a second one way, or MB/s."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]))
+        evidence = talk.held(world, _patience(settings), 2)
+        rate = talk.result()["rate"]
+        return Sample(rate * size / 1e6 if as_bytes else rate, {"rate": rate}, evidence)
+
+    return measure
+
+
+def pairs(count: int) -> Measure:
+    """Messages a second of `count` pairs of processes together, each at a blocking ping-pong."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        start_at = time.monotonic() + 0.15 * count + settings.warmup_s  # all measure in the same window
+        timing = ["-S", str(start_at), "-t", str(settings.seconds)]
+        talks = [Talk.start(world, *_c("pingpong", [], timing), lane=lane) for lane in range(count)]
+        found = [talk.held(world, 0.15 * count + _patience(settings), 2) for talk in talks]
+        results = [talk.result() for talk in talks]
+        rates = [result["rate"] for result in results]
+        beside = {f"{name}_us": max(latency(result)[f"{name}_us"] for result in results) for name in ("p50", "p999")}
+        beside |= {"slowest_pair": min(rates), "fastest_pair": max(rates)}
+        return Sample(sum(rates), beside, _together([evidence for evidence in found if evidence]))
+
+    return measure
+
+
+def _together(found: list[Evidence]) -> Evidence | None:
+    if not found:
+        return None
+    return Evidence(
+        sum(evidence.ends_promoted for evidence in found), sum(evidence.ends_wanted for evidence in found),
+        min(evidence.ring_share for evidence in found),
+        tuple(sorted({why for evidence in found for why in evidence.why_not})),
+    )  # fmt: skip
+
+
+def short() -> Measure:
+    """Connections a second: connect, exchange 64 B, close."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        talk = Talk.start(world, *_c("short", ["-a", "16"], ["-a", "16", *_timing(settings)]))
+        talk.held(world, _patience(settings), 0)
+        result = talk.result()
+        return Sample(result["rate"], latency(result))
+
+    return measure
+
+
+def python(mode: str) -> Measure:
+    """Median round trip of talk.py, in us."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        command = [sys.executable, str(HERE / "python" / "talk.py")]
+        timing = ["--warmup", str(settings.warmup_s), "--seconds", str(settings.seconds)]
+        client = [*command, "client", "--mode", mode, "--port", "{port}", "--hold", *timing]
+        talk = Talk.start(world, [*command, "server", "--mode", mode], client)
+        evidence = talk.held(world, _patience(settings), 2)
+        result = talk.result()
+        beside = latency(result)
+        return Sample(beside["p50_us"], {**beside, "rate": result["rate"]}, evidence)
+
+    return measure
+
+
+def idle_cpu(connections: int) -> Measure:
+    """CPU time that `connections` idle ones cost both programs together, in ms."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        talk = Talk.start(world, *_c("idle", [], ["-n", str(connections), "-w", "1"]))
+        evidence = talk.held(world, 60.0, 2 * connections)
+        time.sleep(SETTLE_S)
+        pids = [talk.server.pid, talk.client.pid]
+        provider = world.provider_pid()
+        before = [machine.cpu_time_ns(pid) for pid in [*pids, *([provider] if provider else [])]]
+        ticks = sum(map(machine.cpu_ticks, pids))
+        time.sleep(settings.idle_s)
+        spent = [machine.cpu_time_ns(pid) for pid in [*pids, *([provider] if provider else [])]]
+        used = [after - start for after, start in zip(spent, before, strict=True)]
+        beside = {"ticks": float(sum(map(machine.cpu_ticks, pids)) - ticks), "provider_ms": sum(used[2:]) / 1e6}
+        talk.result()
+        return Sample(sum(used[:2]) / 1e6, beside, evidence)
+
+    return measure
+
+
+def idle_memory(connections: int) -> Measure:
+    """Memory that an idle connection costs the machine with both its ends, in KiB."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        del settings
+        count = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
+        before = machine.memory_kib("MemAvailable")
+        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "3"]))
+        evidence = talk.held(world, 300.0, 2 * count)
+        time.sleep(SETTLE_S)
+        used = before - machine.memory_kib("MemAvailable")
+        pss = sum(map(machine.pss_kib, [talk.server.pid, talk.client.pid]))
+        talk.result()
+        return Sample(used / count, {"pss_kib": pss / count, "connections": float(count)}, evidence)
+
+    return measure
