@@ -1,0 +1,105 @@
+/* channel.c - making, checking and mapping segments. See channel.h. */
+#define _GNU_SOURCE
+#include "channel.h"
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool ring_size_ok(uint32_t size)
+{
+	return size >= CHANNEL_RING_MIN && size <= CHANNEL_RING_MAX && (size & (size - 1)) == 0;
+}
+
+static size_t segment_len(uint32_t size0, uint32_t size1)
+{
+	return (size_t)CHANNEL_HEADER_SIZE + size0 + size1;
+}
+
+int channel_create(uint32_t tx_size, uint32_t rx_size)
+{
+	if (!ring_size_ok(tx_size) || !ring_size_ok(rx_size))
+		return -EINVAL;
+	int fd = memfd_create("sidestep-channel", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return -errno;
+
+	struct channel_segment header = {
+		.magic = CHANNEL_MAGIC, .version = CHANNEL_VERSION, .ring_size = {tx_size, rx_size}};
+	if (ftruncate(fd, (off_t)segment_len(tx_size, rx_size)) < 0 ||
+	    pwrite(fd, &header, offsetof(struct channel_segment, pad), 0) < 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+		int failed = errno;
+		close(fd);
+		return -failed;
+	}
+	return fd;
+}
+
+int channel_map(struct channel_end *end, int fd, int side, _Atomic uint64_t *own_tail, _Atomic uint64_t *own_head,
+                _Atomic uint64_t *head_seen)
+{
+	struct stat st;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0)
+		return -EINVAL;
+	/* Without both seals the peer could shrink the file under us: SIGBUS. With WRITE sealed nobody could use it. */
+	if ((seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) || (seals & F_SEAL_WRITE))
+		return -EPROTO;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (st.st_size < (off_t)segment_len(CHANNEL_RING_MIN, CHANNEL_RING_MIN) ||
+	    st.st_size > (off_t)segment_len(CHANNEL_RING_MAX, CHANNEL_RING_MAX))
+		return -EPROTO;
+	struct channel_segment *seg = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (seg == MAP_FAILED)
+		return -errno;
+
+	/* Geometry is read once, through volatile so that the check and the use are of one load. */
+	const volatile struct channel_segment *words = seg;
+	uint32_t magic = words->magic, version = words->version;
+	uint32_t size0 = words->ring_size[0], size1 = words->ring_size[1];
+	if (magic != CHANNEL_MAGIC || version != CHANNEL_VERSION || !ring_size_ok(size0) || !ring_size_ok(size1) ||
+	    segment_len(size0, size1) != (size_t)st.st_size) {
+		munmap(seg, (size_t)st.st_size);
+		return -EPROTO;
+	}
+
+	int peer = 1 - side;
+	uint8_t *ring[2] = {(uint8_t *)seg + CHANNEL_HEADER_SIZE, (uint8_t *)seg + CHANNEL_HEADER_SIZE + size0};
+	uint32_t size[2] = {size0, size1};
+	*end = (struct channel_end){
+		.seg = seg,
+		.local = &seg->side[side],
+		.remote = &seg->side[peer],
+		.tx_data = ring[side],
+		.rx_data = ring[peer],
+		.tx_size = size[side],
+		.rx_size = size[peer],
+		.tx_line = &seg->producer[side],
+		.tx_peer_line = &seg->consumer[side],
+		.rx_line = &seg->consumer[peer],
+		.rx_peer_line = &seg->producer[peer],
+		.own_tail = own_tail,
+		.own_head = own_head,
+		.head_seen = head_seen,
+		.map_len = (size_t)st.st_size,
+	};
+	return 0;
+}
+
+void channel_unmap(struct channel_end *end)
+{
+	if (end->seg)
+		munmap(end->seg, end->map_len);
+	end->seg = NULL;
+}
+
+void channel_trim(struct channel_end *end)
+{
+	/* Failure (an old kernel, a foreign seal) only keeps the memory. */
+	(void)madvise(end->tx_data, end->tx_size, MADV_REMOVE);
+}

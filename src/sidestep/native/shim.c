@@ -1,0 +1,324 @@
+/* shim.c - start-up, configuration, the descriptor table, locks. */
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/rseq.h>
+#include <sys/syscall.h>
+
+__thread struct thread self;
+_Atomic(struct file *) *fd_table;
+uint32_t fd_table_len;
+pthread_mutex_t shim_lock = PTHREAD_MUTEX_INITIALIZER;
+uint32_t shim_pid;
+struct config config = {
+	.promote_after_calls = 16,
+	.promote_after_bytes = 65536,
+	.ring_size = 256u << 10,
+	.spin_ns = 50000,
+	.ncpus = 1,
+};
+static struct file own_file = {.kind = FILE_OWN};
+static pthread_key_t thread_key;
+static int log_fd = -1;
+
+/* Until shim_init has run, every entry of `real` finds the C library's function first. */
+static void real_init(void);
+#define X(result, name, params, args) \
+	static result first_##name params \
+	{ \
+		real_init(); \
+		return real.name args; \
+	}
+REAL_FUNCTIONS(X)
+#undef X
+static long first_syscall(long n, long a, long b, long c, long d, long e, long f)
+{
+	real_init();
+	return real.syscall(n, a, b, c, d, e, f);
+}
+
+struct real real = {
+#define X(result, name, params, args) .name = first_##name,
+	REAL_FUNCTIONS(X)
+#undef X
+	.syscall = first_syscall,
+};
+
+static void *real_find(const char *name)
+{
+	return dlsym(RTLD_NEXT, name);
+}
+
+static void *missing_symbol(void)
+{
+	errno = ENOSYS;
+	return (void *)-1;
+}
+
+static void real_init(void)
+{
+	void *found;
+#define X(result, name, params, args) \
+	found = real_find(#name); \
+	real.name = (result(*) params)(found ? found : (void *)missing_symbol);
+	REAL_FUNCTIONS(X)
+#undef X
+	real.syscall = (long (*)(long, long, long, long, long, long, long))real_find("syscall");
+	real._exit = (__typeof__(real._exit))real_find("_exit");
+	real._Exit = (__typeof__(real._exit))real_find("_Exit");
+}
+
+void shim_log(const char *format, ...)
+{
+	char line[512];
+	va_list args;
+
+	if (log_fd < 0)
+		return;
+	int saved = errno;
+	int at = snprintf(line, sizeof(line), "%d.%d ", (int)shim_pid, (int)self.tid);
+	va_start(args, format);
+	int len = vsnprintf(line + at, sizeof(line) - (size_t)at - 1, format, args);
+	va_end(args);
+	if (len > 0) {
+		size_t total = (size_t)(at + len) < sizeof(line) - 2 ? (size_t)(at + len) : sizeof(line) - 2;
+		line[total++] = '\n';
+		if (real.write(log_fd, line, total) < 0)
+			log_fd = -1; /* the disk is full or the reader gone: the program must not suffer */
+	}
+	errno = saved;
+}
+
+static uint64_t env_number(const char *name, uint64_t low, uint64_t high, uint64_t fallback, bool *found)
+{
+	const char *text = getenv(name);
+	char *end;
+
+	if (!text || !*text)
+		return fallback;
+	errno = 0;
+	unsigned long long value = strtoull(text, &end, 10);
+	if (errno || (*end && *end != ':') || value < low || value > high) {
+		fprintf(stderr, "sidestep: %s=%s is not a number from %llu to %llu; using %llu\n", name, text,
+		        (unsigned long long)low, (unsigned long long)high, (unsigned long long)fallback);
+		return fallback;
+	}
+	if (found)
+		*found = true;
+	return value;
+}
+
+static void config_read(void)
+{
+	const char *after = getenv("SIDESTEP_PROMOTE_AFTER");
+	const char *off = getenv("SIDESTEP_DISABLE");
+	cpu_set_t cpus;
+
+	config.disabled = off && *off && strcmp(off, "0") != 0;
+	config.promote_after_calls = (uint32_t)env_number("SIDESTEP_PROMOTE_AFTER", 0, 1u << 30,
+	                                                  config.promote_after_calls, &config.promote_set);
+	if (config.promote_set) {
+		const char *colon = strchr(after, ':');
+		config.promote_after_bytes = colon ? strtoull(colon + 1, NULL, 10) : 65536;
+	}
+	uint32_t ring = (uint32_t)env_number("SIDESTEP_RING_SIZE", CHANNEL_RING_MIN, CHANNEL_RING_MAX, config.ring_size,
+	                                     &config.ring_size_set);
+	if (ring & (ring - 1))
+		fprintf(stderr, "sidestep: SIDESTEP_RING_SIZE=%u is not a power of two; using %u\n", ring, config.ring_size);
+	else
+		config.ring_size = ring;
+	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, 1000000, config.spin_ns / 1000, NULL) * 1000;
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
+		config.ncpus = CPU_COUNT(&cpus);
+	const char *path = getenv("SIDESTEP_LOG");
+	if (path && *path) {
+		int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+		if (fd >= 0)
+			log_fd = own_fd(fd);
+	}
+}
+
+uint32_t cpu_now(void)
+{
+#if defined(__GLIBC__)
+	if (likely(__rseq_size)) {
+		const struct rseq *area = (const struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
+		return *(const volatile uint32_t *)&area->cpu_id + 1;
+	}
+#endif
+	return (uint32_t)sched_getcpu() + 1;
+}
+
+static void thread_gone(void *unused)
+{
+	(void)unused;
+	shim_lock_take();
+	if (self.bell)
+		bell_unref(self.bell);
+	self.bell = NULL;
+	if (self.bell_epfd > 0)
+		own_fd_close(self.bell_epfd);
+	self.bell_epfd = 0;
+	self.bells_len = 0;
+	self.registered = false;
+	shim_lock_drop();
+}
+
+uint32_t thread_init(void)
+{
+	self.tid = (uint32_t)real.syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
+	return self.tid;
+}
+
+/* Descriptors a thread owns are given back when it ends; only threads that got some register. */
+void thread_register(void)
+{
+	if (!self.registered) {
+		self.registered = true;
+		pthread_setspecific(thread_key, &self);
+	}
+}
+
+void shim_lock_take(void)
+{
+	critical_enter();
+	pthread_mutex_lock(&shim_lock);
+}
+
+void shim_lock_drop(void)
+{
+	pthread_mutex_unlock(&shim_lock);
+	critical_leave();
+}
+
+bool slot_trylock(uint32_t *word)
+{
+	uint32_t expected = 0, tid = self.tid ? self.tid : thread_init();
+
+	critical_enter();
+	if (atomic_compare_exchange_strong((_Atomic uint32_t *)word, &expected, tid))
+		return true;
+	critical_leave();
+	return false;
+}
+
+void slot_lock_slow(_Atomic uint32_t *lock)
+{
+	for (uint32_t turn = 0;; turn++) {
+		uint32_t holder = 0;
+		if (atomic_compare_exchange_strong(lock, &holder, self.tid))
+			return;
+		/* Ours already: a handler jumped out of the section that held it. What it left is consistent: positions move last. */
+		if (holder == self.tid)
+			return;
+		if (turn < 100) {
+			cpu_relax();
+		} else {
+			sched_yield();
+			/* kill() takes any thread id; only a thread that no longer exists gives ESRCH */
+			if (turn % 64 == 0 && kill((pid_t)holder, 0) < 0 && errno == ESRCH &&
+			    atomic_compare_exchange_strong(lock, &holder, self.tid))
+				return;
+		}
+	}
+}
+
+void file_put(int fd, struct file *file)
+{
+	if ((uint32_t)fd < fd_table_len)
+		atomic_store_explicit(&fd_table[fd], file, memory_order_release);
+}
+
+int own_fd(int fd)
+{
+	struct rlimit limit;
+	int base = 512, high;
+
+	if (fd < 0)
+		return -1;
+	/* High, so that programs get the low numbers they expect; below the soft limit, because that bounds every number. */
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
+		base = limit.rlim_cur < 64 ? 3 : (int)((limit.rlim_cur < FD_TABLE_SIZE ? limit.rlim_cur : FD_TABLE_SIZE) / 8 * 7);
+	high = real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
+	if (high < 0) {
+		high = fd; /* the table is full up there: keep the low number */
+		real.fcntl64(fd, F_SETFD, FD_CLOEXEC);
+	} else {
+		real.close(fd);
+	}
+	file_put(high, &own_file);
+	return high;
+}
+
+void own_fd_close(int fd)
+{
+	if (fd < 0)
+		return;
+	file_put(fd, NULL);
+	real.close(fd);
+}
+
+static void fork_prepare(void)
+{
+	shim_lock_take();
+	conn_forked(false);
+}
+
+static void fork_parent(void)
+{
+	shim_lock_drop();
+}
+
+static void fork_child(void)
+{
+	shim_pid = (uint32_t)getpid();
+	self.tid = 0;
+	thread_init();
+	shim_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	critical_leave(); /* taken by fork_prepare */
+	conn_forked(true);
+	bells_after_fork();
+	rpc_after_fork();
+	sets_after_fork();
+}
+
+__attribute__((constructor(101))) static void shim_init(void)
+{
+	int saved = errno;
+
+	real_init();
+	shim_pid = (uint32_t)getpid();
+	thread_init();
+	void *table = mmap(NULL, FD_TABLE_SIZE * sizeof(*fd_table), PROT_READ | PROT_WRITE,
+	                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (table == MAP_FAILED)
+		return; /* fd_table_len stays 0: every call goes straight to the C library */
+	fd_table = table;
+	const char *off = getenv("SIDESTEP_DISABLE");
+	if (off && *off && strcmp(off, "0") != 0)
+		return;
+	fd_table_len = FD_TABLE_SIZE;
+	config_read();
+	if (arena_open() < 0) {
+		fd_table_len = 0;
+		return;
+	}
+	pthread_key_create(&thread_key, thread_gone);
+	signals_init();
+	pthread_atfork(fork_prepare, fork_parent, fork_child);
+	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,
+	         config.spin_ns);
+	errno = saved;
+}
+
+__attribute__((destructor)) static void shim_exit(void)
+{
+	if (fd_table_len && shim_pid == (uint32_t)getpid())
+		conn_family_exit();
+}

@@ -1,0 +1,362 @@
+/*
+ * shim.h - what the files of libsidestep.so share.
+ *
+ * The application's fd is its TCP socket, always. fd_table maps an fd number to what the shim knows of it: nothing (the
+ * real call is made at once), a connection, an epoll set, or one of the shim's own descriptors.
+ *
+ * A connection has three parts: `struct conn`, private to the process; its `struct conn_slot` in the arena, shared by the
+ * process family (fork, exec), with the locks and the authoritative positions; and, once attached, the channel segment,
+ * shared with the peer. A conn is *managed* while it holds a segment; then every call goes through conn_send/conn_recv.
+ *
+ * Lock order: shim_lock, set lock, rx_lock, tx_lock. Nothing blocks while holding one. A critical section defers signal
+ * handlers (shim_signal.c), so a handler may call any hooked function.
+ */
+#ifndef SIDESTEP_SHIM_H
+#define SIDESTEP_SHIM_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel.h"
+#include "layout.h"
+#include "shim_real.h"
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#define EXPORT __attribute__((visibility("default")))
+
+#define FD_TABLE_SIZE (1u << 20) /* descriptors beyond it are not tracked and stay on TCP */
+
+enum file_kind { FILE_CONN = 1, FILE_SET = 2, FILE_OWN = 3 };
+
+struct file {
+	uint8_t kind;
+};
+
+struct bell;
+struct remote_bell;
+struct member;
+
+/* slot->flags */
+enum {
+	SLOT_RX_CONSENT = 1u << 0, /* rx_ready was or is being declared: no unwatched kernel read may begin */
+	SLOT_TX_SWITCH = 1u << 1,  /* the same for writes */
+	SLOT_FIN = 1u << 2,        /* the native socket told the end */
+	SLOT_PEER_GONE = 1u << 3,  /* FIN without shutdown: nobody reads our bytes any more */
+	SLOT_RESET = 1u << 4,      /* the connection is dead; error was set when it died */
+	SLOT_RD_SHUT = 1u << 5,    /* shutdown(SHUT_RD) here */
+	SLOT_WR_SHUT = 1u << 6,    /* shutdown(SHUT_WR) here */
+	SLOT_PIN = 1u << 7,        /* never promote; reason says why */
+	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
+	SLOT_NO_RX = 1u << 9,      /* counts differ: this direction never switches */
+	SLOT_NO_TX = 1u << 10,
+};
+
+enum { PATH_TCP = 0, PATH_RING = 1 };
+
+/* conn_slot spare words with a name (the layout keeps them for the shim) */
+#define slot_rcvlowat(slot) (*(_Atomic uint64_t *)&(slot)->rx_spare[0])
+#define slot_head_seen(slot) ((_Atomic uint64_t *)&(slot)->tx_head_seen)
+
+struct conn {
+	struct file file;
+	_Atomic uint8_t managed; /* holds a segment */
+	uint8_t rpc_pending;
+	uint8_t spread_done;
+	uint32_t generation; /* of the slot */
+	struct conn_slot *slot;
+	_Atomic uint32_t refs; /* descriptors and waiting threads of this process */
+	_Atomic uint32_t fds;  /* descriptors of this process */
+	uint32_t calls;        /* since birth or the last refused offer */
+	uint32_t bucket_seen;
+	uint32_t bucket_index; /* + 1; 0: not computed */
+	uint32_t backoff;
+	uint32_t probe_countdown;
+	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
+	struct channel_end channel;
+	struct bell *bell;               /* ours: the peer rings it */
+	struct remote_bell *remote_bell; /* the peer's: we ring it */
+	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
+	int segment_fd;                  /* kept only while the socket survives exec; else -1 */
+	int pending_segment_fd;          /* of an offer with the provider; else -1 */
+	uint64_t token;
+	int64_t idle_check_ns;
+	struct conn *next_free;
+};
+
+/* A wake-up target: one word a peer reads, and an eventfd it writes. word: sleepers in bits 0-15, generation above. */
+struct bell {
+	_Atomic uint64_t *word;
+	int fd;
+	int page_fd;
+	uint8_t id[16];
+	uint32_t index;
+	uint64_t serial; /* unique in the process: descriptor numbers come again, serials do not */
+	_Atomic uint32_t refs;
+};
+
+struct remote_bell {
+	const _Atomic uint64_t *word; /* in a page mapped read-only */
+	int fd;
+	uint8_t id[16];
+	uint32_t index;
+	uint32_t refs;
+	_Atomic uint64_t rung; /* generation this process rang last */
+	struct remote_bell *next;
+	void *page;
+};
+
+struct thread {
+	uint32_t tid;
+	uint32_t critical;         /* nesting of critical sections */
+	uint32_t signals_deferred;
+	uint32_t no_spin_until_lo;
+	volatile uint64_t signals;             /* handlers run on this thread */
+	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
+	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
+	struct bell *bell;
+	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
+	uint32_t bells_len;
+	uint64_t bells[32];        /* serials of the bells in bell_epfd */
+	siginfo_t deferred[8];
+	bool registered;
+};
+
+extern __thread struct thread self;
+extern _Atomic(struct file *) *fd_table;
+extern uint32_t fd_table_len; /* 0 until the shim is up */
+extern pthread_mutex_t shim_lock;
+extern uint32_t shim_pid;
+
+struct config {
+	bool disabled;
+	uint32_t promote_after_calls;
+	uint64_t promote_after_bytes;
+	bool promote_set; /* from the environment: the provider's defaults do not apply */
+	uint32_t ring_size;
+	bool ring_size_set;
+	uint32_t spin_ns;
+	int ncpus;
+};
+extern struct config config;
+
+void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- time and CPU ---- */
+static inline int64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec * 1000000000ll + ts.tv_nsec;
+}
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+static inline void full_fence(void)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+uint32_t cpu_now(void); /* current CPU + 1 */
+
+/* ---- critical sections ---- */
+void critical_flush(void);
+static inline void critical_enter(void)
+{
+	self.critical++;
+	atomic_signal_fence(memory_order_seq_cst);
+}
+static inline void critical_leave(void)
+{
+	atomic_signal_fence(memory_order_seq_cst);
+	if (--self.critical == 0 && unlikely(self.signals_deferred))
+		critical_flush();
+}
+
+void shim_lock_take(void);
+void shim_lock_drop(void);
+
+/* ---- slot locks: the holder's tid; a dead holder's lock is taken over ---- */
+void slot_lock_slow(_Atomic uint32_t *lock);
+uint32_t thread_init(void);
+
+static inline void slot_lock(uint32_t *word)
+{
+	_Atomic uint32_t *lock = (_Atomic uint32_t *)word;
+	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
+
+	critical_enter();
+	if (unlikely(!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire,
+	                                                      memory_order_relaxed)))
+		slot_lock_slow(lock);
+}
+bool slot_trylock(uint32_t *word);
+/* A full fence too: what was published before is ordered before the look at the peer's bell that follows. */
+static inline void slot_unlock(uint32_t *word)
+{
+	atomic_exchange_explicit((_Atomic uint32_t *)word, 0, memory_order_seq_cst);
+	critical_leave();
+}
+
+/* words of a slot or a segment that several threads touch */
+#define word_load(word) atomic_load_explicit((_Atomic __typeof__(word) *)&(word), memory_order_relaxed)
+#define word_store(word, value) atomic_store_explicit((_Atomic __typeof__(word) *)&(word), (value), memory_order_relaxed)
+#define word_add(word, value) \
+	atomic_fetch_add_explicit((_Atomic __typeof__(word) *)&(word), (value), memory_order_relaxed)
+static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
+{
+	return (word_load(((struct conn_slot *)slot)->flags) & bits) != 0;
+}
+static inline void slot_set(struct conn_slot *slot, uint32_t bits)
+{
+	atomic_fetch_or((_Atomic uint32_t *)&slot->flags, bits);
+}
+static inline void slot_clear(struct conn_slot *slot, uint32_t bits)
+{
+	atomic_fetch_and((_Atomic uint32_t *)&slot->flags, ~bits);
+}
+
+/* ---- descriptor table (shim.c) ---- */
+static inline struct file *file_get(int fd)
+{
+	if (unlikely((uint32_t)fd >= fd_table_len))
+		return NULL;
+	return atomic_load_explicit(&fd_table[fd], memory_order_acquire);
+}
+static inline struct conn *conn_get(int fd)
+{
+	struct file *file = file_get(fd);
+
+	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
+}
+void file_put(int fd, struct file *file); /* sets the entry */
+int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
+void own_fd_close(int fd);
+
+/* ---- arena and connections (shim_conn.c) ---- */
+int arena_open(void);
+int arena_reader_fd(void); /* a read-only descriptor of the arena, to be closed by the caller */
+extern uint8_t arena_id[16];
+struct conn *conn_new(int fd, int family, enum role_code role);
+void conn_ref(struct conn *conn);
+void conn_unref(struct conn *conn);
+void conn_pin(struct conn *conn, enum reason_code reason);
+void conn_forget(int fd, bool closing); /* takes the fd out of the table, as close() does */
+void conn_dup(int from, int to);
+void conn_forked(bool in_child);
+void conn_family_exit(void);
+void conn_set_addresses(struct conn *conn, int fd);
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local);
+int conn_fd(struct conn *conn);
+bool conn_progress(struct conn *conn, int fd);
+void conn_probe(struct conn *conn, int fd);
+void conn_violation(struct conn *conn, int fd);
+uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits);
+ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
+ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
+ssize_t conn_send_file(struct conn *conn, int fd, int in_fd, off_t *offset, size_t count, bool nonblock);
+ssize_t conn_recv_to_fd(struct conn *conn, int fd, int out_fd, size_t count, bool nonblock);
+void conn_trim_idle(struct conn *conn);
+bool conn_switched(const struct conn *conn);
+
+bool native_rx_begin(struct conn *conn);
+ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
+bool native_tx_begin(struct conn *conn);
+ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
+void native_wait_begin(struct conn *conn);
+void native_wait_end(struct conn *conn);
+
+/* ---- waiting (shim_wait.c) ---- */
+enum { WAIT_RX = 1, WAIT_TX = 2 };
+struct bell *bell_new(void);
+struct bell *bell_new_locked(void); /* shim_lock held */
+void thread_register(void);         /* this thread owns descriptors that must go with it */
+int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
+int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);
+struct bell *bell_self(void); /* this thread's, made on first use; NULL when out of resources */
+void bell_unref(struct bell *bell);
+static inline void bell_sleep_begin(struct bell *bell)
+{
+	atomic_fetch_add(bell->word, (1u << 16) + 1); /* full fence: look again after this */
+}
+static inline void bell_sleep_end(struct bell *bell)
+{
+	atomic_fetch_sub(bell->word, 1); /* full fence: look again after this */
+}
+struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd);
+void remote_bell_unref(struct remote_bell *bell);
+void remote_bell_ring_slow(struct conn *conn, uint64_t generation);
+static inline void conn_ring(struct conn *conn) /* the caller has made a full fence since it published */
+{
+	uint64_t word = atomic_load_explicit(conn->remote_bell->word, memory_order_relaxed);
+
+	if (unlikely(word & 0xffff))
+		remote_bell_ring_slow(conn, word >> 16);
+}
+int self_bell_fd(struct bell *const *bells, int bells_len); /* epoll fd to sleep on, holding these bells */
+void self_bells_clear(void);
+void bells_after_fork(void);
+
+struct wait_clock {
+	int64_t deadline; /* ns; INT64_MAX: none */
+	uint64_t signals;
+	uint64_t signals_interrupting;
+};
+void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
+/* Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. */
+int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
+bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
+void spin_share(bool may_move, uint32_t cpu); /* gives the CPU away; moves to another one if that is idle */
+
+/* ---- provider (shim_rpc.c) ---- */
+extern _Atomic uint32_t rpc_pending;
+void rpc_poll(void);
+void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
+void rpc_withdraw(struct conn *conn);
+void rpc_after_fork(void);
+void rpc_ensure(void);
+
+/* ---- epoll (shim_epoll.c) ---- */
+struct set;
+void set_conn_attached(struct conn *conn);
+void set_conn_switched(struct conn *conn);
+void set_conn_closed(struct conn *conn, int fd, bool last);
+void set_conn_nospace(struct conn *conn);
+struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the conn is in, or NULL */
+void set_forget(int fd);
+void set_dup(int from, int to);
+void sets_after_fork(void);
+void set_rescan(struct set *set);
+bool set_has_ready(struct file *file);
+bool set_is_managed(struct file *file);
+int set_bells(struct file *file, struct bell **out, int room);
+bool set_wants_pin(struct conn *conn);
+
+/* ---- signals (shim_signal.c) ---- */
+void signals_init(void);
+
+#endif

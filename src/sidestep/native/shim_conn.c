@@ -1,0 +1,1167 @@
+/*
+ * shim_conn.c - connections: slots, switch-over, and the bytes.
+ *
+ * Switch-over of one direction, by consent:
+ *   receiver: SLOT_RX_CONSENT, fence, no thread in an unwatched kernel read or wait (rx_sitters), kernel's byte count equal
+ *             to ours -> publishes rx_ready. From then on its reads look at TCP and at the segment, both.
+ *   sender:   sees rx_ready; SLOT_TX_SWITCH, fence, no thread in a kernel write (tx_sitters), counts equal -> publishes the
+ *             offset, then tx_switched; bytes from that offset go to the ring.
+ *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
+ * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
+ * looks at the count second: with a full fence between, one of them sees the other.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <linux/sockios.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#define PROBE_EVERY 64        /* ring writes between two looks at the native socket for the peer's end */
+#define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
+#define POOL_CHUNK 64
+
+uint8_t arena_id[16];
+static struct arena_header *arena;
+static int arena_fd = -1;
+static struct conn *free_conns;
+enum { CLOSED_CLEAN = 1, CLOSED_UNREAD = 2 }; /* channel_side.closed */
+
+/* ---- arena ---- */
+static struct conn_slot *slot_at(uint32_t index)
+{
+	return (struct conn_slot *)((uint8_t *)arena + ARENA_SLOTS_OFFSET) + index;
+}
+
+static uint32_t slot_index(const struct conn_slot *slot)
+{
+	return (uint32_t)(slot - slot_at(0));
+}
+
+int arena_open(void)
+{
+	size_t len = ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot);
+	int fd = memfd_create("sidestep-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)len) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
+	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id)) {
+		real.close(fd);
+		return -EIO;
+	}
+	arena = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (arena == MAP_FAILED) {
+		real.close(fd);
+		return -ENOMEM;
+	}
+	arena->magic = ARENA_MAGIC;
+	arena->version = LAYOUT_VERSION;
+	arena->slot_size = sizeof(struct conn_slot);
+	arena->slots_max = ARENA_SLOTS_MAX;
+	memcpy(arena->arena_id, arena_id, sizeof(arena_id));
+	arena_fd = own_fd(fd);
+	return 0;
+}
+
+int arena_reader_fd(void)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", arena_fd);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static struct conn_slot *slot_alloc(void)
+{
+	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
+	uint64_t top = atomic_load(head);
+
+	while ((uint32_t)top) {
+		struct conn_slot *slot = slot_at((uint32_t)top - 1);
+		uint64_t next = ((top >> 32) + 1) << 32 | word_load(slot->free_next);
+		if (atomic_compare_exchange_weak(head, &top, next))
+			return slot;
+	}
+	uint32_t index = word_add(arena->slots_used, 1);
+	if (index >= ARENA_SLOTS_MAX) {
+		word_store(arena->slots_used, ARENA_SLOTS_MAX);
+		return NULL;
+	}
+	return slot_at(index);
+}
+
+static void slot_free(struct conn_slot *slot)
+{
+	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
+	uint64_t top = atomic_load(head);
+	uint64_t mine;
+
+	word_store(slot->state, STATE_FREE);
+	word_add(slot->generation, 1); /* even: unused */
+	do {
+		word_store(slot->free_next, (uint32_t)top);
+		mine = ((top >> 32) + 1) << 32 | (slot_index(slot) + 1);
+	} while (!atomic_compare_exchange_weak(head, &top, mine));
+}
+
+/* ---- conn lifecycle; the structs are type-stable: a stale pointer always points at some conn ---- */
+struct conn *conn_new(int fd, int family, enum role_code role)
+{
+	struct conn_slot *slot = slot_alloc();
+
+	if (!slot)
+		return NULL;
+	shim_lock_take();
+	if (!free_conns) {
+		struct conn *chunk = mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
+		                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (chunk == MAP_FAILED) {
+			shim_lock_drop();
+			slot_free(slot);
+			return NULL;
+		}
+		for (int i = 0; i < POOL_CHUNK; i++) {
+			chunk[i].next_free = free_conns;
+			free_conns = &chunk[i];
+		}
+	}
+	struct conn *conn = free_conns;
+	free_conns = conn->next_free;
+	shim_lock_drop();
+
+	uint32_t generation = slot->generation + 1; /* odd: in use */
+	uint32_t next = slot->free_next;
+	memset(slot, 0, sizeof(*slot));
+	slot->free_next = next;
+	slot->role = (uint16_t)role;
+	slot->family = (uint16_t)family;
+	slot->fd = (uint32_t)fd;
+	slot->pid = shim_pid;
+	slot->holders = 1;
+	slot->born_ns = (uint64_t)now_ns();
+	slot->reason = REASON_YOUNG;
+	slot_rcvlowat(slot) = 1;
+	if (role == ROLE_PASSIVE)
+		slot->flags = SLOT_CONNECTED;
+	word_store(slot->state, STATE_NATIVE);
+	atomic_store_explicit((_Atomic uint32_t *)&slot->generation, generation, memory_order_release);
+
+	memset(conn, 0, sizeof(*conn));
+	conn->file.kind = FILE_CONN;
+	conn->slot = slot;
+	conn->generation = generation;
+	conn->refs = 1;
+	conn->fds = 1;
+	conn->segment_fd = -1;
+	conn->pending_segment_fd = -1;
+	conn->spin_ns = config.spin_ns;
+	file_put(fd, &conn->file);
+	return conn;
+}
+
+void conn_ref(struct conn *conn)
+{
+	atomic_fetch_add(&conn->refs, 1);
+}
+
+static void conn_destroy(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (atomic_load(&conn->managed)) {
+		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
+		slot_lock(&slot->rx_lock);
+		slot_lock(&slot->tx_lock);
+		atomic_store(&conn->managed, 0);
+		channel_unmap(&conn->channel);
+		slot_unlock(&slot->tx_lock);
+		slot_unlock(&slot->rx_lock);
+	}
+	shim_lock_take();
+	if (conn->remote_bell)
+		remote_bell_unref(conn->remote_bell);
+	if (conn->bell)
+		bell_unref(conn->bell);
+	conn->remote_bell = NULL;
+	conn->bell = NULL;
+	own_fd_close(conn->segment_fd);
+	own_fd_close(conn->pending_segment_fd);
+	conn->segment_fd = conn->pending_segment_fd = -1;
+	if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1)
+		slot_free(slot);
+	conn->next_free = free_conns;
+	free_conns = conn;
+	shim_lock_drop();
+}
+
+void conn_unref(struct conn *conn)
+{
+	if (atomic_fetch_sub(&conn->refs, 1) == 1)
+		conn_destroy(conn);
+}
+
+void conn_pin(struct conn *conn, enum reason_code reason)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (slot_has(slot, SLOT_PIN))
+		return;
+	slot_set(slot, SLOT_PIN);
+	word_store(slot->reason, reason);
+	if (word_load(slot->state) == STATE_OFFERED)
+		rpc_withdraw(conn);
+	if (!atomic_load(&conn->managed))
+		word_store(slot->state, STATE_PINNED);
+}
+
+/* The last holder closes: tells the peer whether it leaves data unread, which the FIN alone cannot. */
+static void tell_close(struct conn *conn)
+{
+	if (!atomic_load(&conn->managed) || word_load(conn->slot->holders) != 1)
+		return;
+	bool unread = word_load(conn->slot->rx_path) == PATH_RING && channel_rx_avail(&conn->channel) != 0;
+	atomic_store(&conn->channel.local->closed, unread ? CLOSED_UNREAD : CLOSED_CLEAN);
+}
+
+void conn_forget(int fd, bool closing)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (!conn)
+		return;
+	file_put(fd, NULL);
+	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
+	if (conn->members)
+		set_conn_closed(conn, fd, last);
+	if (last) {
+		if (word_load(conn->slot->state) == STATE_OFFERED) {
+			rpc_withdraw(conn);
+		}
+		if (closing)
+			tell_close(conn);
+	} else if (word_load(conn->slot->fd) == (uint32_t)fd) {
+		word_store(conn->slot->fd, (uint32_t)-1);
+	}
+	conn_unref(conn);
+}
+
+void conn_dup(int from, int to)
+{
+	struct conn *conn = conn_get(from);
+
+	if (!conn)
+		return;
+	conn_ref(conn);
+	atomic_fetch_add(&conn->fds, 1);
+	file_put(to, &conn->file);
+}
+
+/* A number of this process by which the socket can be reached. */
+int conn_fd(struct conn *conn)
+{
+	int fd = (int)word_load(conn->slot->fd);
+
+	if (fd >= 0 && conn_get(fd) == conn)
+		return fd;
+	for (uint32_t i = 0; i < 65536; i++)
+		if (conn_get((int)i) == conn)
+			return (int)i;
+	return -1;
+}
+
+static uint32_t table_end(void)
+{
+	/* every number in use is below the highest open one; stop early by the kernel's own bound */
+	static uint32_t end;
+	if (!end) {
+		long max = sysconf(_SC_OPEN_MAX);
+		end = max > 0 && max < (long)FD_TABLE_SIZE ? (uint32_t)max : FD_TABLE_SIZE;
+	}
+	return end;
+}
+
+/* Called with shim_lock held: the child is about to share, or shares, every connection. */
+void conn_forked(bool in_child)
+{
+	for (uint32_t fd = 0; fd < table_end(); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (!conn)
+			continue;
+		if (!in_child) {
+			/* once for each connection, however many numbers it has */
+			if ((int)fd == conn_fd(conn))
+				atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, 1);
+		} else {
+			conn->refs = conn->fds; /* waiting threads stayed in the parent */
+			conn->rpc_pending = 0;
+			conn->pending_segment_fd = -1;
+		}
+	}
+}
+
+void conn_family_exit(void)
+{
+	for (uint32_t fd = 0; fd < table_end(); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && (int)fd == conn_fd(conn)) {
+			tell_close(conn);
+			atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->holders, 1);
+		}
+	}
+}
+
+static void address_store(const struct sockaddr_storage *from, uint8_t addr[16], uint16_t *port)
+{
+	if (from->ss_family == AF_INET) {
+		const struct sockaddr_in *in = (const struct sockaddr_in *)from;
+		memset(addr, 0, 10);
+		memset(addr + 10, 0xff, 2);
+		memcpy(addr + 12, &in->sin_addr, 4);
+		*port = ntohs(in->sin_port);
+	} else {
+		const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)from;
+		memcpy(addr, &in6->sin6_addr, 16);
+		*port = ntohs(in6->sin6_port);
+	}
+}
+
+void conn_set_addresses(struct conn *conn, int fd)
+{
+	struct sockaddr_storage address;
+	socklen_t len = sizeof(address);
+	struct conn_slot *slot = conn->slot;
+
+	if (getsockname(fd, (struct sockaddr *)&address, &len) == 0)
+		address_store(&address, slot->local_addr, &slot->local_port);
+	len = sizeof(address);
+	if (getpeername(fd, (struct sockaddr *)&address, &len) == 0)
+		address_store(&address, slot->remote_addr, &slot->remote_port);
+}
+
+/* ---- native calls of a connection that may still be promoted ---- */
+bool native_rx_begin(struct conn *conn)
+{
+	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
+		return false;
+	atomic_fetch_add((_Atomic uint32_t *)&conn->slot->rx_sitters, 1); /* full fence */
+	if (unlikely(atomic_load(&conn->managed))) {
+		atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->rx_sitters, 1);
+		return false;
+	}
+	return true;
+}
+
+bool native_tx_begin(struct conn *conn)
+{
+	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
+		return false;
+	atomic_fetch_add((_Atomic uint32_t *)&conn->slot->tx_sitters, 1);
+	if (unlikely(atomic_load(&conn->managed))) {
+		atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->tx_sitters, 1);
+		return false;
+	}
+	return true;
+}
+
+static void consider(struct conn *conn, int fd)
+{
+	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+		rpc_poll();
+	conn->calls++;
+	if (word_load(conn->slot->state) == STATE_NATIVE)
+		rpc_consider(conn, fd);
+}
+
+ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (result > 0 && !(flags & MSG_PEEK)) {
+		word_add(slot->rx_tcp_bytes, (uint64_t)result);
+		word_add(slot->rx_tcp_msgs, 1);
+	}
+	atomic_fetch_sub((_Atomic uint32_t *)&slot->rx_sitters, 1);
+	if (result > 0 && !slot_has(slot, SLOT_PIN))
+		consider(conn, fd);
+	return result;
+}
+
+ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (result > 0) {
+		word_add(slot->tx_tcp_bytes, (uint64_t)result);
+		word_add(slot->tx_tcp_msgs, 1);
+	}
+	atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
+	if (result > 0 && !slot_has(slot, SLOT_PIN))
+		consider(conn, fd);
+	return result;
+}
+
+void native_wait_begin(struct conn *conn)
+{
+	atomic_fetch_add((_Atomic uint32_t *)&conn->slot->rx_sitters, 1);
+}
+
+void native_wait_end(struct conn *conn)
+{
+	atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->rx_sitters, 1);
+}
+
+/* ---- switch-over ---- */
+static bool peer_attached(const struct conn *conn)
+{
+	return atomic_load_explicit(&conn->channel.remote->attached, memory_order_acquire) == 1;
+}
+
+bool conn_switched(const struct conn *conn)
+{
+	return word_load(conn->slot->rx_path) == PATH_RING && word_load(conn->slot->tx_path) == PATH_RING;
+}
+
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
+{
+	struct conn_slot *slot = conn->slot;
+	int failed = channel_map(&conn->channel, segment_fd, side, (_Atomic uint64_t *)&slot->tx_tail,
+	                         (_Atomic uint64_t *)&slot->rx_head, slot_head_seen(slot));
+
+	if (failed)
+		return failed;
+	conn->remote_bell = remote;
+	conn->bell = local;
+	conn->probe_countdown = PROBE_EVERY;
+	word_store(slot->state, STATE_ATTACHED);
+	word_store(slot->reason, REASON_WAITING_FOR_PEER);
+	int fd_flags = real.fcntl64(fd, F_GETFD, 0);
+	if (fd_flags >= 0 && !(fd_flags & FD_CLOEXEC))
+		conn->segment_fd = own_fd(real.fcntl64(segment_fd, F_DUPFD_CLOEXEC, 3));
+	atomic_store(&conn->managed, 1);
+	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
+	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
+	full_fence();
+	conn_ring(conn);
+	shim_log("fd %d attached as side %d", fd, side);
+	return 0;
+}
+
+/* linux/tcp.h: libc's struct tcp_info ends before the byte counts, so they are read by the kernel ABI's offsets. */
+enum { TCPI_STATE = 0, TCPI_BYTES_ACKED = 120, TCPI_BYTES_RECEIVED = 128, TCPI_SIZE = 136 };
+
+static bool tcp_info_get(int fd, uint8_t info[TCPI_SIZE])
+{
+	socklen_t len = TCPI_SIZE;
+
+	return real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len) == 0 && len == TCPI_SIZE;
+}
+
+static bool tcp_info_fin(const uint8_t info[TCPI_SIZE])
+{
+	uint8_t state = info[TCPI_STATE];
+
+	return state != TCP_ESTABLISHED && state != TCP_FIN_WAIT1 && state != TCP_FIN_WAIT2;
+}
+
+static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
+{
+	uint64_t value;
+
+	memcpy(&value, info + offset, sizeof(value));
+	return value;
+}
+
+/* The kernel's own counts of what the application has read and written. Unstable while data moves: a few tries. */
+static bool rx_count_true(struct conn *conn, int fd)
+{
+	for (int attempt = 0; attempt < 4; attempt++) {
+		uint8_t info[TCPI_SIZE];
+		int before = 0, after = 0;
+
+		if (real.ioctl(fd, FIONREAD, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, FIONREAD, &after) < 0)
+			return false;
+		uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
+		if (before == after && read == word_load(conn->slot->rx_tcp_bytes))
+			return true;
+	}
+	return false;
+}
+
+static bool tx_count_true(struct conn *conn, int fd)
+{
+	for (int attempt = 0; attempt < 4; attempt++) {
+		uint8_t info[TCPI_SIZE];
+		int before = 0, after = 0;
+
+		if (real.ioctl(fd, SIOCOUTQ, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, SIOCOUTQ, &after) < 0)
+			return false;
+		uint64_t acked = tcp_info_u64(info, TCPI_BYTES_ACKED);
+		if (conn->slot->role == ROLE_ACTIVE && acked > 0)
+			acked--; /* the SYN */
+		if (before == after && acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes))
+			return true;
+	}
+	return false;
+}
+
+static void mark_promoted(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn_switched(conn) && word_load(slot->state) == STATE_ATTACHED) {
+		word_store(slot->promoted_ns, (uint64_t)now_ns());
+		word_store(slot->reason, REASON_NONE);
+		word_store(slot->state, STATE_PROMOTED);
+	}
+}
+
+/* rx_lock held. Declares rx_ready if no thread of ours would miss the ring. */
+static bool rx_consent(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (slot_has(slot, SLOT_RX_CONSENT))
+		return true;
+	if (slot_has(slot, SLOT_NO_RX | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) || !peer_attached(conn) ||
+	    (slot_has(slot, SLOT_PIN)))
+		return false;
+	slot_set(slot, SLOT_RX_CONSENT); /* full fence */
+	if (atomic_load((_Atomic uint32_t *)&slot->rx_sitters) != 0) {
+		slot_clear(slot, SLOT_RX_CONSENT);
+		return false;
+	}
+	if (!rx_count_true(conn, fd)) {
+		slot_clear(slot, SLOT_RX_CONSENT);
+		slot_set(slot, SLOT_NO_RX);
+		word_store(slot->reason, REASON_COUNT_MISMATCH);
+		shim_log("fd %d: read count differs from the kernel's", fd);
+		return false;
+	}
+	atomic_store_explicit(&conn->channel.local->rx_ready, 1, memory_order_release);
+	full_fence();
+	conn_ring(conn);
+	return true;
+}
+
+/* tx_lock held. Moves our sending direction to the ring if the peer consents. */
+static bool tx_switch(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (!peer_attached(conn) || !atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire))
+		return false;
+	if (slot_has(slot, SLOT_NO_TX | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_PIN))
+		return false;
+	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
+	if (atomic_load((_Atomic uint32_t *)&slot->tx_sitters) != 0) {
+		slot_clear(slot, SLOT_TX_SWITCH);
+		return false;
+	}
+	if (!tx_count_true(conn, fd)) {
+		slot_clear(slot, SLOT_TX_SWITCH);
+		slot_set(slot, SLOT_NO_TX);
+		word_store(slot->reason, REASON_COUNT_MISMATCH);
+		shim_log("fd %d: written count differs from the kernel's", fd);
+		return false;
+	}
+	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
+	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
+	atomic_store_explicit(&conn->channel.local->tx_switched, 1, memory_order_release);
+	word_store(slot->tx_path, PATH_RING);
+	mark_promoted(conn);
+	full_fence();
+	conn_ring(conn);
+	shim_log("fd %d: sends by ring from byte %llu", fd, (unsigned long long)slot->tx_switch_offset);
+	return true;
+}
+
+/* rx_lock held. Follows the sender onto the ring once every TCP byte before its offset has been read. 1 moved, 0 not yet. */
+static int rx_follow(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+
+	if (!slot_has(slot, SLOT_RX_CONSENT) || !atomic_load_explicit(&remote->tx_switched, memory_order_acquire))
+		return 0;
+	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+	uint64_t read = word_load(slot->rx_tcp_bytes);
+	if (offset > read)
+		return 0;
+	if (offset < read) {
+		conn_violation(conn, fd);
+		return 0;
+	}
+	word_store(slot->rx_switch_offset, offset);
+	word_store(slot->rx_path, PATH_RING);
+	mark_promoted(conn);
+	return 1;
+}
+
+/* Moves the switch along from any call or wait on the connection. True: sending moved, tell the sets. */
+bool conn_progress(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool moved = false;
+
+	if (likely(conn_switched(conn)) || !peer_attached(conn))
+		return false;
+	if (word_load(slot->rx_path) == PATH_TCP && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_consent(conn, fd))
+			rx_follow(conn, fd);
+		slot_unlock(&slot->rx_lock);
+	}
+	if (word_load(slot->tx_path) == PATH_TCP && slot_trylock(&slot->tx_lock)) {
+		moved = conn->managed && word_load(slot->tx_path) == PATH_TCP && tx_switch(conn, fd);
+		slot_unlock(&slot->tx_lock);
+	}
+	return moved;
+}
+
+/* ---- the end of the stream ---- */
+void conn_violation(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (slot_has(slot, SLOT_RESET))
+		return;
+	word_store(slot->error, ECONNRESET);
+	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+	word_store(slot->reason, REASON_PEER_VIOLATION);
+	real.shutdown(fd, SHUT_RDWR);
+	shim_log("fd %d: the peer broke the channel's rules", fd);
+}
+
+/* Asks the native socket whether the stream has ended. Any thread, any lock. */
+void conn_probe(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	char byte;
+	int saved = errno;
+	bool fin = false;
+
+	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
+		return;
+	ssize_t n = real.recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	if (n > 0) {
+		if (word_load(slot->rx_path) == PATH_RING)
+			conn_violation(conn, fd);
+	} else if (n == 0) {
+		if (slot_has(slot, SLOT_RD_SHUT)) { /* says 0 for our own shutdown too */
+			uint8_t info[TCPI_SIZE];
+			fin = tcp_info_get(fd, info) && tcp_info_fin(info);
+		} else {
+			fin = true;
+		}
+	} else if (errno != EAGAIN && errno != EINTR && errno != EBADF && errno != ENOTCONN) {
+		word_store(slot->error, (uint32_t)errno);
+		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+	}
+	if (fin) {
+		uint32_t bits = SLOT_FIN;
+		const struct channel_side *remote = conn->channel.remote;
+		uint32_t closed = atomic_load_explicit(&remote->closed, memory_order_acquire);
+
+		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
+		if (peer_attached(conn) &&
+		    (closed || !atomic_load_explicit(&remote->shut_wr, memory_order_acquire))) {
+			bits |= SLOT_PEER_GONE;
+			/* TCP resets when a socket is closed with data unread (RFC 1122 4.2.2.13). A peer that was killed could not
+			 * say whether it had read all. */
+			if (!slot_has(slot, SLOT_PEER_GONE) && word_load(slot->tx_path) == PATH_RING &&
+			    (closed == CLOSED_UNREAD || (!closed && channel_tx_unread(&conn->channel) != 0))) {
+				word_store(slot->error, ECONNRESET);
+				bits |= SLOT_RESET;
+			}
+		}
+		slot_set(slot, bits);
+	}
+	errno = saved;
+}
+
+/* ---- readiness ---- */
+static bool has_data(struct conn *conn, int fd, size_t wanted)
+{
+	int64_t there = channel_rx_avail(&conn->channel);
+
+	if (unlikely(there < 0)) {
+		conn_violation(conn, fd);
+		return true;
+	}
+	return (size_t)there >= wanted;
+}
+
+static size_t low_water(struct conn *conn)
+{
+	uint64_t low = atomic_load_explicit(&slot_rcvlowat(conn->slot), memory_order_relaxed);
+
+	/* beyond half the ring it could never be met while the sender waits for room */
+	return low > conn->channel.rx_size / 2 ? conn->channel.rx_size / 2 : low;
+}
+
+static size_t room_wanted(const struct conn *conn)
+{
+	return conn->channel.tx_size / 4;
+}
+
+uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t ready = 0;
+
+	if (word_load(slot->rx_path) == PATH_RING) {
+		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
+			conn_probe(conn, fd);
+		if (has_data(conn, fd, low_water(conn)))
+			ready |= EPOLLIN | EPOLLRDNORM;
+	} else {
+		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
+		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
+			bool moved = conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_follow(conn, fd);
+			slot_unlock(&slot->rx_lock);
+			if (moved && has_data(conn, fd, low_water(conn)))
+				ready |= EPOLLIN | EPOLLRDNORM;
+		}
+	}
+	if (word_load(slot->tx_path) == PATH_RING) {
+		int64_t room = channel_tx_space(&conn->channel, room_wanted(conn));
+		if (room < 0)
+			conn_violation(conn, fd);
+		if (room >= (int64_t)room_wanted(conn))
+			ready |= EPOLLOUT | EPOLLWRNORM;
+	} else {
+		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
+	}
+	uint32_t flags = word_load(slot->flags);
+	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
+		ready |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+	if (flags & (SLOT_PEER_GONE | SLOT_WR_SHUT | SLOT_RESET))
+		ready |= EPOLLOUT | EPOLLWRNORM;
+	if ((flags & SLOT_RESET) || ((flags & SLOT_FIN || flags & SLOT_RD_SHUT) && flags & SLOT_WR_SHUT))
+		ready |= EPOLLHUP;
+	if (word_load(slot->error))
+		ready |= EPOLLERR;
+	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
+}
+
+/* ---- bytes ---- */
+/* what rx_step and tx_step found */
+enum step { STEP_DONE, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };
+
+static size_t iov_total(const struct iovec *iov, int iov_len)
+{
+	size_t total = 0;
+
+	for (int i = 0; i < iov_len; i++)
+		total += iov[i].iov_len;
+	return total;
+}
+
+static bool would_not_block(int fd, int flags)
+{
+	return (flags & MSG_DONTWAIT) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+}
+
+/* What is left of an iovec array from byte `skip` on; at most 64 pieces, which is a short read or write and allowed. */
+static int iov_from(const struct iovec *iov, int iov_len, size_t skip, struct iovec out[64])
+{
+	int n = 0;
+
+	for (int i = 0; i < iov_len && n < 64; i++) {
+		if (skip >= iov[i].iov_len) {
+			skip -= iov[i].iov_len;
+			continue;
+		}
+		out[n++] = (struct iovec){(uint8_t *)iov[i].iov_base + skip, iov[i].iov_len - skip};
+		skip = 0;
+	}
+	return n;
+}
+
+static int take_error(struct conn *conn)
+{
+	return (int)atomic_exchange((_Atomic uint32_t *)&conn->slot->error, 0);
+}
+
+/* rx_lock held. Copies from the ring to iov from byte `done` on. */
+static size_t ring_read(struct conn *conn, const struct iovec *iov, int iov_len, size_t done, size_t len, int flags)
+{
+	size_t from = 0, skip = done;
+
+	if (flags & MSG_TRUNC) {
+		from = len; /* TCP: the bytes are thrown away, see recv(2) */
+	} else if (likely(iov_len == 1)) {
+		channel_rx_get(&conn->channel, 0, (uint8_t *)iov->iov_base + done, len);
+		from = len;
+	} else {
+		for (int i = 0; i < iov_len && from < len; i++) {
+			if (skip >= iov[i].iov_len) {
+				skip -= iov[i].iov_len;
+				continue;
+			}
+			size_t part = iov[i].iov_len - skip < len - from ? iov[i].iov_len - skip : len - from;
+			channel_rx_get(&conn->channel, from, (uint8_t *)iov[i].iov_base + skip, part);
+			from += part;
+			skip = 0;
+		}
+	}
+	if (!(flags & MSG_PEEK)) {
+		channel_rx_consume(&conn->channel, len);
+		word_store(conn->slot->rx_ring_bytes, conn->slot->rx_ring_bytes + len);
+		word_store(conn->slot->rx_ring_msgs, conn->slot->rx_ring_msgs + 1);
+	}
+	return len;
+}
+
+/* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
+static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
+                         int flags, bool look, size_t *moved)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (unlikely(word_load(slot->rx_path) == PATH_TCP)) {
+		if (!rx_consent(conn, fd))
+			return STEP_NATIVE;
+		struct iovec rest[64];
+		struct msghdr message = {.msg_iov = rest,
+		                         .msg_iovlen = (size_t)iov_from(iov, iov_len, done, rest)};
+		ssize_t n = real.recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+		if (n > 0) {
+			if (!(flags & MSG_PEEK)) {
+				word_add(slot->rx_tcp_bytes, (uint64_t)n);
+				word_add(slot->rx_tcp_msgs, 1);
+			}
+			*moved = (size_t)n;
+			return STEP_DONE;
+		}
+		if (n == 0)
+			return STEP_END;
+		if (errno != EAGAIN)
+			return STEP_ERROR;
+		if (!rx_follow(conn, fd))
+			return STEP_EMPTY;
+	}
+	for (int turn = 0;; turn++) {
+		int64_t there = channel_rx_avail(&conn->channel);
+		if (unlikely(there < 0)) {
+			conn_violation(conn, fd);
+			there = 0;
+		}
+		if (there > 0) {
+			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
+			return STEP_DONE;
+		}
+		int error = take_error(conn);
+		if (error) {
+			errno = error;
+			return STEP_ERROR;
+		}
+		if (slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
+			return STEP_END;
+		if (turn || !look)
+			return STEP_EMPTY;
+		conn_probe(conn, fd); /* then look at the ring once more: what was sent before the FIN is there now */
+	}
+}
+
+static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+{
+	struct conn_slot *slot = conn->slot;
+	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
+
+	atomic_fetch_add((_Atomic uint32_t *)&slot->rx_sitters, 1);
+	if (slot_has(slot, SLOT_RX_CONSENT)) { /* declared meanwhile: back to watching both */
+		atomic_fetch_sub((_Atomic uint32_t *)&slot->rx_sitters, 1);
+		return -2;
+	}
+	ssize_t n = real.recvmsg(fd, &message, flags);
+	return native_rx_end(conn, fd, n, flags);
+}
+
+static void rx_finish(struct conn *conn)
+{
+	/* after slot_unlock: the fence between publishing head and reading want_space is made */
+	if (unlikely(atomic_load_explicit(&conn->channel.rx_peer_line->want_space, memory_order_relaxed)))
+		conn_ring(conn);
+}
+
+ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+{
+	size_t total = iov_total(iov, iov_len), done = 0, moved = 0, target;
+	struct wait_clock clock;
+	bool waited = false, look = false, timed = false, peek = flags & MSG_PEEK;
+	int saved = errno;
+
+	if (unlikely(flags & (MSG_OOB | MSG_ERRQUEUE))) {
+		struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
+		return real.recvmsg(fd, &message, flags);
+	}
+	if (total == 0)
+		return 0;
+	target = flags & MSG_WAITALL ? total : low_water(conn);
+	if (target > total)
+		target = total;
+	if (peek && target > conn->channel.rx_size)
+		target = conn->channel.rx_size;
+	for (;;) {
+		struct conn_slot *slot = conn->slot;
+		enum step step = STEP_CLOSED;
+
+		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
+			set_conn_switched(conn);
+		slot_lock(&slot->rx_lock);
+		if (likely(conn->managed))
+			step = rx_step(conn, fd, iov, iov_len, done, total - done, flags, look, &moved);
+		int error = errno;
+		slot_unlock(&slot->rx_lock);
+		if (likely(step == STEP_DONE)) {
+			rx_finish(conn);
+			if (likely((peek ? moved : done + moved) >= target)) {
+				errno = saved;
+				return (ssize_t)(peek ? moved : done + moved);
+			}
+			if (!peek) {
+				done += moved;
+				continue;
+			}
+		} else if (step == STEP_NATIVE && !done) {
+			ssize_t n = native_recv(conn, fd, iov, iov_len, flags);
+			if (n != -2)
+				return n;
+			continue;
+		} else if (step != STEP_EMPTY) {
+			errno = saved;
+			if (done || step == STEP_END)
+				return (ssize_t)done;
+			errno = step == STEP_CLOSED ? EBADF : error;
+			return -1;
+		}
+		/* Not enough there. Before saying so to a caller that does not wait, ask the native socket for the end. */
+		if (look) {
+			errno = saved;
+			if (done || step == STEP_DONE)
+				return (ssize_t)(peek ? moved : done);
+			errno = EAGAIN;
+			return -1;
+		}
+		if (would_not_block(fd, flags)) {
+			look = true;
+			continue;
+		}
+		if (!waited) {
+			struct timeval limit = {0};
+			socklen_t len = sizeof(limit);
+			real.getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &len);
+			timed = limit.tv_sec || limit.tv_usec;
+			wait_clock_start(&clock, timed ? limit.tv_sec * 1000000000ll + limit.tv_usec * 1000ll : -1);
+			waited = true;
+		}
+		int result = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
+		if (result < 0) {
+			errno = done ? saved : result == -ETIMEDOUT ? EAGAIN : -result;
+			return done ? (ssize_t)done : -1;
+		}
+	}
+}
+
+/* tx_lock held. Copies from iov, from byte `done` on, as much as fits; publishes in chunks. */
+static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
+                         size_t *moved)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t flags = word_load(slot->flags);
+
+	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
+		if (word_load(slot->tx_path) == PATH_TCP && !(flags & SLOT_RESET))
+			return STEP_NATIVE;
+		int error = take_error(conn);
+		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
+			return STEP_NATIVE; /* nobody is there: the kernel's answers are the right ones */
+		errno = error ? error : EPIPE;
+		return STEP_ERROR;
+	}
+	if (unlikely(word_load(slot->tx_path) == PATH_TCP && !tx_switch(conn, fd)))
+		return STEP_NATIVE;
+	if (unlikely(atomic_load_explicit(&conn->channel.remote->closed, memory_order_relaxed) ||
+	             --conn->probe_countdown == 0)) {
+		conn->probe_countdown = PROBE_EVERY;
+		conn_probe(conn, fd);
+		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE))
+			return tx_step(conn, fd, iov, iov_len, done, wanted, moved);
+	}
+	int64_t room = channel_tx_space(&conn->channel, wanted);
+	if (unlikely(room < 0)) {
+		conn_violation(conn, fd);
+		errno = take_error(conn);
+		return STEP_ERROR;
+	}
+	if (room == 0)
+		return STEP_EMPTY;
+	size_t len = (size_t)room < wanted ? (size_t)room : wanted, sent = 0, skip = done;
+	uint32_t cpu = cpu_now();
+	if (word_load(conn->channel.tx_line->cpu) != cpu)
+		atomic_store_explicit(&conn->channel.tx_line->cpu, cpu, memory_order_relaxed);
+	for (int i = 0; i < iov_len && sent < len; i++) {
+		if (skip >= iov[i].iov_len) {
+			skip -= iov[i].iov_len;
+			continue;
+		}
+		const uint8_t *from = (const uint8_t *)iov[i].iov_base + skip;
+		size_t part = iov[i].iov_len - skip < len - sent ? iov[i].iov_len - skip : len - sent;
+		skip = 0;
+		sent += part;
+		while (part > PUBLISH_CHUNK) {
+			channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
+			channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
+			full_fence();
+			conn_ring(conn);
+			from += PUBLISH_CHUNK;
+			part -= PUBLISH_CHUNK;
+		}
+		channel_tx_put(&conn->channel, 0, from, part);
+		/* one message becomes visible as one: pieces of a vector are published with the last of them */
+		if (sent == len || part >= PUBLISH_CHUNK / 2) {
+			channel_tx_publish(&conn->channel, part);
+		} else {
+			/* small piece: advance our tail without showing it */
+			atomic_store_explicit(conn->channel.own_tail, *conn->channel.own_tail + part, memory_order_relaxed);
+		}
+	}
+	atomic_store_explicit(&conn->channel.tx_line->tail, *conn->channel.own_tail, memory_order_release); /* W1 */
+	word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
+	word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
+	*moved = len;
+	return STEP_DONE;
+}
+
+static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+{
+	struct conn_slot *slot = conn->slot;
+	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
+
+	atomic_fetch_add((_Atomic uint32_t *)&slot->tx_sitters, 1);
+	if (slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE)) {
+		atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
+		return -2;
+	}
+	ssize_t n = real.sendmsg(fd, &message, flags);
+	return native_tx_end(conn, fd, n);
+}
+
+static ssize_t send_failed(int error, int flags)
+{
+	if (error == EPIPE && !(flags & MSG_NOSIGNAL))
+		raise(SIGPIPE); /* to this thread, as the kernel does */
+	errno = error;
+	return -1;
+}
+
+ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+{
+	size_t total = iov_total(iov, iov_len), done = 0, moved = 0;
+	struct wait_clock clock;
+	bool waited = false, timed = false;
+	int saved = errno;
+
+	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN))) {
+		struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
+		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+		return real.sendmsg(fd, &message, flags);
+	}
+	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING)
+		return slot_has(conn->slot, SLOT_WR_SHUT) ? send_failed(EPIPE, flags) : 0;
+	for (;;) {
+		struct conn_slot *slot = conn->slot;
+		enum step step;
+
+		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
+			set_conn_switched(conn);
+		slot_lock(&slot->tx_lock);
+		bool on_ring = word_load(slot->tx_path) == PATH_RING;
+		if (likely(conn->managed))
+			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
+		else
+			step = STEP_CLOSED;
+		int error = errno;
+		bool moved_over = !on_ring && word_load(slot->tx_path) == PATH_RING;
+		slot_unlock(&slot->tx_lock);
+		if (unlikely(moved_over))
+			set_conn_switched(conn);
+		if (likely(step == STEP_DONE)) {
+			conn_ring(conn);
+			done += moved;
+			if (likely(done == total)) {
+				errno = saved;
+				return (ssize_t)done;
+			}
+		} else if (step == STEP_ERROR) {
+			if (done) {
+				/* the rest of the error is for the next call */
+				if (error != EPIPE)
+					word_store(slot->error, (uint32_t)error);
+				return (ssize_t)done;
+			}
+			return send_failed(error, flags);
+		} else if (step == STEP_CLOSED) {
+			errno = EBADF;
+			return done ? (ssize_t)done : -1;
+		} else if (step == STEP_NATIVE) {
+			if (done) {
+				errno = saved;
+				return (ssize_t)done;
+			}
+			ssize_t n = native_send(conn, fd, iov, iov_len, flags);
+			if (n != -2)
+				return n;
+			continue;
+		}
+		if (would_not_block(fd, flags)) {
+			/* remember that somebody waits for room, then look once more */
+			atomic_store(&conn->channel.tx_line->want_space, 1);
+			full_fence();
+			set_conn_nospace(conn);
+			int64_t room = channel_tx_space(&conn->channel, 1);
+			if (done) {
+				errno = saved;
+				return (ssize_t)done;
+			}
+			if (room > 0)
+				continue;
+			conn_probe(conn, fd);
+			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET))
+				continue;
+			errno = EAGAIN;
+			return -1;
+		}
+		if (!waited) {
+			struct timeval limit = {0};
+			socklen_t len = sizeof(limit);
+			real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len);
+			timed = limit.tv_sec || limit.tv_usec;
+			wait_clock_start(&clock, timed ? limit.tv_sec * 1000000000ll + limit.tv_usec * 1000ll : -1);
+			waited = true;
+		}
+		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
+		int result = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
+		if (result < 0) {
+			errno = done ? saved : result == -ETIMEDOUT ? EAGAIN : -result;
+			return done ? (ssize_t)done : -1;
+		}
+	}
+}
+
+void conn_trim_idle(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (!conn->managed || word_load(slot->tx_path) != PATH_RING || !slot_trylock(&slot->tx_lock))
+		return;
+	if (conn->managed && conn->channel.seg && channel_tx_unread(&conn->channel) == 0)
+		channel_trim(&conn->channel);
+	slot_unlock(&slot->tx_lock);
+}

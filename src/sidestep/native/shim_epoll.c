@@ -1,0 +1,905 @@
+/*
+ * shim_epoll.c - epoll sets whose members may be promoted.
+ *
+ * A set without managed members is the kernel's alone: calls pass through. When a member is managed, its kernel entry
+ * keeps its place (so that FIN and RST arrive) without OUT once it sends by ring, and carries the shim's own data; the
+ * set's bell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
+ * exactly one a registration, with the events and the data the program gave.
+ *
+ * The shim's data is `secret << 24 | index`; a program's value that looks like it makes the set choose another secret
+ * (before it has managed members) or pins the registration's set (after).
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+
+#define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
+#define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
+#define SCAN_MAX 256               /* members looked at in one pass while busy; before sleeping, all */
+#define INDEX_BITS 24
+#define BELL_INDEX 0
+
+struct member {
+	struct set *set;
+	struct conn *conn;
+	struct member *next; /* of the conn */
+	int fd;
+	uint32_t index; /* in set->members; 0 is the bell */
+	uint32_t events;
+	uint64_t data;
+	bool managed;
+	bool disabled;     /* one-shot has fired */
+	bool armed;        /* edge: report what is true once, whatever has been seen */
+	bool out_armed;    /* edge: room is news */
+	uint32_t at;       /* in set->managed */
+	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
+	uint32_t kernel_bits;
+	uint64_t seen_tail;
+	uint64_t pass;
+};
+
+struct set_bell {
+	struct bell *bell;
+	uint32_t refs;
+};
+
+struct set {
+	struct file file;
+	_Atomic uint32_t managed_len;
+	_Atomic uint32_t sitters; /* threads in the kernel's wait that do not know of any managed member */
+	uint32_t refs;            /* descriptor numbers */
+	pthread_mutex_t lock;
+	int epfd;
+	uint64_t secret; /* 40 bits */
+	bool nested, shared;
+	struct member **members; /* by index */
+	uint32_t members_len, members_cap;
+	struct member **managed;
+	uint32_t managed_cap;
+	struct bell *bell;
+	struct set_bell *bells; /* every bell with an entry in the kernel's set */
+	uint32_t bells_len, bells_cap;
+	uint32_t cursor;
+	uint64_t pass;
+	_Atomic int64_t looked_at;
+	_Atomic uint32_t spin_ns;
+	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
+	_Atomic bool trim_due;
+};
+
+static struct set *set_get(int epfd)
+{
+	struct file *file = file_get(epfd);
+
+	return file && file->kind == FILE_SET ? (struct set *)file : NULL;
+}
+
+static void set_lock(struct set *set)
+{
+	critical_enter();
+	pthread_mutex_lock(&set->lock);
+}
+
+static void set_unlock(struct set *set)
+{
+	pthread_mutex_unlock(&set->lock);
+	critical_leave();
+}
+
+static uint64_t new_secret(void)
+{
+	uint64_t value = 0;
+
+	if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value))
+		value = (uint64_t)now_ns() * 0x9E3779B97F4A7C15ull;
+	return value >> INDEX_BITS;
+}
+
+static int set_created(int epfd)
+{
+	if (epfd < 0 || (uint32_t)epfd >= fd_table_len)
+		return epfd;
+	struct set *set = calloc(1, sizeof(*set));
+	if (!set)
+		return epfd; /* untracked: connections added to it are pinned */
+	set->file.kind = FILE_SET;
+	set->epfd = epfd;
+	set->refs = 1;
+	set->secret = new_secret();
+	set->spin_ns = config.spin_ns;
+	set->last_cpu = 0;
+	pthread_mutex_init(&set->lock, NULL);
+	file_put(epfd, &set->file);
+	return epfd;
+}
+
+EXPORT int epoll_create(int size)
+{
+	return set_created(real.epoll_create(size));
+}
+
+EXPORT int epoll_create1(int flags)
+{
+	return set_created(real.epoll_create1(flags));
+}
+
+/* ---- membership (shim_lock and set lock held) ---- */
+static bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)
+{
+	void **at = array;
+
+	if (wanted <= *cap)
+		return true;
+	uint32_t larger = *cap ? *cap * 2 : 16;
+	void *bigger = realloc(*at, (size_t)larger * size);
+	if (!bigger)
+		return false;
+	memset((uint8_t *)bigger + *cap * size, 0, (larger - *cap) * size);
+	*at = bigger;
+	*cap = larger;
+	return true;
+}
+
+static uint32_t kernel_events(const struct member *member)
+{
+	uint32_t events = member->disabled ? 0 : member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
+
+	if (word_load(member->conn->slot->tx_path) == PATH_RING)
+		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
+	return events;
+}
+
+static int kernel_set(struct member *member, int op)
+{
+	struct epoll_event event = {.events = kernel_events(member),
+	                            .data.u64 = member->set->secret << INDEX_BITS | member->index};
+
+	return real.epoll_ctl(member->set->epfd, op, member->fd, &event);
+}
+
+static bool bell_enter(struct set *set, struct bell *bell)
+{
+	for (uint32_t i = 0; i < set->bells_len; i++)
+		if (set->bells[i].bell == bell) {
+			set->bells[i].refs++;
+			return true;
+		}
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = set->secret << INDEX_BITS | BELL_INDEX};
+	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
+	    (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
+		return false;
+	set->bells[set->bells_len++] = (struct set_bell){bell, 1};
+	atomic_fetch_add(&bell->refs, 1);
+	return true;
+}
+
+static void bell_exit(struct set *set, struct bell *bell)
+{
+	for (uint32_t i = 0; i < set->bells_len; i++)
+		if (set->bells[i].bell == bell && --set->bells[i].refs == 0) {
+			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, bell->fd, NULL);
+			set->bells[i] = set->bells[--set->bells_len];
+			bell_unref(bell);
+			return;
+		}
+}
+
+static bool member_manage(struct member *member, int op)
+{
+	struct set *set = member->set;
+	struct conn *conn = member->conn;
+
+	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
+	    !bell_enter(set, conn->bell))
+		return false;
+	if (kernel_set(member, op) < 0) {
+		int failed = errno;
+		bell_exit(set, conn->bell);
+		errno = failed;
+		return false;
+	}
+	member->managed = true;
+	member->armed = member->out_armed = true;
+	member->reported = 0;
+	member->at = set->managed_len;
+	set->managed[set->managed_len] = member;
+	atomic_fetch_add(&set->managed_len, 1);
+	atomic_store(&set->trim_due, true);
+	return true;
+}
+
+static void member_unmanage(struct member *member)
+{
+	struct set *set = member->set;
+
+	if (!member->managed)
+		return;
+	uint32_t last = atomic_fetch_sub(&set->managed_len, 1) - 1;
+	set->managed[member->at] = set->managed[last];
+	set->managed[member->at]->at = member->at;
+	member->managed = false;
+	bell_exit(set, member->conn->bell);
+}
+
+static struct member *member_find(struct set *set, struct conn *conn, int fd)
+{
+	for (struct member *member = conn->members; member; member = member->next)
+		if (member->set == set && member->fd == fd)
+			return member;
+	return NULL;
+}
+
+static struct member *member_new(struct set *set, struct conn *conn, int fd, const struct epoll_event *event)
+{
+	uint32_t index = 1;
+
+	while (index < set->members_len && set->members[index])
+		index++; /* sets are small or grow at the end; a hole is found while looking */
+	if (index >= set->members_len)
+		index = set->members_len ? set->members_len : 1;
+	if (index >> INDEX_BITS || !grow(&set->members, &set->members_cap, index + 1, sizeof(*set->members)))
+		return NULL;
+	struct member *member = calloc(1, sizeof(*member));
+	if (!member)
+		return NULL;
+	*member = (struct member){.set = set,
+	                          .conn = conn,
+	                          .next = conn->members,
+	                          .fd = fd,
+	                          .index = index,
+	                          .events = event->events,
+	                          .data = event->data.u64,
+	                          .armed = true,
+	                          .out_armed = true};
+	conn->members = member;
+	set->members[index] = member;
+	if (index >= set->members_len)
+		set->members_len = index + 1;
+	return member;
+}
+
+static void member_free(struct member *member)
+{
+	struct member **at = &member->conn->members;
+
+	member_unmanage(member);
+	member->set->members[member->index] = NULL;
+	while (*at != member)
+		at = &(*at)->next;
+	*at = member->next;
+	free(member);
+}
+
+/* ---- what connections tell their sets ---- */
+
+/* Threads that entered the kernel before there was anything to watch learn of it now. */
+static void wake_sitters(struct set *set)
+{
+	uint64_t one = 1;
+
+	full_fence();
+	if (atomic_load(&set->sitters) && set->bells_len &&
+	    real.write(set->bells[0].bell->fd, &one, sizeof(one)) < 0)
+		shim_log("cannot wake a waiting thread: %d", errno);
+}
+
+/* shim_lock held */
+void set_conn_attached(struct conn *conn)
+{
+	for (struct member *member = conn->members, *next; member; member = next) {
+		struct set *set = member->set;
+		next = member->next;
+		set_lock(set);
+		if (!member->managed && !member_manage(member, EPOLL_CTL_MOD))
+			member_free(member); /* the kernel does not know it either: it was closed behind our back */
+		wake_sitters(set);
+		set_unlock(set);
+	}
+}
+
+void set_conn_switched(struct conn *conn)
+{
+	if (!conn->members)
+		return;
+	int saved = errno;
+	shim_lock_take();
+	for (struct member *member = conn->members; member; member = member->next) {
+		set_lock(member->set);
+		if (member->managed) {
+			kernel_set(member, EPOLL_CTL_MOD);
+			member->out_armed = true;
+		}
+		set_unlock(member->set);
+	}
+	shim_lock_drop();
+	errno = saved;
+}
+
+void set_conn_nospace(struct conn *conn)
+{
+	if (!conn->members)
+		return;
+	shim_lock_take();
+	for (struct member *member = conn->members; member; member = member->next)
+		member->out_armed = true;
+	shim_lock_drop();
+}
+
+void set_conn_closed(struct conn *conn, int fd, bool last)
+{
+	(void)fd;
+	if (!last)
+		return; /* epoll(7): a registration lives as long as any descriptor of the socket */
+	int saved = errno;
+	shim_lock_take();
+	while (conn->members) {
+		struct set *set = conn->members->set;
+		set_lock(set);
+		if (conn->members->managed)
+			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, conn->members->fd, NULL);
+		member_free(conn->members);
+		set_unlock(set);
+	}
+	shim_lock_drop();
+	errno = saved;
+}
+
+/* shim_lock held. The one set's bell, made on first use: a busy server is then rung once, not once a connection. */
+struct bell *set_bell_for(struct conn *conn)
+{
+	struct member *member = conn->members;
+
+	if (!member || member->next)
+		return NULL;
+	if (!member->set->bell)
+		member->set->bell = bell_new_locked();
+	return member->set->bell;
+}
+
+bool set_wants_pin(struct conn *conn)
+{
+	for (struct member *member = conn->members; member; member = member->next)
+		if (member->set->nested || member->set->shared || (member->events & EPOLLEXCLUSIVE))
+			return true;
+	return false;
+}
+
+void set_forget(int fd)
+{
+	struct set *set = set_get(fd);
+
+	if (!set)
+		return;
+	shim_lock_take();
+	file_put(fd, NULL);
+	if (--set->refs == 0) {
+		set_lock(set);
+		for (uint32_t i = 1; i < set->members_len; i++)
+			if (set->members[i])
+				member_free(set->members[i]);
+		if (set->bell)
+			bell_unref(set->bell);
+		free(set->members);
+		free(set->managed);
+		free(set->bells);
+		set_unlock(set);
+		pthread_mutex_destroy(&set->lock);
+		/* A thread may still sit in epoll_wait on it: the struct itself stays, it is small and sets are few. */
+		set->members_len = set->bells_len = 0;
+		set->members = set->managed = NULL;
+		set->bells = NULL;
+		set->bell = NULL;
+	} else if (set->epfd == fd) {
+		for (uint32_t other = 0; other < fd_table_len; other++)
+			if (set_get((int)other) == set) {
+				set->epfd = (int)other;
+				break;
+			}
+	}
+	shim_lock_drop();
+}
+
+void set_dup(int from, int to)
+{
+	struct set *set = set_get(from);
+
+	if (!set)
+		return;
+	shim_lock_take();
+	set->refs++;
+	file_put(to, &set->file);
+	shim_lock_drop();
+}
+
+void sets_after_fork(void)
+{
+	/* The kernel's set is shared with the parent now: entries of either are seen by both. New members stay on TCP. */
+	for (uint32_t fd = 0; fd < fd_table_len && fd < 65536; fd++) {
+		struct set *set = set_get((int)fd);
+		if (set) {
+			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+			set->shared = true;
+			set->sitters = 0;
+		}
+	}
+}
+
+EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
+{
+	struct set *set = set_get(epfd);
+	struct file *file = file_get(fd);
+	int result;
+
+	if (unlikely(file && file->kind == FILE_OWN)) {
+		errno = EBADF;
+		return -1;
+	}
+	if (set && event && unlikely(event->data.u64 >> INDEX_BITS == set->secret)) {
+		set_lock(set);
+		if (!set->managed_len)
+			set->secret = new_secret();
+		else
+			set->shared = true;
+		set_unlock(set);
+	}
+	if (likely(!file))
+		return real.epoll_ctl(epfd, op, fd, event);
+	if (file->kind == FILE_SET) {
+		if (set && op == EPOLL_CTL_ADD)
+			((struct set *)file)->nested = true;
+		return real.epoll_ctl(epfd, op, fd, event);
+	}
+	struct conn *conn = (struct conn *)file;
+	if (!set || (!event && op != EPOLL_CTL_DEL)) {
+		if (!set)
+			conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
+		return real.epoll_ctl(epfd, op, fd, event);
+	}
+	shim_lock_take();
+	set_lock(set);
+	struct member *member = member_find(set, conn, fd);
+	switch (op) {
+	case EPOLL_CTL_ADD:
+		if (member) {
+			result = -1;
+			errno = EEXIST;
+			break;
+		}
+		member = member_new(set, conn, fd, event);
+		if (!member || !conn->managed) {
+			result = real.epoll_ctl(epfd, op, fd, event);
+		} else {
+			result = member_manage(member, EPOLL_CTL_ADD) ? 0 : -1;
+			if (result == 0)
+				wake_sitters(set);
+		}
+		if (result < 0 && member) {
+			int failed = errno;
+			member_free(member);
+			errno = failed;
+		}
+		break;
+	case EPOLL_CTL_MOD:
+		if (!member || !member->managed) {
+			result = real.epoll_ctl(epfd, op, fd, event);
+			if (result == 0 && member) {
+				member->events = event->events;
+				member->data = event->data.u64;
+			}
+			break;
+		}
+		if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE) {
+			result = -1;
+			errno = EINVAL;
+			break;
+		}
+		member->events = event->events;
+		member->data = event->data.u64;
+		member->disabled = false;
+		member->armed = member->out_armed = true;
+		member->reported = 0;
+		result = kernel_set(member, EPOLL_CTL_MOD);
+		wake_sitters(set);
+		break;
+	default:
+		result = real.epoll_ctl(epfd, op, fd, event);
+		if (result == 0 && member)
+			member_free(member);
+	}
+	int failed = errno;
+	set_unlock(set);
+	shim_lock_drop();
+	/* another thread may sleep in the set: what it waits for has changed, so it must look again */
+	if (result == 0 && set->managed_len && op != EPOLL_CTL_DEL)
+		set_rescan(set);
+	errno = failed;
+	return result;
+}
+
+/* ---- waiting ---- */
+
+/* set lock held. Fills *event if the member has something to report now. */
+static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
+{
+	struct conn *conn = member->conn;
+
+	if (member->disabled || !conn->managed)
+		return false;
+	/* Sending may have moved to the ring just now, or by a call that could not tell this set. */
+	if ((unlikely(!conn_switched(conn)) && conn_progress(conn, member->fd)) ||
+	    unlikely((kernel_bits & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING)) {
+		kernel_set(member, EPOLL_CTL_MOD);
+		member->out_armed = true;
+	}
+	uint32_t ready = conn_ready(conn, member->fd, kernel_bits);
+	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+
+	if (!told)
+		return false;
+	if (member->events & EPOLLET) {
+		uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_relaxed);
+		uint32_t ends = told & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+		bool edge = member->armed || (ends & ~member->reported) ||
+		            ((told & EPOLLIN) && word_load(conn->slot->rx_path) == PATH_RING && tail != member->seen_tail) ||
+		            ((told & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING && member->out_armed) ||
+		            (kernel_bits & ((word_load(conn->slot->rx_path) == PATH_TCP ? EPOLLIN | EPOLLPRI : 0) |
+		                            (word_load(conn->slot->tx_path) == PATH_TCP ? EPOLLOUT : 0)));
+		if (!edge)
+			return false;
+		member->seen_tail = tail;
+		member->reported = ends;
+		member->armed = false;
+		if (told & EPOLLOUT)
+			member->out_armed = false;
+	}
+	event->events = told;
+	event->data.u64 = member->data;
+	member->pass = set->pass;
+	atomic_store_explicit(&set->last_cpu, word_load(conn->channel.rx_peer_line->cpu), memory_order_relaxed);
+	if (member->events & EPOLLONESHOT) {
+		member->disabled = true;
+		kernel_set(member, EPOLL_CTL_MOD);
+	}
+	return true;
+}
+
+/* set lock held. Members with something to report that have not been in this pass; starts where the last one stopped. */
+static int collect(struct set *set, struct epoll_event *events, int room, bool all)
+{
+	uint32_t len = set->managed_len, looked = 0;
+	int n = 0;
+
+	if (set->cursor >= len)
+		set->cursor = 0;
+	while (n < room && looked < len && (all || looked < SCAN_MAX)) {
+		struct member *member = set->managed[set->cursor];
+		if (member->pass != set->pass && member_report(set, member, 0, &events[n]))
+			n++;
+		looked++;
+		if (++set->cursor >= len)
+			set->cursor = 0;
+	}
+	return n;
+}
+
+/* set lock held. Turns what the kernel reported into what the program is to see, in place. */
+static int translate(struct set *set, struct epoll_event *events, int len)
+{
+	int n = 0;
+
+	for (int i = 0; i < len; i++) {
+		if (events[i].data.u64 >> INDEX_BITS != set->secret) {
+			events[n++] = events[i];
+			continue;
+		}
+		uint32_t index = (uint32_t)(events[i].data.u64 & ((1u << INDEX_BITS) - 1));
+		struct member *member = index < set->members_len ? set->members[index] : NULL;
+		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass)
+			continue;
+		struct epoll_event event;
+		if (member_report(set, member, events[i].events, &event))
+			events[n++] = event;
+	}
+	return n;
+}
+
+static void set_sleep_begin(struct set *set)
+{
+	for (uint32_t i = 0; i < set->bells_len; i++)
+		bell_sleep_begin(set->bells[i].bell);
+}
+
+static void set_sleep_end(struct bell *const *bells, uint32_t len)
+{
+	for (uint32_t i = 0; i < len; i++)
+		bell_sleep_end(bells[i]);
+}
+
+static void set_trim(struct set *set)
+{
+	set_lock(set);
+	for (uint32_t i = 0; i < set->managed_len; i++)
+		conn_trim_idle(set->managed[i]->conn);
+	set_unlock(set);
+}
+
+/* Spins over the rings and, every so often, the kernel. Returns events found, 0 when the budget is spent, -1 on a signal. */
+static int set_spin(struct set *set, int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals)
+{
+	uint32_t budget = atomic_load_explicit(&set->spin_ns, memory_order_relaxed);
+	bool crowded = !spin_allowed();
+	int64_t start = now_ns(), now = start;
+	int n = 0;
+
+	if (!config.spin_ns)
+		return 0;
+	while (now - start < budget && now < deadline) {
+		uint32_t cpu = cpu_now();
+		uint32_t peer = atomic_load_explicit(&set->last_cpu, memory_order_relaxed);
+		set_lock(set);
+		set->pass++;
+		n = collect(set, events, max, false);
+		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
+			int k = real.epoll_wait(epfd, events, max, 0);
+			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
+			n = k > 0 ? translate(set, events, k) : 0;
+		}
+		set_unlock(set);
+		if (n || self.signals != signals)
+			break;
+		if (crowded || cpu == peer)
+			spin_share(!crowded, cpu);
+		else
+			for (int i = 0; i < 8; i++)
+				cpu_relax();
+		now = now_ns();
+	}
+	if (n) {
+		if (budget < config.spin_ns)
+			atomic_store_explicit(&set->spin_ns, budget * 2 < config.spin_ns ? budget * 2 : config.spin_ns,
+			                      memory_order_relaxed);
+	} else if (budget > config.spin_ns / 16) {
+		atomic_store_explicit(&set->spin_ns, budget / 2, memory_order_relaxed);
+	}
+	return n ? n : self.signals != signals ? -1 : 0;
+}
+
+/* The wait of a set with managed members. timeout_ns < 0: for ever. */
+static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns)
+{
+	int64_t now = now_ns();
+	int64_t deadline = timeout_ns < 0 ? INT64_MAX : now + timeout_ns;
+	uint64_t signals = self.signals;
+	bool spun = false;
+
+	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+		rpc_poll();
+	for (;;) {
+		set_lock(set);
+		set->pass++;
+		int n = 0;
+		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
+		if (look) {
+			int k = real.epoll_wait(epfd, events, max, 0);
+			if (k < 0) {
+				set_unlock(set);
+				return -1;
+			}
+			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
+			n = translate(set, events, k);
+		}
+		n += collect(set, events + n, max - n, false);
+		if (!n && !look && timeout_ns == 0) {
+			int k = real.epoll_wait(epfd, events, max, 0);
+			if (k > 0)
+				n = translate(set, events, k);
+		}
+		set_unlock(set);
+		if (n || timeout_ns == 0 || (deadline != INT64_MAX && now >= deadline))
+			return n;
+		if (!spun) {
+			spun = true;
+			n = set_spin(set, epfd, events, max, deadline, signals);
+			if (n > 0)
+				return n;
+		}
+		if (self.signals != signals) {
+			errno = EINTR;
+			return -1;
+		}
+		/* sleep */
+		struct bell *asleep[16];
+		uint32_t asleep_len;
+		set_lock(set);
+		if (set->bells_len > 16) {
+			/* too many kinds of bells for one sleep: nap instead */
+			set_unlock(set);
+			int k = real.epoll_wait(epfd, events, max, 1);
+			set_lock(set);
+			set->pass++;
+			n = k > 0 ? translate(set, events, k) : 0;
+			set_unlock(set);
+			if (n || (k < 0 && errno == EINTR))
+				return n ? n : -1;
+			now = now_ns();
+			continue;
+		}
+		set_sleep_begin(set); /* full fence; then look once more, at all of them */
+		asleep_len = set->bells_len;
+		for (uint32_t i = 0; i < asleep_len; i++) {
+			asleep[i] = set->bells[i].bell;
+			atomic_fetch_add(&asleep[i]->refs, 1);
+		}
+		set->pass++;
+		n = collect(set, events, max, true);
+		set_unlock(set);
+		int k = 0, failed = 0;
+		if (!n) {
+			int64_t until = deadline;
+			bool trim = atomic_load(&set->trim_due);
+			if (trim && (deadline == INT64_MAX || deadline - now_ns() > TRIM_AFTER_NS))
+				until = now_ns() + TRIM_AFTER_NS;
+			else
+				trim = false;
+			k = sleep_epoll(epfd, events, max, until, signals);
+			failed = errno;
+			if (trim && k == 0) {
+				atomic_store(&set->trim_due, false);
+				set_trim(set);
+			} else if (k > 0) {
+				atomic_store(&set->trim_due, true);
+			}
+		}
+		set_sleep_end(asleep, asleep_len);
+		shim_lock_take();
+		for (uint32_t i = 0; i < asleep_len; i++)
+			bell_unref(asleep[i]);
+		shim_lock_drop();
+		if (n)
+			return n;
+		now = now_ns();
+		atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
+		if (k < 0) {
+			errno = failed;
+			return -1;
+		}
+		if (k > 0) {
+			set_lock(set);
+			set->pass++;
+			n = translate(set, events, k);
+			if (n < max)
+				n += collect(set, events + n, max - n, false);
+			set_unlock(set);
+			if (n)
+				return n;
+		}
+		if (self.signals != signals) {
+			errno = EINTR;
+			return -1;
+		}
+	}
+}
+
+/* Wakes the threads asleep in a set, so that they look at members that were added or changed meanwhile. */
+void set_rescan(struct set *set)
+{
+	uint64_t one = 1;
+
+	set_lock(set);
+	if (set->bells_len && (atomic_load(set->bells[0].bell->word) & 0xffff) &&
+	    real.write(set->bells[0].bell->fd, &one, sizeof(one)) < 0)
+		shim_log("cannot wake a waiting thread: %d", errno);
+	set_unlock(set);
+}
+
+static int wait_common(int epfd, struct epoll_event *events, int max, int64_t timeout_ns, const sigset_t *mask,
+                       int (*kernel)(int, struct epoll_event *, int, const void *, const sigset_t *),
+                       const void *timeout)
+{
+	struct set *set = set_get(epfd);
+	sigset_t old;
+
+	if (unlikely(!set || max <= 0 || !events))
+		return kernel(epfd, events, max, timeout, mask);
+	if (likely(!atomic_load_explicit(&set->managed_len, memory_order_relaxed))) {
+		if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+			rpc_poll();
+		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
+		atomic_fetch_add(&set->sitters, 1);
+		if (likely(!atomic_load(&set->managed_len))) {
+			int n = kernel(epfd, events, max, timeout, mask);
+			atomic_fetch_sub(&set->sitters, 1);
+			if (likely(!atomic_load_explicit(&set->managed_len, memory_order_acquire)) || n < 0)
+				return n;
+			int failed = errno;
+			set_lock(set);
+			set->pass++;
+			n = translate(set, events, n);
+			wake_sitters(set); /* the next one that does not know yet */
+			set_unlock(set);
+			errno = failed;
+			if (n || timeout_ns == 0)
+				return n;
+			if (timeout_ns > 0 && start) {
+				timeout_ns -= now_ns() - start;
+				if (timeout_ns < 0)
+					timeout_ns = 0;
+			}
+		} else {
+			atomic_fetch_sub(&set->sitters, 1);
+		}
+	}
+	if (mask)
+		pthread_sigmask(SIG_SETMASK, mask, &old);
+	int n = set_wait(set, epfd, events, max, timeout_ns);
+	int failed = errno;
+	if (mask)
+		pthread_sigmask(SIG_SETMASK, &old, NULL);
+	errno = failed;
+	return n;
+}
+
+static int kernel_wait(int epfd, struct epoll_event *events, int max, const void *timeout, const sigset_t *mask)
+{
+	return mask ? real.epoll_pwait(epfd, events, max, *(const int *)timeout, mask)
+	            : real.epoll_wait(epfd, events, max, *(const int *)timeout);
+}
+
+static int kernel_wait2(int epfd, struct epoll_event *events, int max, const void *timeout, const sigset_t *mask)
+{
+	return real.epoll_pwait2(epfd, events, max, timeout, mask);
+}
+
+EXPORT int epoll_wait(int epfd, struct epoll_event *events, int max, int timeout)
+{
+	return wait_common(epfd, events, max, timeout < 0 ? -1 : timeout * 1000000ll, NULL, kernel_wait, &timeout);
+}
+
+EXPORT int epoll_pwait(int epfd, struct epoll_event *events, int max, int timeout, const sigset_t *mask)
+{
+	return wait_common(epfd, events, max, timeout < 0 ? -1 : timeout * 1000000ll, mask, kernel_wait, &timeout);
+}
+
+EXPORT int epoll_pwait2(int epfd, struct epoll_event *events, int max, const struct timespec *timeout,
+                        const sigset_t *mask)
+{
+	int64_t ns = timeout ? timeout->tv_sec * 1000000000ll + timeout->tv_nsec : -1;
+
+	return wait_common(epfd, events, max, ns, mask, kernel_wait2, timeout);
+}
+
+/* poll() on an epoll descriptor: whether any managed member has something to report, without taking edges. */
+bool set_has_ready(struct file *file)
+{
+	struct set *set = (struct set *)file;
+	bool found = false;
+
+	set_lock(set);
+	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
+		struct member *member = set->managed[i];
+		found = !member->disabled && (conn_ready(member->conn, member->fd, 0) &
+		                              (member->events | EPOLLERR | EPOLLHUP));
+	}
+	set_unlock(set);
+	return found;
+}
+
+bool set_is_managed(struct file *file)
+{
+	return atomic_load(&((struct set *)file)->managed_len) != 0;
+}
+
+int set_bells(struct file *file, struct bell **out, int room)
+{
+	struct set *set = (struct set *)file;
+	int n = 0;
+
+	set_lock(set);
+	for (uint32_t i = 0; i < set->bells_len && n < room; i++)
+		out[n++] = set->bells[i].bell;
+	set_unlock(set);
+	return n;
+}

@@ -1,0 +1,604 @@
+/* shim_fd.c - the calls that make, change, duplicate and end descriptors, and those that make or replace processes. */
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#ifndef TCP_FASTOPEN_CONNECT
+#define TCP_FASTOPEN_CONNECT 30
+#endif
+#ifndef TCP_REPAIR
+#define TCP_REPAIR 19
+#endif
+#ifndef TCP_ULP
+#define TCP_ULP 31
+#endif
+#ifndef TCP_ZEROCOPY_RECEIVE
+#define TCP_ZEROCOPY_RECEIVE 35
+#endif
+#ifndef SO_PEEK_OFF
+#define SO_PEEK_OFF 42
+#endif
+#ifndef SO_ZEROCOPY
+#define SO_ZEROCOPY 60
+#endif
+
+static bool own(int fd)
+{
+	struct file *file = file_get(fd);
+
+	return unlikely(file && file->kind == FILE_OWN);
+}
+
+static int bad_fd(void)
+{
+	errno = EBADF;
+	return -1;
+}
+
+/* What the table holds of a number that the program ends or overwrites. */
+static void forget(int fd, bool closing)
+{
+	struct file *file = file_get(fd);
+
+	if (likely(!file))
+		return;
+	if (file->kind == FILE_CONN)
+		conn_forget(fd, closing);
+	else if (file->kind == FILE_SET)
+		set_forget(fd);
+}
+
+/* A new number: an entry left there belongs to a descriptor that was closed where we could not see it. */
+static void fresh(int fd)
+{
+	if (fd >= 0)
+		forget(fd, false);
+}
+
+EXPORT int socket(int domain, int type, int protocol)
+{
+	int fd = real.socket(domain, type, protocol);
+
+	if (fd < 0)
+		return fd;
+	int saved = errno;
+	fresh(fd);
+	int kind = type & ~(SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if ((domain == AF_INET || domain == AF_INET6) && kind == SOCK_STREAM && fd_table_len &&
+	    (protocol == 0 || protocol == IPPROTO_TCP))
+		conn_new(fd, domain, ROLE_UNKNOWN);
+	errno = saved;
+	return fd;
+}
+
+static bool is_loopback(const struct sockaddr *address)
+{
+	if (address->sa_family == AF_INET)
+		return ((const uint8_t *)&((const struct sockaddr_in *)address)->sin_addr)[0] == 127;
+	if (address->sa_family == AF_INET6) {
+		const struct in6_addr *addr = &((const struct sockaddr_in6 *)address)->sin6_addr;
+		return IN6_IS_ADDR_LOOPBACK(addr) || (IN6_IS_ADDR_V4MAPPED(addr) && addr->s6_addr[12] == 127);
+	}
+	return false;
+}
+
+static bool same_host(int fd, const struct sockaddr *peer)
+{
+	struct sockaddr_storage mine;
+	socklen_t len = sizeof(mine);
+
+	if (is_loopback(peer))
+		return true;
+	if (getsockname(fd, (struct sockaddr *)&mine, &len) < 0 || mine.ss_family != peer->sa_family)
+		return false;
+	if (peer->sa_family == AF_INET)
+		return memcmp(&((const struct sockaddr_in *)peer)->sin_addr, &((struct sockaddr_in *)&mine)->sin_addr, 4) == 0;
+	return memcmp(&((const struct sockaddr_in6 *)peer)->sin6_addr, &((struct sockaddr_in6 *)&mine)->sin6_addr, 16) == 0;
+}
+
+static int accepted(int fd, const struct sockaddr *peer)
+{
+	if (fd < 0)
+		return fd;
+	int saved = errno;
+	fresh(fd);
+	/* A peer elsewhere: the socket is not tracked, and its calls cost nothing. */
+	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) && same_host(fd, peer))
+		conn_new(fd, peer->sa_family, ROLE_PASSIVE);
+	errno = saved;
+	return fd;
+}
+
+EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
+{
+	struct sockaddr_storage peer = {0};
+	socklen_t peer_len = sizeof(peer);
+
+	if (!address)
+		return accepted(real.accept4(fd, (struct sockaddr *)&peer, &peer_len, flags), (struct sockaddr *)&peer);
+	if (!len) {
+		return real.accept4(fd, address, len, flags);
+	}
+	int got = real.accept4(fd, (struct sockaddr *)&peer, &peer_len, flags);
+	if (got >= 0) {
+		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
+		*len = peer_len;
+	}
+	return accepted(got, (struct sockaddr *)&peer);
+}
+
+EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
+{
+	return accept4(fd, address, len, 0);
+}
+
+EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn) || !address || len < sizeof(sa_family_t))
+		return real.connect(fd, address, len);
+	struct conn_slot *slot = conn->slot;
+	if (slot_has(slot, SLOT_CONNECTED) && address->sa_family == AF_UNSPEC)
+		conn_pin(conn, REASON_UNUSUAL_OPTION); /* the socket starts over: its counts do too */
+	int result = real.connect(fd, address, len);
+	if ((result == 0 || errno == EINPROGRESS || errno == EINTR) && !slot_has(slot, SLOT_CONNECTED)) {
+		int saved = errno;
+		slot->role = ROLE_ACTIVE;
+		slot_set(slot, SLOT_CONNECTED);
+		if (!is_loopback(address) && result == 0 && !same_host(fd, address))
+			conn_pin(conn, REASON_REMOTE);
+		errno = saved;
+	}
+	return result;
+}
+
+EXPORT int listen(int fd, int backlog)
+{
+	int result = real.listen(fd, backlog);
+
+	if (result == 0 && conn_get(fd)) {
+		struct conn *conn = conn_get(fd);
+		/* A listener carries no bytes. In a set it has a registration, so it stays known there. */
+		if (!conn->members)
+			forget(fd, false);
+		else
+			conn_pin(conn, REASON_NONE);
+	}
+	return result;
+}
+
+EXPORT int shutdown(int fd, int how)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.shutdown(fd, how);
+	struct conn_slot *slot = conn->slot;
+	bool managed = conn->managed, wr = how == SHUT_WR || how == SHUT_RDWR;
+	if (managed && wr) {
+		slot_lock(&slot->tx_lock);
+		if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */
+			atomic_store(&conn->channel.local->shut_wr, 1);
+	}
+	int result = real.shutdown(fd, how);
+	int saved = errno;
+	if (result == 0 && wr)
+		slot_set(slot, SLOT_WR_SHUT);
+	if (result == 0 && (how == SHUT_RD || how == SHUT_RDWR))
+		slot_set(slot, SLOT_RD_SHUT);
+	if (managed && wr)
+		slot_unlock(&slot->tx_lock);
+	errno = saved;
+	return result;
+}
+
+EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (unlikely(conn && conn->managed && level == SOL_SOCKET && name == SO_ERROR && value && len &&
+	             *len >= sizeof(int))) {
+		conn_probe(conn, fd);
+		int error = (int)atomic_exchange((_Atomic uint32_t *)&conn->slot->error, 0);
+		if (error) {
+			memcpy(value, &error, sizeof(error));
+			*len = sizeof(error);
+			return 0;
+		}
+	}
+	if (unlikely(own(fd)))
+		return bad_fd();
+	return real.getsockopt(fd, level, name, value, len);
+}
+
+EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return own(fd) ? bad_fd() : real.setsockopt(fd, level, name, value, len);
+	int result = real.setsockopt(fd, level, name, value, len);
+	if (result < 0)
+		return result;
+	int saved = errno;
+	if (level == SOL_SOCKET && name == SO_RCVLOWAT && len >= sizeof(int)) {
+		int low;
+		memcpy(&low, value, sizeof(low));
+		slot_rcvlowat(conn->slot) = low > 0 ? (uint64_t)low : 1;
+	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
+		conn_pin(conn, REASON_UNUSUAL_OPTION);
+	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
+		conn_pin(conn, REASON_URGENT_DATA);
+	} else if (level == IPPROTO_TCP && (name == TCP_FASTOPEN_CONNECT)) {
+		conn_pin(conn, REASON_FAST_OPEN);
+	} else if (level == IPPROTO_TCP && (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE)) {
+		conn_pin(conn, REASON_UNUSUAL_OPTION);
+	} else if (level == IPPROTO_TCP && name == TCP_ULP) {
+		conn_pin(conn, REASON_KERNEL_TLS);
+	}
+	errno = saved;
+	return result;
+}
+
+EXPORT int ioctl(int fd, unsigned long command, ...)
+{
+	va_list args;
+
+	va_start(args, command);
+	void *argument = va_arg(args, void *);
+	va_end(args);
+	struct conn *conn = conn_get(fd);
+	if (likely(!conn || !conn->managed))
+		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
+	int result = real.ioctl(fd, command, argument);
+	if (result == 0 && command == FIONREAD && argument) {
+		int64_t there = word_load(conn->slot->rx_path) == PATH_RING ? channel_rx_avail(&conn->channel) : 0;
+		if (there > 0)
+			*(int *)argument = (int)there;
+	} else if (result == 0 && command == FIOASYNC) {
+		conn_pin(conn, REASON_ASYNC_SIGNAL_IO);
+	}
+	return result;
+}
+
+/* ---- closing ---- */
+EXPORT int close(int fd)
+{
+	struct file *file = file_get(fd);
+
+	if (likely(!file))
+		return real.close(fd);
+	if (file->kind == FILE_OWN)
+		return bad_fd(); /* a loop over all numbers must not take the ground from under us */
+	forget(fd, true);
+	return real.close(fd);
+}
+
+/* glibc's own name for it; some programs call it */
+EXPORT int __close(int fd)
+{
+	return close(fd);
+}
+
+static int range_apply(unsigned first, unsigned last, int flags)
+{
+	/* around our own descriptors, which the program does not know */
+	unsigned start = first;
+	int result = 0;
+
+	for (unsigned fd = first; fd <= last && fd < fd_table_len; fd++) {
+		struct file *file = file_get((int)fd);
+		if (!file)
+			continue;
+		if (file->kind == FILE_OWN) {
+			if (fd > start && real.close_range(start, fd - 1, flags) < 0)
+				result = -1;
+			start = fd + 1;
+		} else if (!(flags & CLOSE_RANGE_CLOEXEC)) {
+			forget((int)fd, true);
+		}
+	}
+	if (start <= last && real.close_range(start, last, flags) < 0)
+		result = -1;
+	return result;
+}
+
+EXPORT int close_range(unsigned first, unsigned last, int flags)
+{
+	if (!fd_table_len || first > last || (flags & CLOSE_RANGE_UNSHARE))
+		return real.close_range(first, last, flags);
+	return range_apply(first, last, flags);
+}
+
+EXPORT void closefrom(int first)
+{
+	if (!fd_table_len)
+		real.closefrom(first);
+	else
+		range_apply(first < 0 ? 0 : (unsigned)first, ~0u, 0);
+}
+
+/* ---- duplicating ---- */
+static void duplicated(int from, int to)
+{
+	struct file *file = file_get(from);
+
+	if (likely(!file))
+		return;
+	if (file->kind == FILE_CONN)
+		conn_dup(from, to);
+	else if (file->kind == FILE_SET)
+		set_dup(from, to);
+}
+
+EXPORT int dup(int fd)
+{
+	if (own(fd))
+		return bad_fd();
+	int copy = real.dup(fd);
+	if (copy >= 0) {
+		fresh(copy);
+		duplicated(fd, copy);
+	}
+	return copy;
+}
+
+/* The program wants a number that one of our own descriptors has: ours moves. */
+static void make_way(int fd)
+{
+	if (!own(fd))
+		return;
+	/* Own descriptors are remembered by number in many places; the simplest that is right is to refuse the number. */
+}
+
+static int dup_onto(int from, int to, int flags, bool three)
+{
+	if (own(from))
+		return bad_fd();
+	make_way(to);
+	if (own(to)) {
+		errno = EMFILE;
+		return -1;
+	}
+	struct file *target = file_get(to), *source = file_get(from);
+	if (from == to || (!target && !source))
+		return three ? real.dup3(from, to, flags) : real.dup2(from, to);
+	if (real.fcntl64(from, F_GETFD, 0) < 0)
+		return three ? real.dup3(from, to, flags) : real.dup2(from, to); /* EBADF: `to` must stay as it is */
+	forget(to, true);
+	int result = three ? real.dup3(from, to, flags) : real.dup2(from, to);
+	if (result >= 0)
+		duplicated(from, to);
+	return result;
+}
+
+EXPORT int dup2(int from, int to)
+{
+	return dup_onto(from, to, 0, false);
+}
+
+EXPORT int dup3(int from, int to, int flags)
+{
+	return dup_onto(from, to, flags, true);
+}
+
+EXPORT int fcntl64(int fd, int command, ...)
+{
+	va_list args;
+
+	va_start(args, command);
+	long argument = va_arg(args, long);
+	va_end(args);
+	struct file *file = file_get(fd);
+	if (likely(!file))
+		return real.fcntl64(fd, command, argument);
+	if (file->kind == FILE_OWN)
+		return bad_fd();
+	int result = real.fcntl64(fd, command, argument);
+	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
+		fresh(result);
+		duplicated(fd, result);
+	} else if (result >= 0 && command == F_SETFL && (argument & O_ASYNC) && file->kind == FILE_CONN) {
+		conn_pin((struct conn *)file, REASON_ASYNC_SIGNAL_IO);
+	}
+	return result;
+}
+
+EXPORT int fcntl(int fd, int command, ...)
+{
+	va_list args;
+
+	va_start(args, command);
+	long argument = va_arg(args, long);
+	va_end(args);
+	return fcntl64(fd, command, argument);
+}
+
+/* ---- stdio ---- */
+static ssize_t cookie_read(void *cookie, char *buf, size_t n)
+{
+	return read((int)(intptr_t)cookie, buf, n);
+}
+
+static ssize_t cookie_write(void *cookie, const char *buf, size_t n)
+{
+	size_t done = 0;
+
+	while (done < n) { /* stdio takes a short count for an error */
+		ssize_t put = write((int)(intptr_t)cookie, buf + done, n - done);
+		if (put < 0)
+			return done ? (ssize_t)done : 0;
+		done += (size_t)put;
+	}
+	return (ssize_t)done;
+}
+
+static int cookie_close(void *cookie)
+{
+	return close((int)(intptr_t)cookie);
+}
+
+/* libc's streams read and write inside libc, where no shim is. A stream on a socket gets ours instead. */
+EXPORT FILE *fdopen(int fd, const char *mode)
+{
+	if (likely(!conn_get(fd)))
+		return real.fdopen(fd, mode);
+	FILE *check = NULL;
+	cookie_io_functions_t io = {.read = cookie_read, .write = cookie_write, .close = cookie_close};
+	if (!mode || !strchr("rwa", mode[0]) || !mode[0]) {
+		errno = EINVAL;
+		return check;
+	}
+	FILE *file = fopencookie((void *)(intptr_t)fd, mode, io);
+	if (file)
+		file->_fileno = fd; /* so that fileno() answers */
+	return file;
+}
+
+EXPORT int vdprintf(int fd, const char *format, va_list args)
+{
+	char *text;
+	int len = vasprintf(&text, format, args), done = 0;
+
+	while (len >= 0 && done < len) {
+		ssize_t put = write(fd, text + done, (size_t)(len - done));
+		if (put < 0)
+			break;
+		done += (int)put;
+	}
+	if (len >= 0)
+		free(text);
+	return len < 0 || done < len ? -1 : len;
+}
+
+EXPORT int dprintf(int fd, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	int result = vdprintf(fd, format, args);
+	va_end(args);
+	return result;
+}
+
+EXPORT int __vdprintf_chk(int fd, int level, const char *format, va_list args)
+{
+	(void)level;
+	return vdprintf(fd, format, args);
+}
+
+EXPORT int __dprintf_chk(int fd, int level, const char *format, ...)
+{
+	va_list args;
+
+	(void)level;
+	va_start(args, format);
+	int result = vdprintf(fd, format, args);
+	va_end(args);
+	return result;
+}
+
+/* ---- processes ---- */
+
+/* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
+EXPORT pid_t vfork(void)
+{
+	return real.fork();
+}
+
+EXPORT void _exit(int status)
+{
+	if (fd_table_len && shim_pid == (uint32_t)getpid())
+		conn_family_exit();
+	real._exit(status);
+}
+
+EXPORT void _Exit(int status)
+{
+	_exit(status);
+}
+
+/* Before root drops its rights: the provider must know us by the user who started us. */
+EXPORT int setuid(uid_t uid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.setuid(uid);
+}
+
+EXPORT int seteuid(uid_t uid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.seteuid(uid);
+}
+
+EXPORT int setreuid(uid_t ruid, uid_t euid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.setreuid(ruid, euid);
+}
+
+EXPORT int setresuid(uid_t ruid, uid_t euid, uid_t suid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.setresuid(ruid, euid, suid);
+}
+
+/* ---- raw system calls ---- */
+EXPORT long syscall(long number, ...)
+{
+	va_list args;
+	long a[6];
+
+	va_start(args, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(args, long);
+	va_end(args);
+	switch (number) {
+	case SYS_io_uring_setup:
+		/* libuv batches epoll_ctl through io_uring, past every hook: it uses epoll_ctl when there is none */
+		if (fd_table_len) {
+			errno = ENOSYS;
+			return -1;
+		}
+		break;
+	case SYS_read: return read((int)a[0], (void *)a[1], (size_t)a[2]);
+	case SYS_write: return write((int)a[0], (const void *)a[1], (size_t)a[2]);
+	case SYS_readv: return readv((int)a[0], (const struct iovec *)a[1], (int)a[2]);
+	case SYS_writev: return writev((int)a[0], (const struct iovec *)a[1], (int)a[2]);
+	case SYS_recvfrom:
+		return recvfrom((int)a[0], (void *)a[1], (size_t)a[2], (int)a[3], (struct sockaddr *)a[4], (socklen_t *)a[5]);
+	case SYS_sendto:
+		return sendto((int)a[0], (const void *)a[1], (size_t)a[2], (int)a[3], (const struct sockaddr *)a[4],
+		              (socklen_t)a[5]);
+	case SYS_recvmsg: return recvmsg((int)a[0], (struct msghdr *)a[1], (int)a[2]);
+	case SYS_sendmsg: return sendmsg((int)a[0], (const struct msghdr *)a[1], (int)a[2]);
+	case SYS_close: return close((int)a[0]);
+	case SYS_close_range: return close_range((unsigned)a[0], (unsigned)a[1], (int)a[2]);
+	case SYS_dup: return dup((int)a[0]);
+	case SYS_dup3: return dup3((int)a[0], (int)a[1], (int)a[2]);
+	case SYS_fcntl: return fcntl((int)a[0], (int)a[1], a[2]);
+	case SYS_shutdown: return shutdown((int)a[0], (int)a[1]);
+	case SYS_accept4: return accept4((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2], (int)a[3]);
+	case SYS_epoll_ctl: return epoll_ctl((int)a[0], (int)a[1], (int)a[2], (struct epoll_event *)a[3]);
+	case SYS_epoll_pwait:
+		return epoll_pwait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3], (const sigset_t *)a[4]);
+	case SYS_epoll_create1: return epoll_create1((int)a[0]);
+	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
+	case SYS_connect: return connect((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
+	}
+	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}

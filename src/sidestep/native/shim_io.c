@@ -1,0 +1,404 @@
+/*
+ * shim_io.c - the calls that move bytes. Each finds the connection, or makes the real call.
+ *
+ * A native connection's call goes to the kernel as it came, counted; a managed one's goes to conn_send or conn_recv.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/sendfile.h>
+
+#define PASS_CHUNK 65536
+
+extern void __chk_fail(void) __attribute__((noreturn));
+
+/* ---- receiving ---- */
+EXPORT ssize_t read(int fd, void *buf, size_t n)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.read(fd, buf, n);
+	if (native_rx_begin(conn))
+		return native_rx_end(conn, fd, real.read(fd, buf, n), 0);
+	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
+}
+
+EXPORT ssize_t __read_chk(int fd, void *buf, size_t n, size_t room)
+{
+	if (n > room)
+		__chk_fail();
+	return read(fd, buf, n);
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.readv(fd, iov, len);
+	if (native_rx_begin(conn))
+		return native_rx_end(conn, fd, real.readv(fd, iov, len), 0);
+	return conn_recv(conn, fd, iov, len, 0);
+}
+
+EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn || offset != -1))
+		return real.preadv2(fd, iov, len, offset, flags);
+	if (native_rx_begin(conn))
+		return native_rx_end(conn, fd, real.preadv2(fd, iov, len, offset, flags), 0);
+	return conn_recv(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
+}
+
+EXPORT ssize_t preadv64v2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
+{
+	return preadv2(fd, iov, len, offset, flags);
+}
+
+EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.recv(fd, buf, n, flags);
+	if (native_rx_begin(conn))
+		return native_rx_end(conn, fd, real.recv(fd, buf, n, flags), flags);
+	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
+}
+
+EXPORT ssize_t __recv_chk(int fd, void *buf, size_t n, size_t room, int flags)
+{
+	if (n > room)
+		__chk_fail();
+	return recv(fd, buf, n, flags);
+}
+
+EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.recvfrom(fd, buf, n, flags, address, len);
+	if (native_rx_begin(conn))
+		return native_rx_end(conn, fd, real.recvfrom(fd, buf, n, flags, address, len), flags);
+	ssize_t got = conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
+	if (got >= 0 && address && len)
+		*len = 0; /* a stream tells no address, as the kernel's TCP does */
+	return got;
+}
+
+EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address,
+                              socklen_t *len)
+{
+	if (n > room)
+		__chk_fail();
+	return recvfrom(fd, buf, n, flags, address, len);
+}
+
+/* Descriptors that arrive are new numbers: whatever the table held of them is void; a TCP socket among them was used by
+ * somebody else, whose counts are unknown, so it stays untracked, on TCP. */
+EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn || !message))
+		return real.recvmsg(fd, message, flags);
+	if (native_rx_begin(conn))
+		return native_rx_end(conn, fd, real.recvmsg(fd, message, flags), flags);
+	if (flags & (MSG_OOB | MSG_ERRQUEUE))
+		return real.recvmsg(fd, message, flags);
+	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
+	if (got >= 0) {
+		message->msg_namelen = 0;
+		message->msg_controllen = 0;
+		message->msg_flags = flags & MSG_CMSG_CLOEXEC;
+	}
+	return got;
+}
+
+EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
+{
+	struct conn *conn = conn_get(fd);
+	unsigned done = 0;
+
+	if (likely(!conn))
+		return real.recvmmsg(fd, messages, len, flags, timeout);
+	int64_t deadline = timeout ? now_ns() + timeout->tv_sec * 1000000000ll + timeout->tv_nsec : INT64_MAX;
+	while (done < len && done < 1024) {
+		ssize_t got = recvmsg(fd, &messages[done].msg_hdr, flags & ~MSG_WAITFORONE);
+		if (got < 0)
+			return done ? (int)done : -1;
+		messages[done++].msg_len = (unsigned)got;
+		if (got == 0 || (timeout && now_ns() >= deadline))
+			break;
+		if (flags & MSG_WAITFORONE)
+			flags |= MSG_DONTWAIT;
+	}
+	return (int)done;
+}
+
+/* ---- sending ---- */
+EXPORT ssize_t write(int fd, const void *buf, size_t n)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.write(fd, buf, n);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, fd, real.write(fd, buf, n));
+	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
+}
+
+EXPORT ssize_t writev(int fd, const struct iovec *iov, int len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.writev(fd, iov, len);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, fd, real.writev(fd, iov, len));
+	return conn_send(conn, fd, iov, len, 0);
+}
+
+EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn || offset != -1))
+		return real.pwritev2(fd, iov, len, offset, flags);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
+	return conn_send(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
+}
+
+EXPORT ssize_t pwritev64v2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
+{
+	return pwritev2(fd, iov, len, offset, flags);
+}
+
+EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.send(fd, buf, n, flags);
+	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
+		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, fd, real.send(fd, buf, n, flags));
+	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
+}
+
+EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn))
+		return real.sendto(fd, buf, n, flags, address, len);
+	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
+		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, fd, real.sendto(fd, buf, n, flags, address, len));
+	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
+}
+
+/* A socket that is passed on is used by somebody whose calls we do not see. */
+static void pin_passed(const struct msghdr *message)
+{
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+	     header = CMSG_NXTHDR((struct msghdr *)message, header)) {
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < count; i++) {
+			int fd;
+			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+			struct conn *conn = conn_get(fd);
+			if (conn)
+				conn_pin(conn, REASON_PASSED);
+		}
+	}
+}
+
+EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (likely(!conn || !message)) {
+		if (message && message->msg_control)
+			pin_passed(message);
+		return real.sendmsg(fd, message, flags);
+	}
+	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
+		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, fd, real.sendmsg(fd, message, flags));
+	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
+}
+
+EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
+{
+	struct conn *conn = conn_get(fd);
+	unsigned done = 0;
+
+	if (likely(!conn)) {
+		for (unsigned i = 0; i < len; i++)
+			if (messages[i].msg_hdr.msg_control)
+				pin_passed(&messages[i].msg_hdr);
+		return real.sendmmsg(fd, messages, len, flags);
+	}
+	while (done < len && done < 1024) {
+		ssize_t sent = sendmsg(fd, &messages[done].msg_hdr, flags);
+		if (sent < 0)
+			return done ? (int)done : -1;
+		messages[done++].msg_len = (unsigned)sent;
+		size_t wanted = 0;
+		for (size_t i = 0; i < messages[done - 1].msg_hdr.msg_iovlen; i++)
+			wanted += messages[done - 1].msg_hdr.msg_iov[i].iov_len;
+		if ((size_t)sent < wanted)
+			break;
+	}
+	return (int)done;
+}
+
+/* ---- files and pipes ---- */
+static ssize_t read_at(int fd, void *buf, size_t n, off_t *offset)
+{
+	return offset ? real.pread64(fd, buf, n, *offset) : real.read(fd, buf, n);
+}
+
+/* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
+static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count)
+{
+	uint8_t buf[PASS_CHUNK];
+	size_t done = 0;
+	bool nonblock = real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK;
+	off_t own = offset ? *offset : lseek(in, 0, SEEK_CUR);
+	bool seekable = own >= 0;
+
+	while (done < count) {
+		size_t part = count - done < sizeof(buf) ? count - done : sizeof(buf);
+		ssize_t there = seekable ? read_at(in, buf, part, &own) : real.read(in, buf, part);
+		if (there < 0)
+			return done ? (ssize_t)done : -1;
+		if (there == 0)
+			break;
+		/* an input that cannot be put back must go out whole */
+		ssize_t sent = 0;
+		while (sent < there) {
+			ssize_t n = conn_send(conn, fd, &(struct iovec){buf + sent, (size_t)(there - sent)}, 1, 0);
+			if (n < 0 && errno == EAGAIN && !seekable) {
+				struct pollfd room = {.fd = fd, .events = POLLOUT};
+				if (poll(&room, 1, -1) >= 0)
+					continue;
+			}
+			if (n < 0)
+				break;
+			sent += n;
+		}
+		done += (size_t)sent;
+		own += sent;
+		if (sent < there) {
+			if (!done)
+				return -1;
+			break;
+		}
+		if (nonblock && !seekable)
+			break;
+	}
+	if (offset)
+		*offset = own;
+	else if (seekable)
+		lseek(in, own, SEEK_SET);
+	return (ssize_t)done;
+}
+
+EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
+{
+	struct conn *conn = conn_get(out);
+
+	if (likely(!conn))
+		return real.sendfile64(out, in, offset, count);
+	if (native_tx_begin(conn))
+		return native_tx_end(conn, out, real.sendfile64(out, in, offset, count));
+	return file_to_conn(conn, out, in, offset, count);
+}
+
+EXPORT ssize_t sendfile(int out, int in, off_t *offset, size_t count)
+{
+	return sendfile64(out, in, offset, count);
+}
+
+/* Bytes leave the ring only after the pipe has taken them. */
+static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, unsigned flags)
+{
+	uint8_t buf[PASS_CHUNK];
+	int quiet = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0;
+	int space = (int)real.fcntl64(out, F_GETPIPE_SZ, 0), used = 0;
+
+	if (space > 0 && real.ioctl(out, 0x541B /* FIONREAD */, &used) == 0 && space > used &&
+	    (size_t)(space - used) < count)
+		count = (size_t)(space - used);
+	size_t part = count < sizeof(buf) ? count : sizeof(buf);
+	ssize_t there = conn_recv(conn, fd, &(struct iovec){buf, part}, 1, quiet | MSG_PEEK);
+	if (there <= 0)
+		return there;
+	ssize_t put;
+	if (flags & SPLICE_F_NONBLOCK) {
+		struct pollfd room = {.fd = out, .events = POLLOUT};
+		if (real.poll(&room, 1, 0) != 1) {
+			errno = EAGAIN;
+			return -1;
+		}
+	}
+	put = real.write(out, buf, (size_t)there);
+	if (put > 0)
+		conn_recv(conn, fd, &(struct iovec){buf, (size_t)put}, 1, MSG_WAITALL);
+	return put;
+}
+
+EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size_t count, unsigned flags)
+{
+	struct conn *from = conn_get(in), *to = conn_get(out);
+	bool native_from = from && native_rx_begin(from), native_to = to && native_tx_begin(to);
+
+	if (likely((!from || native_from) && (!to || native_to))) {
+		ssize_t n = real.splice(in, in_offset, out, out_offset, count, flags);
+		if (native_from)
+			native_rx_end(from, in, n, 0);
+		if (native_to)
+			native_tx_end(to, out, n);
+		return n;
+	}
+	ssize_t n = -1;
+	if (from && !native_from) {
+		n = conn_to_pipe(from, in, out, count, flags);
+	} else {
+		uint8_t buf[4096];
+		size_t part = count < sizeof(buf) ? count : sizeof(buf);
+		struct pollfd room = {.fd = out, .events = POLLOUT};
+		bool quiet = (flags & SPLICE_F_NONBLOCK) || (real.fcntl64(out, F_GETFL, 0) & O_NONBLOCK);
+		int ready = poll(&room, 1, quiet ? 0 : -1);
+		if (ready == 0)
+			errno = EAGAIN;
+		if (ready == 1) {
+			/* room for a quarter ring is at least a page, so what is taken from the pipe is never lost */
+			n = real.read(in, buf, part);
+			if (n > 0)
+				n = conn_send(to, out, &(struct iovec){buf, (size_t)n}, 1, 0);
+		}
+	}
+	int saved = errno;
+	if (native_from)
+		native_rx_end(from, in, 0, 0);
+	if (native_to)
+		native_tx_end(to, out, 0);
+	errno = saved;
+	return n;
+}

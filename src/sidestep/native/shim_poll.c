@@ -1,0 +1,443 @@
+/* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sched.h>
+
+#define LOOK_EVERY_NS 20000
+#define BELLS_MAX 32
+#define SMALL 64 /* descriptors a call handles without allocating */
+
+extern void __chk_fail(void) __attribute__((noreturn));
+
+struct poller {
+	struct pollfd *fds;
+	nfds_t len;
+	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the bells */
+	struct conn **conns;   /* NULL: the kernel's alone */
+	struct file **sets;
+	uint32_t managed;
+};
+
+static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits)
+{
+	struct conn *conn = poller->conns[i];
+
+	if (!conn_switched(conn) && conn_progress(conn, poller->fds[i].fd))
+		set_conn_switched(conn);
+	uint32_t ready = conn_ready(conn, poller->fds[i].fd, kernel_bits);
+	/* EPOLL* and POLL* are the same bits on Linux */
+	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
+}
+
+/* Looks at the rings; with `look`, at the kernel too. Fills revents; the number of descriptors that have some, or -1. */
+static int poll_once(struct poller *poller, bool look)
+{
+	int ready = 0;
+
+	if (look) {
+		for (nfds_t i = 0; i < poller->len; i++) {
+			poller->kernel[i] = (struct pollfd){.fd = poller->fds[i].fd, .events = poller->fds[i].events};
+			struct conn *conn = poller->conns[i];
+			if (conn && word_load(conn->slot->tx_path) == PATH_RING)
+				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
+		}
+		if (real.poll(poller->kernel, poller->len, 0) < 0)
+			return -1;
+	}
+	for (nfds_t i = 0; i < poller->len; i++) {
+		uint32_t bits = look ? (unsigned short)poller->kernel[i].revents : 0;
+		if (poller->conns[i])
+			bits = conn_revents(poller, i, bits);
+		else if (poller->sets[i] && !(bits & POLLIN) && (poller->fds[i].events & POLLIN) &&
+		         set_has_ready(poller->sets[i]))
+			bits |= POLLIN;
+		poller->fds[i].revents = (short)bits;
+		ready += bits != 0;
+	}
+	return ready;
+}
+
+static int collect_bells(struct poller *poller, struct bell *bells[BELLS_MAX])
+{
+	int n = 0;
+
+	for (nfds_t i = 0; i < poller->len && n < BELLS_MAX; i++) {
+		struct bell *found[BELLS_MAX];
+		int len = 0;
+		if (poller->conns[i]) {
+			found[len++] = poller->conns[i]->bell;
+			if (poller->fds[i].events & (POLLOUT | POLLWRNORM) &&
+			    word_load(poller->conns[i]->slot->tx_path) == PATH_RING)
+				atomic_store(&poller->conns[i]->channel.tx_line->want_space, 1);
+		} else if (poller->sets[i]) {
+			len = set_bells(poller->sets[i], found, BELLS_MAX);
+		}
+		for (int j = 0; j < len && n < BELLS_MAX; j++) {
+			int at = 0;
+			while (at < n && bells[at] != found[j])
+				at++;
+			if (at == n)
+				bells[n++] = found[j];
+		}
+	}
+	return n;
+}
+
+static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_t *mask)
+{
+	int64_t start = now_ns(), now = start, looked_at = 0;
+	int64_t deadline = timeout_ns < 0 ? INT64_MAX : start + timeout_ns;
+	uint64_t signals = self.signals;
+	static __thread uint32_t budget = UINT32_MAX;
+	bool crowded = true, first = true;
+
+	if (budget > config.spin_ns)
+		budget = config.spin_ns;
+	if (atomic_load_explicit(&rpc_pending, memory_order_relaxed))
+		rpc_poll();
+	for (;;) {
+		/* rings first: an answer that is there costs no call at all */
+		static __thread int64_t last_look;
+		bool look = !first || now - last_look > LOOK_EVERY_NS;
+		int n = poll_once(poller, look);
+		if (look)
+			last_look = now;
+		if (n == 0 && !look && timeout_ns == 0) {
+			n = poll_once(poller, true);
+			last_look = now;
+		}
+		if (n || timeout_ns == 0)
+			return n;
+		if (first) {
+			first = false;
+			crowded = !spin_allowed();
+			looked_at = now;
+			uint32_t peer = 0;
+			bool may_move = false;
+			for (nfds_t i = 0; i < poller->len && !peer; i++)
+				if (poller->conns[i]) {
+					peer = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
+					may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
+				}
+			while (config.spin_ns && now - start < budget && now < deadline && self.signals == signals) {
+				uint32_t cpu = cpu_now();
+				bool again = now - looked_at > LOOK_EVERY_NS;
+				n = poll_once(poller, again);
+				if (again)
+					looked_at = last_look = now;
+				if (n) {
+					budget = budget * 2 < config.spin_ns ? budget * 2 : config.spin_ns;
+					return n;
+				}
+				if (crowded || cpu == peer)
+					spin_share(!crowded && may_move, cpu);
+				else
+					for (int i = 0; i < 8; i++)
+						cpu_relax();
+				now = now_ns();
+			}
+			if (budget > config.spin_ns / 16)
+				budget /= 2;
+		}
+		if (self.signals != signals) {
+			errno = EINTR;
+			return -1;
+		}
+		if (now >= deadline)
+			return 0;
+		struct bell *bells[BELLS_MAX];
+		int bells_len = collect_bells(poller, bells);
+		int bell_fd = self_bell_fd(bells, bells_len);
+		for (int i = 0; i < bells_len; i++)
+			bell_sleep_begin(bells[i]);
+		n = poll_once(poller, true);
+		if (n == 0) {
+			poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
+			int64_t until = deadline;
+			if (bell_fd < 0 && until - now > 1000000)
+				until = now + 1000000; /* no descriptor for the bells: nap */
+			int k = sleep_poll(poller->kernel, poller->len + 1, until, signals, mask);
+			int failed = errno;
+			if (k > 0 && poller->kernel[poller->len].revents)
+				self_bells_clear();
+			for (int i = 0; i < bells_len; i++)
+				bell_sleep_end(bells[i]);
+			now = now_ns();
+			if (k < 0 && failed != EINTR) {
+				errno = failed;
+				return -1;
+			}
+			if (k < 0 || self.signals != signals) {
+				n = poll_once(poller, true);
+				if (n == 0) {
+					errno = EINTR;
+					n = -1;
+				}
+				return n;
+			}
+			continue;
+		}
+		for (int i = 0; i < bells_len; i++)
+			bell_sleep_end(bells[i]);
+		return n;
+	}
+}
+
+/* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as sitters. */
+static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
+{
+	uint32_t managed = 0;
+
+	*native = false;
+	for (nfds_t i = 0; i < len; i++) {
+		struct file *file = file_get(fds[i].fd);
+		if (likely(!file))
+			continue;
+		if (file->kind == FILE_CONN) {
+			if (((struct conn *)file)->managed)
+				managed++;
+			else if (!slot_has(((struct conn *)file)->slot, SLOT_PIN))
+				*native = true;
+		} else if (file->kind == FILE_SET && set_is_managed(file)) {
+			managed++;
+		}
+	}
+	return managed;
+}
+
+static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask, bool *retry)
+{
+	struct conn *small[SMALL], **waiting = small;
+	nfds_t n = 0;
+	int result = -1;
+
+	*retry = false;
+	if (len > SMALL && !(waiting = malloc(len * sizeof(*waiting))))
+		return real.ppoll(fds, len, timeout, mask);
+	for (nfds_t i = 0; i < len; i++) {
+		struct conn *conn = conn_get(fds[i].fd);
+		if (!conn || slot_has(conn->slot, SLOT_PIN))
+			continue;
+		native_wait_begin(conn);
+		conn_ref(conn);
+		waiting[n++] = conn;
+		*retry |= atomic_load(&conn->managed) != 0;
+	}
+	if (!*retry)
+		result = real.ppoll(fds, len, timeout, mask);
+	int saved = errno;
+	for (nfds_t i = 0; i < n; i++) {
+		native_wait_end(waiting[i]);
+		conn_unref(waiting[i]);
+	}
+	if (waiting != small)
+		free(waiting);
+	errno = saved;
+	return result;
+}
+
+static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask)
+{
+	bool native, retry;
+
+	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+		rpc_poll();
+	if (likely(!classify(fds, len, &native))) {
+		if (!native || (timeout && !timeout->tv_sec && !timeout->tv_nsec))
+			return real.ppoll(fds, len, timeout, mask);
+		int result = native_poll(fds, len, timeout, mask, &retry);
+		if (!retry)
+			return result;
+	}
+	struct pollfd small_kernel[SMALL + 1];
+	struct conn *small_conns[SMALL];
+	struct file *small_sets[SMALL];
+	struct poller poller = {fds, len, small_kernel, small_conns, small_sets, 0};
+	void *large = NULL;
+	if (len > SMALL) {
+		large = malloc((len + 1) * (sizeof(struct pollfd) + 2 * sizeof(void *)));
+		if (!large)
+			return -1;
+		poller.conns = large;
+		poller.sets = (struct file **)(poller.conns + len);
+		poller.kernel = (struct pollfd *)(poller.sets + len);
+	}
+	for (nfds_t i = 0; i < len; i++) {
+		struct file *file = file_get(fds[i].fd);
+		poller.conns[i] = NULL;
+		poller.sets[i] = NULL;
+		if (!file)
+			continue;
+		if (file->kind == FILE_CONN && ((struct conn *)file)->managed) {
+			poller.conns[i] = (struct conn *)file;
+			conn_ref(poller.conns[i]);
+		} else if (file->kind == FILE_SET && set_is_managed(file)) {
+			poller.sets[i] = file;
+		}
+	}
+	sigset_t old;
+	if (mask)
+		pthread_sigmask(SIG_SETMASK, mask, &old);
+	int result = poll_managed(&poller, timeout ? timeout->tv_sec * 1000000000ll + timeout->tv_nsec : -1, NULL);
+	int saved = errno;
+	if (mask)
+		pthread_sigmask(SIG_SETMASK, &old, NULL);
+	for (nfds_t i = 0; i < len; i++)
+		if (poller.conns[i])
+			conn_unref(poller.conns[i]);
+	free(large);
+	errno = saved;
+	return result;
+}
+
+EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
+{
+	struct timespec limit = {timeout / 1000, timeout % 1000 * 1000000l};
+	bool native;
+
+	/* nothing of ours among them: the kernel's own poll, with its own faults for bad pointers */
+	if (likely(!fd_table_len || !fds || (!classify(fds, len, &native) && !native)))
+		return real.poll(fds, len, timeout);
+	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
+}
+
+EXPORT int __poll_chk(struct pollfd *fds, nfds_t len, int timeout, size_t room)
+{
+	if (room / sizeof(*fds) < len)
+		__chk_fail();
+	return poll(fds, len, timeout);
+}
+
+EXPORT int ppoll(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask)
+{
+	if (!fd_table_len || !fds)
+		return real.ppoll(fds, len, timeout, mask);
+	return poll_common(fds, len, timeout, mask);
+}
+
+EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask, size_t room)
+{
+	if (room / sizeof(*fds) < len)
+		__chk_fail();
+	return ppoll(fds, len, timeout, mask);
+}
+
+/* ---- select: the same, told by bits ---- */
+static bool select_concerns(int len, const fd_set *r, const fd_set *w, const fd_set *e)
+{
+	if (!fd_table_len)
+		return false;
+	for (int at = 0; at < len; at += 64) {
+		uint64_t bits = 0;
+		const fd_set *sets[3] = {r, w, e};
+		for (int i = 0; i < 3; i++)
+			if (sets[i])
+				bits |= (uint64_t)sets[i]->fds_bits[at / 64];
+		while (bits) {
+			int fd = at + __builtin_ctzll(bits);
+			bits &= bits - 1;
+			struct file *file = fd < len ? file_get(fd) : NULL;
+			if (file && ((file->kind == FILE_CONN && !(slot_has(((struct conn *)file)->slot, SLOT_PIN) &&
+			                                           !((struct conn *)file)->managed)) ||
+			             (file->kind == FILE_SET && set_is_managed(file))))
+				return true;
+		}
+	}
+	return false;
+}
+
+static bool has_bit(const fd_set *set, int fd)
+{
+	return set && (set->fds_bits[fd / 64] & (1l << (fd % 64)));
+}
+
+static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout, const sigset_t *mask)
+{
+	nfds_t n = 0;
+	int found = 0;
+
+	for (int fd = 0; fd < len; fd++)
+		n += has_bit(r, fd) || has_bit(w, fd) || has_bit(e, fd);
+	struct pollfd small[SMALL], *fds = small;
+	if (n > SMALL && !(fds = malloc(n * sizeof(*fds)))) {
+		errno = ENOMEM;
+		return -1;
+	}
+	n = 0;
+	for (int fd = 0; fd < len; fd++) {
+		/* the kernel's select: POLLIN_SET, POLLOUT_SET, POLLEX_SET (fs/select.c, select(2) "Correspondence") */
+		short events = (short)((has_bit(r, fd) ? POLLIN | POLLRDNORM | POLLRDBAND : 0) |
+		                       (has_bit(w, fd) ? POLLOUT | POLLWRNORM | POLLWRBAND : 0) |
+		                       (has_bit(e, fd) ? POLLPRI : 0));
+		if (events)
+			fds[n++] = (struct pollfd){.fd = fd, .events = events};
+	}
+	int result = poll_common(fds, n, timeout, mask);
+	int saved = errno;
+	for (nfds_t i = 0; i < n && result >= 0; i++)
+		if (fds[i].revents & POLLNVAL) {
+			result = -1;
+			saved = EBADF;
+		}
+	if (result >= 0) {
+		for (nfds_t i = 0; i < n; i++) {
+			int fd = fds[i].fd;
+			long bit = 1l << (fd % 64);
+			short got = fds[i].revents;
+			if (has_bit(r, fd)) {
+				if (got & (POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR))
+					found++;
+				else
+					r->fds_bits[fd / 64] &= ~bit;
+			}
+			if (has_bit(w, fd)) {
+				if (got & (POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR))
+					found++;
+				else
+					w->fds_bits[fd / 64] &= ~bit;
+			}
+			if (has_bit(e, fd)) {
+				if (got & POLLPRI)
+					found++;
+				else
+					e->fds_bits[fd / 64] &= ~bit;
+			}
+		}
+		result = found;
+	}
+	if (fds != small)
+		free(fds);
+	errno = saved;
+	return result;
+}
+
+EXPORT int select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout)
+{
+	if (likely(!select_concerns(len, r, w, e)) || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)))
+		return real.select(len, r, w, e, timeout);
+	struct timespec limit, *given = NULL;
+	int64_t start = 0;
+	if (timeout) {
+		limit = (struct timespec){timeout->tv_sec + timeout->tv_usec / 1000000, timeout->tv_usec % 1000000 * 1000};
+		given = &limit;
+		start = now_ns();
+	}
+	int result = select_by_poll(len, r, w, e, given, NULL);
+	if (timeout) { /* Linux tells what is left */
+		int64_t left = limit.tv_sec * 1000000000ll + limit.tv_nsec - (now_ns() - start);
+		if (left < 0)
+			left = 0;
+		timeout->tv_sec = left / 1000000000;
+		timeout->tv_usec = left % 1000000000 / 1000;
+	}
+	return result;
+}
+
+EXPORT int pselect(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout, const sigset_t *mask)
+{
+	if (likely(!select_concerns(len, r, w, e)))
+		return real.pselect(len, r, w, e, timeout, mask);
+	return select_by_poll(len, r, w, e, timeout, mask);
+}

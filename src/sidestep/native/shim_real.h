@@ -1,0 +1,84 @@
+/* shim_real.h - the C library's own functions, found once. X(result, name, parameters, arguments) */
+#ifndef SIDESTEP_SHIM_REAL_H
+#define SIDESTEP_SHIM_REAL_H
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#define REAL_FUNCTIONS(X) \
+	X(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n)) \
+	X(ssize_t, write, (int fd, const void *buf, size_t n), (fd, buf, n)) \
+	X(ssize_t, readv, (int fd, const struct iovec *iov, int n), (fd, iov, n)) \
+	X(ssize_t, writev, (int fd, const struct iovec *iov, int n), (fd, iov, n)) \
+	X(ssize_t, preadv2, (int fd, const struct iovec *iov, int n, off_t o, int f), (fd, iov, n, o, f)) \
+	X(ssize_t, pwritev2, (int fd, const struct iovec *iov, int n, off_t o, int f), (fd, iov, n, o, f)) \
+	X(ssize_t, pread64, (int fd, void *buf, size_t n, off_t o), (fd, buf, n, o)) \
+	X(ssize_t, recv, (int fd, void *buf, size_t n, int f), (fd, buf, n, f)) \
+	X(ssize_t, recvfrom, (int fd, void *buf, size_t n, int f, struct sockaddr *a, socklen_t *l), (fd, buf, n, f, a, l)) \
+	X(ssize_t, recvmsg, (int fd, struct msghdr *m, int f), (fd, m, f)) \
+	X(int, recvmmsg, (int fd, struct mmsghdr *m, unsigned n, int f, struct timespec *t), (fd, m, n, f, t)) \
+	X(ssize_t, send, (int fd, const void *buf, size_t n, int f), (fd, buf, n, f)) \
+	X(ssize_t, sendto, (int fd, const void *buf, size_t n, int f, const struct sockaddr *a, socklen_t l), \
+	  (fd, buf, n, f, a, l)) \
+	X(ssize_t, sendmsg, (int fd, const struct msghdr *m, int f), (fd, m, f)) \
+	X(int, sendmmsg, (int fd, struct mmsghdr *m, unsigned n, int f), (fd, m, n, f)) \
+	X(ssize_t, sendfile64, (int out, int in, off_t *o, size_t n), (out, in, o, n)) \
+	X(ssize_t, splice, (int in, off_t *io, int out, off_t *oo, size_t n, unsigned f), (in, io, out, oo, n, f)) \
+	X(int, socket, (int d, int t, int p), (d, t, p)) \
+	X(int, accept, (int fd, struct sockaddr *a, socklen_t *l), (fd, a, l)) \
+	X(int, accept4, (int fd, struct sockaddr *a, socklen_t *l, int f), (fd, a, l, f)) \
+	X(int, connect, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
+	X(int, listen, (int fd, int n), (fd, n)) \
+	X(int, shutdown, (int fd, int how), (fd, how)) \
+	X(int, getsockopt, (int fd, int level, int name, void *v, socklen_t *l), (fd, level, name, v, l)) \
+	X(int, setsockopt, (int fd, int level, int name, const void *v, socklen_t l), (fd, level, name, v, l)) \
+	X(int, close, (int fd), (fd)) \
+	X(int, close_range, (unsigned a, unsigned b, int f), (a, b, f)) \
+	X(void, closefrom, (int a), (a)) \
+	X(int, dup, (int fd), (fd)) \
+	X(int, dup2, (int a, int b), (a, b)) \
+	X(int, dup3, (int a, int b, int f), (a, b, f)) \
+	X(int, fcntl64, (int fd, int cmd, long arg), (fd, cmd, arg)) \
+	X(int, ioctl, (int fd, unsigned long cmd, void *arg), (fd, cmd, arg)) \
+	X(int, poll, (struct pollfd *p, nfds_t n, int t), (p, n, t)) \
+	X(int, ppoll, (struct pollfd *p, nfds_t n, const struct timespec *t, const sigset_t *s), (p, n, t, s)) \
+	X(int, select, (int n, fd_set *r, fd_set *w, fd_set *e, struct timeval *t), (n, r, w, e, t)) \
+	X(int, pselect, (int n, fd_set *r, fd_set *w, fd_set *e, const struct timespec *t, const sigset_t *s), \
+	  (n, r, w, e, t, s)) \
+	X(int, epoll_create, (int n), (n)) \
+	X(int, epoll_create1, (int f), (f)) \
+	X(int, epoll_ctl, (int e, int op, int fd, struct epoll_event *ev), (e, op, fd, ev)) \
+	X(int, epoll_wait, (int e, struct epoll_event *ev, int n, int t), (e, ev, n, t)) \
+	X(int, epoll_pwait, (int e, struct epoll_event *ev, int n, int t, const sigset_t *s), (e, ev, n, t, s)) \
+	X(int, epoll_pwait2, (int e, struct epoll_event *ev, int n, const struct timespec *t, const sigset_t *s), \
+	  (e, ev, n, t, s)) \
+	X(pid_t, fork, (void), ()) \
+	X(pid_t, _Fork, (void), ()) \
+	X(int, execve, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
+	X(int, fexecve, (int fd, char *const a[], char *const e[]), (fd, a, e)) \
+	X(int, execvpe, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
+	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode)) \
+	X(int, setuid, (uid_t u), (u)) \
+	X(int, seteuid, (uid_t u), (u)) \
+	X(int, setreuid, (uid_t a, uid_t b), (a, b)) \
+	X(int, setresuid, (uid_t a, uid_t b, uid_t c), (a, b, c)) \
+	X(int, sigaction, (int s, const struct sigaction *a, struct sigaction *o), (s, a, o))
+
+struct real {
+#define X(result, name, params, args) result (*name) params;
+	REAL_FUNCTIONS(X)
+#undef X
+	long (*syscall)(long, long, long, long, long, long, long);
+	void (*_exit)(int) __attribute__((noreturn));
+	void (*_Exit)(int) __attribute__((noreturn));
+};
+
+extern struct real real;
+
+#endif

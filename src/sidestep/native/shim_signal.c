@@ -1,0 +1,152 @@
+/*
+ * shim_signal.c - so that a spinning or sleeping call answers signals as the kernel's would.
+ *
+ * Handlers are installed behind a trampoline that counts them: a call can then tell that one ran while it spun, and
+ * whether it was installed with SA_RESTART. A handler that arrives inside a critical section of the shim is queued again
+ * for the moment the section ends, so handlers may call any hooked function.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+
+static struct handler {
+	void (*function)(int);
+	int flags;
+} handlers[_NSIG];
+static sigset_t interrupting; /* siginterrupt(3): signal() leaves SA_RESTART out for these */
+
+static bool synchronous(int sig, const siginfo_t *info)
+{
+	return info->si_code > 0 && (sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL || sig == SIGTRAP ||
+	                             sig == SIGSYS);
+}
+
+static void trampoline(int sig, siginfo_t *info, void *context)
+{
+	struct handler handler = handlers[sig];
+
+	if (self.critical && !synchronous(sig, info) &&
+	    self.signals_deferred < sizeof(self.deferred) / sizeof(*self.deferred)) {
+		self.deferred[self.signals_deferred++] = *info;
+		return;
+	}
+	self.signals++;
+	if (!(handler.flags & SA_RESTART))
+		self.signals_interrupting++;
+	self.sleep = (struct timespec){0, 0};
+	if (handler.flags & SA_SIGINFO)
+		((void (*)(int, siginfo_t *, void *))(void *)handler.function)(sig, info, context);
+	else
+		handler.function(sig);
+}
+
+void critical_flush(void)
+{
+	int saved = errno;
+
+	while (self.signals_deferred) {
+		siginfo_t info = self.deferred[--self.signals_deferred];
+		real.syscall(SYS_rt_tgsigqueueinfo, getpid(), self.tid ? (long)self.tid : (long)thread_init(), info.si_signo,
+		             (long)&info, 0, 0);
+	}
+	errno = saved;
+}
+
+EXPORT int sigaction(int sig, const struct sigaction *act, struct sigaction *old)
+{
+	struct sigaction mine, before;
+
+	if (sig < 1 || sig >= _NSIG || !fd_table_len)
+		return real.sigaction(sig, act, old);
+	struct handler previous = handlers[sig];
+	bool ours = act && act->sa_handler != SIG_DFL && act->sa_handler != SIG_IGN;
+	if (ours) {
+		mine = *act;
+		handlers[sig] = (struct handler){act->sa_handler, act->sa_flags};
+		mine.sa_sigaction = trampoline;
+		mine.sa_flags |= SA_SIGINFO;
+	}
+	int result = real.sigaction(sig, ours ? &mine : act, &before);
+	if (result < 0) {
+		handlers[sig] = previous;
+		return result;
+	}
+	if (before.sa_sigaction == trampoline) {
+		before.sa_handler = previous.function;
+		if (!(previous.flags & SA_SIGINFO))
+			before.sa_flags &= ~SA_SIGINFO;
+	}
+	if (old)
+		*old = before;
+	return result;
+}
+
+typedef void (*handler_function)(int);
+
+static handler_function install(int sig, handler_function function, int flags)
+{
+	struct sigaction act = {.sa_handler = function, .sa_flags = flags}, old;
+
+	sigemptyset(&act.sa_mask);
+	if (sig > 0 && sig < _NSIG && !(flags & SA_NODEFER))
+		sigaddset(&act.sa_mask, sig);
+	return sigaction(sig, &act, &old) < 0 ? SIG_ERR : old.sa_handler;
+}
+
+EXPORT handler_function signal(int sig, handler_function function)
+{
+	if (sig < 1 || sig >= _NSIG || function == SIG_ERR) {
+		errno = EINVAL;
+		return SIG_ERR;
+	}
+	return install(sig, function, sigismember(&interrupting, sig) == 1 ? 0 : SA_RESTART);
+}
+
+EXPORT handler_function bsd_signal(int sig, handler_function function)
+{
+	return signal(sig, function);
+}
+
+EXPORT handler_function ssignal(int sig, handler_function function)
+{
+	return signal(sig, function);
+}
+
+EXPORT handler_function __sysv_signal(int sig, handler_function function)
+{
+	return install(sig, function, (int)(SA_RESETHAND | SA_NODEFER));
+}
+
+EXPORT handler_function sysv_signal(int sig, handler_function function)
+{
+	return __sysv_signal(sig, function);
+}
+
+EXPORT int siginterrupt(int sig, int on)
+{
+	struct sigaction act;
+
+	if (sigaction(sig, NULL, &act) < 0)
+		return -1;
+	if (on) {
+		sigaddset(&interrupting, sig);
+		act.sa_flags &= ~SA_RESTART;
+	} else {
+		sigdelset(&interrupting, sig);
+		act.sa_flags |= SA_RESTART;
+	}
+	return sigaction(sig, &act, NULL);
+}
+
+void signals_init(void)
+{
+	sigemptyset(&interrupting);
+	/* Handlers installed before us (by another preloaded library) are put behind the trampoline too. */
+	for (int sig = 1; sig < _NSIG; sig++) {
+		struct sigaction act;
+		if (real.sigaction(sig, NULL, &act) == 0 && act.sa_handler != SIG_DFL && act.sa_handler != SIG_IGN)
+			sigaction(sig, &act, NULL);
+	}
+}

@@ -1,0 +1,501 @@
+/*
+ * shim_wait.c - bells, spinning, sleeping.
+ *
+ * A bell is what a peer rings to wake a waiter: a word in a page the peer maps read-only, and an eventfd. The word counts
+ * the sleepers (low 16 bits) and carries a generation that every sleeper moves on. A peer rings if somebody sleeps and it
+ * has not rung this generation yet. So one set with 50 busy connections is rung once a sleep, and no peer can spoil the
+ * word for another.
+ *
+ * The eventfd is never read: it sits edge-triggered in epoll sets, each write wakes every set that holds it, and nobody
+ * can take the wake-up of another away.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+#define BELL_LINE 64
+#define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
+#define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
+#define NO_BELL_POLL_NS 1000000   /* without descriptors for a bell, sleep by short naps */
+
+static struct {
+	uint8_t *base;
+	int fd;
+	uint8_t id[16];
+	uint32_t used; /* lines ever handed out; freed ones are kept in free_lines */
+	uint64_t free_lines;
+} page = {.fd = -1};
+static struct remote_bell *remote_bells;
+static uint64_t serials;
+
+/* ---- bells ---- */
+static bool page_ready(void)
+{
+	if (page.base && (page.free_lines || page.used < BELL_PAGE_BELLS))
+		return true;
+	/* full, or none yet (or the parent's): bells keep their own page descriptor number, so the old page lives on */
+	int fd = memfd_create("sidestep-bells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return false;
+	uint8_t *base = MAP_FAILED;
+	if (ftruncate(fd, 4096) == 0)
+		base = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (base == MAP_FAILED ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0 ||
+	    getrandom(page.id, sizeof(page.id), GRND_NONBLOCK) != sizeof(page.id)) {
+		if (base != MAP_FAILED)
+			munmap(base, 4096);
+		real.close(fd);
+		return false;
+	}
+	page.base = base;
+	page.fd = own_fd(fd);
+	page.used = 0;
+	page.free_lines = 0;
+	return true;
+}
+
+struct bell *bell_new_locked(void)
+{
+	struct bell *bell = NULL;
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+	if (fd < 0)
+		return NULL;
+	if (page_ready())
+		bell = calloc(1, sizeof(*bell));
+	if (!bell) {
+		real.close(fd);
+		return NULL;
+	}
+	if (page.free_lines) {
+		bell->index = (uint32_t)__builtin_ctzll(page.free_lines);
+		page.free_lines &= page.free_lines - 1;
+	} else {
+		bell->index = page.used++;
+	}
+	bell->word = (_Atomic uint64_t *)(page.base + (size_t)bell->index * BELL_LINE);
+	bell->fd = own_fd(fd);
+	bell->page_fd = page.fd;
+	bell->serial = ++serials;
+	/* A line is handed out again with another eventfd, so what peers know a bell by is an id of its own. */
+	memcpy(bell->id, page.id, sizeof(page.id));
+	for (int i = 0; i < 8; i++)
+		bell->id[i] ^= (uint8_t)(bell->serial >> 8 * i);
+	bell->refs = 1;
+	return bell;
+}
+
+struct bell *bell_new(void)
+{
+	shim_lock_take();
+	struct bell *bell = bell_new_locked();
+	shim_lock_drop();
+	return bell;
+}
+
+/* shim_lock held */
+void bell_unref(struct bell *bell)
+{
+	if (atomic_fetch_sub(&bell->refs, 1) != 1)
+		return;
+	own_fd_close(bell->fd);
+	/* The line is handed out again: generations go on, so a peer's memory of the last one rung stays right. */
+	if (bell->page_fd == page.fd)
+		page.free_lines |= 1ull << bell->index;
+	free(bell);
+}
+
+struct bell *bell_self(void)
+{
+	if (!self.bell) {
+		self.bell = bell_new();
+		thread_register();
+	}
+	return self.bell;
+}
+
+void bells_after_fork(void)
+{
+	/* Inherited connections keep their bells, shared with the parent; new bells need a page of our own. */
+	self.bell = NULL;
+	if (self.bell_epfd > 0)
+		own_fd_close(self.bell_epfd); /* the set is shared with the parent's thread */
+	self.bell_epfd = 0;
+	self.bells_len = 0;
+	page.base = NULL;
+	page.fd = -1;
+	page.used = 0;
+	page.free_lines = 0;
+}
+
+/* shim_lock held. Takes over both descriptors. */
+struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd)
+{
+	struct remote_bell *bell;
+	struct stat st;
+
+	for (bell = remote_bells; bell; bell = bell->next)
+		if (bell->index == index && memcmp(bell->id, id, 16) == 0) {
+			bell->refs++;
+			real.close(event_fd);
+			real.close(page_fd);
+			return bell;
+		}
+	int seals = fcntl(page_fd, F_GET_SEALS);
+	bell = NULL;
+	if (index < BELL_PAGE_BELLS && seals >= 0 &&
+	    (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW) && fstat(page_fd, &st) == 0 &&
+	    st.st_size == 4096)
+		bell = calloc(1, sizeof(*bell));
+	if (bell) {
+		bell->page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, page_fd, 0);
+		if (bell->page == MAP_FAILED) {
+			free(bell);
+			bell = NULL;
+		}
+	}
+	real.close(page_fd);
+	if (!bell) {
+		real.close(event_fd);
+		return NULL;
+	}
+	bell->word = (const _Atomic uint64_t *)((const uint8_t *)bell->page + (size_t)index * BELL_LINE);
+	bell->fd = own_fd(event_fd);
+	memcpy(bell->id, id, 16);
+	bell->index = index;
+	bell->refs = 1;
+	bell->rung = UINT64_MAX;
+	bell->next = remote_bells;
+	remote_bells = bell;
+	return bell;
+}
+
+/* shim_lock held */
+void remote_bell_unref(struct remote_bell *bell)
+{
+	struct remote_bell **at = &remote_bells;
+
+	if (--bell->refs)
+		return;
+	while (*at && *at != bell)
+		at = &(*at)->next;
+	if (*at)
+		*at = bell->next;
+	own_fd_close(bell->fd);
+	munmap(bell->page, 4096);
+	free(bell);
+}
+
+void remote_bell_ring_slow(struct conn *conn, uint64_t generation)
+{
+	struct remote_bell *bell = conn->remote_bell;
+	uint64_t one = 1, old;
+	int saved = errno;
+
+	if (atomic_exchange_explicit(&bell->rung, generation, memory_order_relaxed) == generation)
+		return;
+	if (real.write(bell->fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
+		/* the counter is full, which only a hostile process can do in this century: empty it and ring again */
+		if (real.read(bell->fd, &old, sizeof(old)) < 0 || real.write(bell->fd, &one, sizeof(one)) < 0)
+			shim_log("doorbell failed: %d", errno);
+	}
+	word_add(conn->slot->doorbells_sent, 1);
+	errno = saved;
+}
+
+int self_bell_fd(struct bell *const *bells, int bells_len)
+{
+	if (self.bell_epfd <= 0) {
+		self.bell_epfd = own_fd(epoll_create1(EPOLL_CLOEXEC));
+		self.bells_len = 0;
+		thread_register();
+		if (self.bell_epfd < 0)
+			return -1;
+	}
+	for (int i = 0; i < bells_len; i++) {
+		uint32_t at = 0;
+		while (at < self.bells_len && self.bells[at] != bells[i]->serial)
+			at++;
+		if (at < self.bells_len)
+			continue;
+		if (self.bells_len == sizeof(self.bells) / sizeof(*self.bells)) {
+			/* too many to remember: start over with those of this wait */
+			if (bells_len > (int)self.bells_len)
+				return -1;
+			own_fd_close(self.bell_epfd);
+			self.bell_epfd = 0;
+			return self_bell_fd(bells, bells_len);
+		}
+		struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+		if (real.epoll_ctl(self.bell_epfd, EPOLL_CTL_ADD, bells[i]->fd, &event) < 0 && errno != EEXIST)
+			return -1;
+		self.bells[self.bells_len++] = bells[i]->serial;
+	}
+	return self.bell_epfd;
+}
+
+void self_bells_clear(void)
+{
+	struct epoll_event events[32];
+
+	real.epoll_wait(self.bell_epfd, events, 32, 0);
+}
+
+/* ---- the clock of one call ---- */
+void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
+{
+	clock->deadline = timeout_ns < 0 ? INT64_MAX : now_ns() + timeout_ns;
+	clock->signals = self.signals;
+	clock->signals_interrupting = self.signals_interrupting;
+}
+
+/* ---- spinning ---- */
+static uint32_t runnable_threads(void)
+{
+	static _Atomic int64_t read_at;
+	static _Atomic uint32_t runnable;
+	static int fd = -2;
+	int64_t now = now_ns();
+
+	if (now - atomic_load_explicit(&read_at, memory_order_relaxed) < LOAD_REFRESH_NS)
+		return atomic_load_explicit(&runnable, memory_order_relaxed);
+	atomic_store_explicit(&read_at, now, memory_order_relaxed);
+	if (fd == -2)
+		fd = own_fd(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+	char text[64] = "";
+	if (fd < 0 || real.pread64(fd, text, sizeof(text) - 1, 0) <= 0) {
+		atomic_store(&runnable, UINT32_MAX); /* blind: never spin hard */
+		return UINT32_MAX;
+	}
+	/* proc(5): "0.20 0.18 0.12 RUNNING/TOTAL LASTPID"; RUNNING counts us */
+	const char *slash = strchr(text, '/');
+	uint32_t count = 0, unit = 1;
+	for (const char *at = slash; at && at > text && at[-1] >= '0' && at[-1] <= '9'; at--, unit *= 10)
+		count += (uint32_t)(at[-1] - '0') * unit;
+	atomic_store_explicit(&runnable, count, memory_order_relaxed);
+	return count;
+}
+
+bool spin_allowed(void)
+{
+	return runnable_threads() <= (uint32_t)config.ncpus;
+}
+
+/* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
+static void spread(uint32_t cpu)
+{
+	static __thread int64_t spread_at;
+	cpu_set_t all, others;
+	int64_t now = now_ns();
+
+	if (now - spread_at < SPREAD_EVERY_NS)
+		return;
+	spread_at = now;
+	if (sched_getaffinity(0, sizeof(all), &all) < 0 || CPU_COUNT(&all) < 2)
+		return;
+	others = all;
+	CPU_CLR((int)cpu - 1, &others);
+	if (sched_setaffinity(0, sizeof(others), &others) == 0)
+		sched_setaffinity(0, sizeof(all), &all);
+}
+
+void spin_share(bool may_move, uint32_t cpu)
+{
+	if (may_move)
+		spread(cpu);
+	sched_yield();
+}
+
+static bool rx_ready_now(const struct conn *conn, size_t wanted)
+{
+	int64_t there = channel_rx_avail(&conn->channel);
+
+	return there < 0 || (size_t)there >= wanted;
+}
+
+static bool tx_ready_now(const struct conn *conn, size_t wanted)
+{
+	int64_t room = channel_tx_space(&conn->channel, wanted);
+
+	return room < 0 || (size_t)room >= wanted;
+}
+
+static bool ready_now(const struct conn *conn, int want, size_t space)
+{
+	const struct conn_slot *slot = conn->slot;
+
+	if (want == WAIT_TX)
+		return tx_ready_now(conn, space) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
+	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
+		return slot_has(slot, SLOT_RX_CONSENT) &&
+		       atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire);
+	return rx_ready_now(conn, space) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
+}
+
+static bool spin(struct conn *conn, int want, size_t space, const struct wait_clock *clock)
+{
+	uint32_t budget = atomic_load_explicit(&conn->spin_ns, memory_order_relaxed);
+	uint32_t peer_cpu = want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu)
+	                                    : word_load(conn->channel.tx_peer_line->cpu);
+	bool crowded = !spin_allowed(), won = false;
+	int64_t start = now_ns(), now = start;
+
+	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
+		atomic_store_explicit(&conn->channel.rx_line->cpu, cpu_now(), memory_order_relaxed);
+	do {
+		uint32_t cpu = cpu_now();
+		if (crowded || cpu == peer_cpu) {
+			/* the peer cannot run while we do */
+			if (ready_now(conn, want, space)) {
+				won = true;
+				break;
+			}
+			spin_share(!crowded && conn->channel.local == &conn->channel.seg->side[0], cpu);
+		} else {
+			for (int i = 0; i < 32 && !won; i++) {
+				won = ready_now(conn, want, space);
+				cpu_relax();
+			}
+		}
+		now = now_ns();
+	} while (!won && now - start < budget && clock->signals == self.signals);
+	if (won) {
+		word_add(conn->slot->spins_won, 1);
+		if (budget < config.spin_ns)
+			atomic_store_explicit(&conn->spin_ns, budget * 2 < config.spin_ns ? budget * 2 : config.spin_ns,
+			                      memory_order_relaxed);
+	} else {
+		word_add(conn->slot->spins_lost, 1);
+		if (budget > config.spin_ns / 16)
+			atomic_store_explicit(&conn->spin_ns, budget / 2, memory_order_relaxed);
+	}
+	return won;
+}
+
+/* ---- sleeping ---- */
+struct sleep {
+	struct bell *bell;
+	struct conn *conn;
+};
+
+static void sleep_undo(void *argument)
+{
+	struct sleep *sleep = argument;
+
+	bell_sleep_end(sleep->bell);
+	conn_unref(sleep->conn);
+}
+
+/*
+ * ppoll that a signal cannot slip past: a handler zeroes self.sleep, so one that runs after the last look and before the
+ * kernel reads the timeout makes the call return at once. libc's wrapper would copy the timeout first, hence syscall();
+ * asynchronous cancellation around it makes it the cancellation point that recv and send are.
+ */
+static void sleep_time(int64_t deadline, uint64_t signals)
+{
+	int64_t left = deadline == INT64_MAX ? (int64_t)1 << 60 : deadline - now_ns();
+
+	if (left < 0)
+		left = 0;
+	self.sleep = (struct timespec){left / 1000000000, left % 1000000000};
+	atomic_signal_fence(memory_order_seq_cst);
+	if (self.signals != signals)
+		self.sleep = (struct timespec){0, 0};
+}
+
+int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals)
+{
+	static _Atomic bool old_kernel; /* before 5.11 there is no epoll_pwait2 */
+	int cancel, n = -1;
+
+	sleep_time(deadline, signals);
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &cancel);
+	if (!atomic_load_explicit(&old_kernel, memory_order_relaxed)) {
+		n = (int)real.syscall(SYS_epoll_pwait2, epfd, (long)events, max, (long)&self.sleep, 0, 0);
+		if (n < 0 && errno == ENOSYS)
+			atomic_store(&old_kernel, true);
+	}
+	if (atomic_load_explicit(&old_kernel, memory_order_relaxed)) {
+		struct pollfd fd = {.fd = epfd, .events = POLLIN};
+		n = (int)real.syscall(SYS_ppoll, (long)&fd, 1, (long)&self.sleep, 0, _NSIG / 8, 0);
+		if (n > 0)
+			n = real.epoll_wait(epfd, events, max, 0);
+	}
+	pthread_setcanceltype(cancel, &cancel);
+	return n;
+}
+
+int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask)
+{
+	int old;
+
+	sleep_time(deadline, signals);
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &old);
+	int n = (int)real.syscall(SYS_ppoll, (long)fds, (long)fds_len, (long)&self.sleep, (long)mask, _NSIG / 8, 0);
+	pthread_setcanceltype(old, &old);
+	return n;
+}
+
+int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
+{
+	struct conn_slot *slot = conn->slot;
+	struct bell *bell = conn->bell;
+	volatile int result = 0; /* lives across the cleanup handler's setjmp */
+
+	if (ready_now(conn, want, space))
+		return 0;
+	bool on_ring = want == WAIT_TX || word_load(slot->rx_path) == PATH_RING;
+	conn_ref(conn);
+	if (on_ring && config.spin_ns && spin(conn, want, space, clock)) {
+		conn_unref(conn);
+		return 0;
+	}
+	int64_t deadline = clock->deadline;
+	if (self_bell_fd(&bell, 1) < 0 && deadline - NO_BELL_POLL_NS > now_ns())
+		deadline = now_ns() + NO_BELL_POLL_NS;
+	struct pollfd fds[2] = {{.fd = fd}, {.fd = self.bell_epfd, .events = POLLIN}};
+	if (want == WAIT_RX)
+		fds[0].events = POLLIN | POLLRDHUP;
+	else if (!slot_has(slot, SLOT_FIN))
+		fds[0].events = POLLRDHUP;
+	struct sleep sleep = {bell, conn};
+	if (want == WAIT_TX)
+		atomic_store(&conn->channel.tx_line->want_space, 1);
+	bell_sleep_begin(bell);
+	pthread_cleanup_push(sleep_undo, &sleep);
+	if (!ready_now(conn, want, space)) {
+		int n = sleep_poll(fds, 2, deadline, clock->signals, NULL);
+		int error = errno;
+		word_add(slot->sleeps, 1);
+		if (n > 0 && fds[1].revents)
+			self_bells_clear();
+		if (n > 0 && fds[0].revents && on_ring)
+			conn_probe(conn, fd);
+		if (n < 0 && error != EINTR)
+			result = -error;
+		else if (self.signals_interrupting != clock->signals_interrupting ||
+		         (timed && self.signals != clock->signals))
+			result = -EINTR; /* signal(7): with a timeout set, SA_RESTART does not restart */
+		else if (n == 0 && deadline == clock->deadline && now_ns() >= deadline)
+			result = -ETIMEDOUT;
+	}
+	pthread_cleanup_pop(0);
+	bell_sleep_end(bell);
+	if (want == WAIT_TX)
+		atomic_store(&conn->channel.tx_line->want_space, 0);
+	conn_unref(conn);
+	return result;
+}
