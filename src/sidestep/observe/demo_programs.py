@@ -1,0 +1,171 @@
+"""The small real programs that `sidestep demo` runs: they know TCP and nothing else.
+
+``python -m sidestep.observe.demo_programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client,
+redis-check. A server prints its port on a line. A client prints one JSON object on a line and then keeps its connection
+open until its standard input ends, so that whoever runs it can look at the connection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import socket
+import statistics
+import sys
+import time
+from typing import Any, Final
+
+ECHO_LEN: Final = 64  # bytes
+BULK_LEN: Final = 16 << 20  # bytes a transfer
+SEND_LEN: Final = 1 << 20  # bytes a send
+DIGEST_LEN: Final = 32  # bytes, SHA-256
+WARMUP_S: Final = 0.2
+REDIS_VALUES: Final = 200
+REDIS_VALUE_LEN_MAX: Final = 40_000  # bytes
+_HOST: Final = "127.0.0.1"
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _finish(result: dict[str, Any]) -> None:
+    _tell(json.dumps(result))
+    sys.stdin.read()
+
+
+def _connect(port: int) -> socket.socket:
+    sock = socket.create_connection((_HOST, port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _accept() -> socket.socket:
+    with socket.create_server((_HOST, 0)) as listener:
+        _tell(str(listener.getsockname()[1]))
+        sock, _ = listener.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _receive(sock: socket.socket, view: memoryview) -> bool:
+    """Fills `view`; False where the stream ends first."""
+    filled = 0
+    while filled < len(view):
+        count = sock.recv_into(view[filled:])
+        if not count:
+            return False
+        filled += count
+    return True
+
+
+def echo_server() -> None:
+    """Sends every message of one client back."""
+    message = memoryview(bytearray(ECHO_LEN))
+    with _accept() as sock:
+        while _receive(sock, message):
+            sock.sendall(message)
+
+
+def echo_client(port: int, seconds: float) -> None:
+    """Ping-pong with echo_server; the result has the median round trip and whether each answer was what was sent."""
+    answer = memoryview(bytearray(ECHO_LEN))
+    times: list[int] = []
+    number, equal = 0, True
+    with _connect(port) as sock:
+        start = time.perf_counter_ns() + int(WARMUP_S * 1e9)
+        end = start + int(seconds * 1e9)
+        now = time.perf_counter_ns()
+        while now < end:
+            sent = now
+            message = number.to_bytes(ECHO_LEN, "little")
+            sock.sendall(message)
+            if not _receive(sock, answer):
+                sys.exit("the server closed the connection")
+            equal = equal and answer == message
+            number += 1
+            now = time.perf_counter_ns()
+            if sent >= start:
+                times.append(now - sent)
+        _finish({"value": statistics.median(times) / 1e3 if times else 0.0, "equal": equal and bool(times)})
+
+
+def bulk_server() -> None:
+    """Receives transfers of one client; answers each with a byte at its end, then with its SHA-256."""
+    buffer = memoryview(bytearray(BULK_LEN))
+    with _accept() as sock:
+        while _receive(sock, buffer):
+            sock.sendall(b"!")
+            sock.sendall(hashlib.sha256(buffer).digest())
+
+
+def bulk_client(port: int, seconds: float) -> None:
+    """Sends transfers to bulk_server; the result has the median MB/s and whether each SHA-256 was right."""
+    data = bytearray(random.Random(2002).randbytes(BULK_LEN))  # noqa: S311 - any bytes will do
+    view, equal = memoryview(data), True
+    rates: list[float] = []
+    done, digest = memoryview(bytearray(1)), memoryview(bytearray(DIGEST_LEN))
+    end = time.perf_counter() + WARMUP_S + seconds
+    with _connect(port) as sock:
+        while time.perf_counter() < end or len(rates) < 2:
+            data[:8] = len(rates).to_bytes(8, "little")
+            start = time.perf_counter()
+            for offset in range(0, BULK_LEN, SEND_LEN):
+                sock.sendall(view[offset : offset + SEND_LEN])
+            if not _receive(sock, done):
+                sys.exit("the server closed the connection")
+            rates.append(BULK_LEN / (time.perf_counter() - start) / 1e6)
+            if not _receive(sock, digest):  # summed after the clock was read: the transfer is what is measured
+                sys.exit("the server closed the connection")
+            equal = equal and digest == hashlib.sha256(data).digest()
+        _finish({"value": statistics.median(rates[1:]), "equal": equal})  # the first is the connection's youth
+
+
+def redis_check(port: int) -> None:
+    """Stores random values in a redis server and reads them back; the result says whether they are equal."""
+    source = random.Random(1989)  # noqa: S311 - any bytes will do
+    values = [source.randbytes(source.randrange(1, REDIS_VALUE_LEN_MAX)) for _ in range(REDIS_VALUES)]
+    with _connect(port) as sock, sock.makefile("rb") as answers:
+        stored = True
+        for number, value in enumerate(values):
+            sock.sendall(_command(b"SET", b"demo:%d" % number, value))
+            stored = stored and answers.readline() == b"+OK\r\n"
+        equal = True
+        for number, value in enumerate(values):
+            sock.sendall(_command(b"GET", b"demo:%d" % number))
+            expected = b"$%d\r\n%s\r\n" % (len(value), value)
+            equal = equal and answers.read(len(expected)) == expected
+        sock.sendall(_command(b"SET", b"key:__rand_int__", b"sidestep"))  # what redis-benchmark -t get asks for
+        stored = stored and answers.readline() == b"+OK\r\n"
+        _finish({"value": float(len(values)), "equal": stored and equal})
+
+
+def _command(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def main() -> None:
+    """Runs one role."""
+    parser = argparse.ArgumentParser(prog="python -m sidestep.observe.demo_programs", description=__doc__)
+    parser.add_argument("role", choices=["echo-server", "echo-client", "bulk-server", "bulk-client", "redis-check"])
+    parser.add_argument("--port", type=int, default=0, help="the server's port, for clients")
+    parser.add_argument("--seconds", type=float, default=1.0, help="measured, after a short warm-up")
+    args = parser.parse_args()
+    match args.role:
+        case "echo-server":
+            echo_server()
+        case "bulk-server":
+            bulk_server()
+        case "echo-client":
+            echo_client(args.port, args.seconds)
+        case "bulk-client":
+            bulk_client(args.port, args.seconds)
+        case "redis-check":
+            redis_check(args.port)
+
+
+if __name__ == "__main__":
+    main()
