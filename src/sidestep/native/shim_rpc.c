@@ -208,7 +208,8 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	welcomed = true;
 }
 
-static void attach(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len, bool claimer)
+/* fds has room for one more than fds_len; what is left in it is the caller's to close. */
+static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len, bool claimer)
 {
 	int segment = claimer ? fds[0] : conn->pending_segment_fd;
 	int fd = conn_fd(conn);
@@ -218,11 +219,18 @@ static void attach(struct conn *conn, const struct rpc_msg *record, int *fds, in
 
 	if (fds_len != (claimer ? 3 : 2) || fd < 0 || !local || slot_has(slot, SLOT_PIN) || word_load(slot->holders) != 1) {
 		refused(conn, word_load(slot->holders) != 1 ? REASON_SHARED_BY_FORK : REASON_NONE);
-		return;
+		return fds_len;
 	}
 	int failed = 0;
-	remote = remote_bell_get(record->bell_page_id, record->bell_index, fds[fds_len - 2], fds[fds_len - 1]);
-	fds[fds_len - 2] = fds[fds_len - 1] = -1;
+	if (!claimer) {
+		/* no longer ours to hide: channel_map asks about it by the calls that hide our own */
+		file_put(segment, NULL);
+		conn->pending_segment_fd = -1;
+		fds[fds_len++] = segment; /* closed by the caller, with the others */
+	}
+	int *bell_fds = claimer ? fds + 1 : fds;
+	remote = remote_bell_get(record->bell_page_id, record->bell_index, bell_fds[0], bell_fds[1]);
+	bell_fds[0] = bell_fds[1] = -1;
 	if (!remote)
 		failed = -EPROTO;
 	else
@@ -232,11 +240,10 @@ static void attach(struct conn *conn, const struct rpc_msg *record, int *fds, in
 		if (remote)
 			remote_bell_unref(remote);
 		refused(conn, failed == -EPROTO ? REASON_PEER_LAYOUT : REASON_NO_RESOURCES);
-	} else {
+	} else if (claimer) {
 		memcpy(slot->segment_id, record->segment_id, 16);
 	}
-	own_fd_close(conn->pending_segment_fd);
-	conn->pending_segment_fd = -1;
+	return fds_len;
 }
 
 static enum reason_code refusal_reason(uint32_t refusal)
@@ -264,7 +271,7 @@ static struct conn *rpc_receive(bool *more)
 	struct iovec iov = {&record, sizeof(record)};
 	struct msghdr message = {
 		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-	int fds[8], fds_len = 0;
+	int fds[9], fds_len = 0;
 	struct conn *conn = NULL;
 
 	*more = false;
@@ -291,7 +298,7 @@ static struct conn *rpc_receive(bool *more)
 		case RPC_CLAIMED:
 			conn = pending_take(record.token);
 			if (conn && word_load(conn->slot->state) == STATE_OFFERED)
-				attach(conn, &record, fds, fds_len, record.type == RPC_ATTACH);
+				fds_len = attach(conn, &record, fds, fds_len, record.type == RPC_ATTACH);
 			break;
 		case RPC_REFUSED:
 			conn = pending_take(record.token);
