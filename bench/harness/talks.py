@@ -109,7 +109,9 @@ def pairs(count: int) -> Measure:
         found = [talk.held(world, 0.15 * count + _patience(settings), 2) for talk in talks]
         results = [talk.result() for talk in talks]
         rates = [result["rate"] for result in results]
-        beside = {f"{name}_us": max(latency(result)[f"{name}_us"] for result in results) for name in ("p50", "p999")}
+        beside = {
+            f"{name}_us": max(latency(result)[f"{name}_us"] for result in results) for name in ("p50", "p99", "p999")
+        }
         beside |= {"slowest_pair": min(rates), "fastest_pair": max(rates)}
         return Sample(sum(rates), beside, _together([evidence for evidence in found if evidence]))
 

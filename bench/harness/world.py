@@ -43,7 +43,16 @@ class Program:
     def complaint(self) -> str:
         """The last lines of its standard error."""
         self._errors.seek(0)
-        return " | ".join(self._errors.read().strip().splitlines()[-3:]) or "it said nothing"
+        return " | ".join(self._errors.read().strip().splitlines()[-3:]) or "no complaint"
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        try:
+            code = self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return f"closed its output and runs on: {self.complaint()}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{how}: {self.complaint()}"
 
     def running(self) -> bool:
         """True until it has ended."""
@@ -55,8 +64,7 @@ class Program:
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else ""
         if not line:
-            why = "ended" if ready else f"said nothing for {timeout_s:g} s"
-            raise BenchError(f"{self.name} {why}: {self.complaint()}")
+            raise BenchError(f"{self.name} {self.ending() if ready else f'is silent after {timeout_s:g} s'}")
         return line.strip()
 
     def expect(self, word: str, timeout_s: float) -> str:
@@ -73,7 +81,7 @@ class Program:
         except subprocess.TimeoutExpired as error:
             raise BenchError(f"{self.name} did not end within {timeout_s:g} s: {self.complaint()}") from error
         if self.process.returncode:
-            raise BenchError(f"{self.name} ended with {self.process.returncode}: {self.complaint()}")
+            raise BenchError(f"{self.name} {self.ending()}")
         return output
 
     def stop(self) -> None:
@@ -224,7 +232,7 @@ def wait_for_port(program: Program, port: int, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not program.running():
-            raise BenchError(f"{program.name} ended: {program.complaint()}")
+            raise BenchError(f"{program.name} {program.ending()}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

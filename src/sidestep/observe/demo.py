@@ -14,6 +14,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -87,13 +88,21 @@ class _Program:
         said = " | ".join(self._errors.read().strip().splitlines()[-3:])
         return Unavailable(f"{self.name} {what}" + (f": {said}" if said else ""))
 
+    def early_end(self) -> Unavailable:
+        """The error for a program that has ended, or is about to, when it should not have."""
+        try:
+            code = self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return self.fault("closed its output and runs on")
+        return self.fault(f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}")
+
     def line(self, timeout_s: float) -> str:
         """Its next line; Unavailable when none comes."""
         assert self.process.stdout is not None, "it was started with a pipe"
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else ""
         if not line:
-            raise self.fault("ended early" if ready else f"said nothing for {timeout_s:g} s")
+            raise self.early_end() if ready else self.fault(f"said nothing for {timeout_s:g} s")
         return line.strip()
 
     def rest(self) -> str:
@@ -103,7 +112,7 @@ class _Program:
         except subprocess.TimeoutExpired as error:
             raise self.fault(f"did not end within {END_TIMEOUT_S:g} s") from error
         if self.process.returncode:
-            raise self.fault(f"ended with {self.process.returncode}")
+            raise self.early_end()
         return output
 
     def running(self) -> bool:
@@ -233,7 +242,7 @@ def _wait_for_port(program: _Program, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if not program.running():
-            raise program.fault("ended early")
+            raise program.early_end()
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
