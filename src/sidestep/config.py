@@ -37,7 +37,11 @@ class PromoteAfter:
     def parse(cls, text: str) -> Self:
         """`CALLS` or `CALLS:BYTES`; raises Misuse."""
         calls, colon, payload_len = text.partition(":")
-        if not calls.isascii() or not calls.isdigit() or (colon and not (payload_len.isascii() and payload_len.isdigit())):
+        if (
+            not calls.isascii()
+            or not calls.isdigit()
+            or (colon and not (payload_len.isascii() and payload_len.isdigit()))
+        ):
             raise Misuse(f"{text!r} is not CALLS or CALLS:BYTES", remedy="for example 8, 8:32768, or 0 for at once")
         value = cls(int(calls), int(payload_len)) if colon else cls(int(calls))
         if value.calls >= 1 << 32 or value.payload_len >= 1 << 63:
@@ -50,12 +54,14 @@ class PromoteAfter:
 
 def parse_ring_size(text: str) -> int:
     """Bytes, with K or M as a suffix; a power of two within the limits; raises Misuse."""
-    digits, scale = (text[:-1], {"k": 1 << 10, "m": 1 << 20}[text[-1].lower()]) if text[-1:] in "kKmM" and text else (text, 1)
+    digits, scale = (
+        (text[:-1], {"k": 1 << 10, "m": 1 << 20}[text[-1].lower()]) if text[-1:] in "kKmM" and text else (text, 1)
+    )
     size = int(digits) * scale if digits.isascii() and digits.isdigit() else 0
     if not limits.RING_SIZE_MIN <= size <= limits.RING_SIZE_MAX or size & (size - 1):
         raise Misuse(
             f"{text!r} is not a ring size",
-            remedy=f"give a power of two from {limits.RING_SIZE_MIN} to {limits.RING_SIZE_MAX >> 20}M, for example 256K",
+            remedy=f"give a power of two from {limits.RING_SIZE_MIN} to {limits.RING_SIZE_MAX >> 20}M, such as 256K",
         )
     return size
 
@@ -109,7 +115,7 @@ class ShimSettings:
     spin_us: int | None = None  # 0: never spin
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` with the shim preloaded and told its settings; other preloaded libraries keep their place before it."""
+        """`base` with the shim preloaded and told its settings; other preloaded libraries come before it."""
         library = str(native_library())
         preloaded = [entry for entry in base.get("LD_PRELOAD", "").replace(":", " ").split() if entry != library]
         env = dict(base) | {"LD_PRELOAD": " ".join([*preloaded, library]), ENV_SOCKET: str(self.socket)}

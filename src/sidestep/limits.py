@@ -27,7 +27,7 @@ DESCRIPTORS_SPARE: Final = 64  # descriptors the provider keeps for itself when 
 # Control connections (the commands).
 CONTROL_REQUEST_MAX: Final = 4096  # bytes of JSON in a request; longer: client_dropped{malformed}
 CONTROL_PIECE_MAX: Final = 32 << 10  # bytes of JSON in one packet of a reply
-CONTROL_FDS_PER_PIECE: Final = 32  # arena descriptors in one packet of a reply; a command with 64 spare ones can read it
+CONTROL_FDS_PER_PIECE: Final = 32  # arena descriptors in one packet of a reply: few enough for any command
 CONTROL_REPLY_TIMEOUT_S: Final = 10.0  # seconds a command waits for the provider
 
 # The provider as a process.

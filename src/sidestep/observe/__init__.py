@@ -1,0 +1,1 @@
+"""Looking at sidestep from outside: connections, the machine, programs. Looking changes nothing."""

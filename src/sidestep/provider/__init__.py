@@ -1,0 +1,1 @@
+"""The provider: pairs the two ends of a connection. One thread, one socket, no state that outlives it."""

@@ -1,0 +1,43 @@
+"""``python -m sidestep.provider``: what `sidestep provider start` and `sidestep run` start."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sidestep.config import PromoteAfter, ProviderSettings
+from sidestep.errors import SidestepError
+from sidestep.provider.daemon import serve
+
+
+def main() -> int:
+    """Serves as the arguments say; 0 after an orderly end, 1 if it could not start."""
+    parser = argparse.ArgumentParser(prog="python -m sidestep.provider", description="Serve as a sidestep provider.")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--promote-after", type=PromoteAfter.parse, required=True)
+    parser.add_argument("--ring-size", type=int, required=True)
+    parser.add_argument("--offer-expiry", type=float, required=True)
+    parser.add_argument("--idle-exit", type=float, required=True)
+    parser.add_argument("--budget", type=int, required=True)
+    parser.add_argument("--background", action="store_true")
+    parser.add_argument("--ready-fd", type=int)
+    given = parser.parse_args()
+    settings = ProviderSettings(
+        socket=given.socket,
+        promote_after=given.promote_after,
+        ring_size=given.ring_size,
+        offer_expiry_s=given.offer_expiry,
+        idle_exit_s=given.idle_exit,
+        budget_bytes=given.budget,
+    )
+    try:
+        serve(settings, ready_fd=given.ready_fd, background=given.background)
+    except SidestepError as error:
+        print(f"sidestep provider: {error}", file=sys.stderr)  # noqa: T201 - a command's error message
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Reading the arenas in which shims keep their connection slots.
+
+The writer is a stranger: sizes come from the sealed file, never from its content, and it is read with pread, which
+neither faults nor fills holes with pages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sidestep import limits
+from sidestep.errors import PeerViolation
+from sidestep.native import layout
+from sidestep.native.layout import State
+from sidestep.provider import memory
+
+_CHUNK_SLOTS: Final = 128
+_SLOT: Final = layout.offsets("conn_slot")
+_CHANNEL_STATES: Final = frozenset({State.ATTACHED, State.PROMOTED})
+
+
+def check_arena(fd: int) -> None:
+    """Raises PeerViolation unless `fd` can be an arena: a sealed memfd of a possible size."""
+    size = memory.sealed_size(fd, "arena")
+    if not layout.ARENA_SLOTS_OFFSET <= size <= limits.ARENA_SIZE_MAX:
+        raise PeerViolation(f"an arena of {size} bytes", rule="descriptor")
+
+
+def raw_slots(fd: int) -> Iterator[memoryview]:
+    """The slots of an arena that have been used, each CONN_SLOT_SIZE bytes; none if the header makes no sense."""
+    slots_max = (os.fstat(fd).st_size - layout.ARENA_SLOTS_OFFSET) // layout.CONN_SLOT_SIZE
+    head = os.pread(fd, layout.size("arena_header"), 0)
+    if len(head) < layout.size("arena_header"):
+        return
+    header = layout.unpack("arena_header", head)
+    if (header["magic"], header["version"], header["slot_size"]) != (
+        layout.ARENA_MAGIC,
+        layout.LAYOUT_VERSION,
+        layout.CONN_SLOT_SIZE,
+    ):
+        return
+    count = min(header["slots_used"], slots_max, layout.ARENA_SLOTS_MAX)
+    for first in range(0, count, _CHUNK_SLOTS):
+        wanted = min(_CHUNK_SLOTS, count - first) * layout.CONN_SLOT_SIZE
+        chunk = memoryview(os.pread(fd, wanted, layout.ARENA_SLOTS_OFFSET + first * layout.CONN_SLOT_SIZE))
+        for at in range(0, len(chunk) - layout.CONN_SLOT_SIZE + 1, layout.CONN_SLOT_SIZE):
+            yield chunk[at : at + layout.CONN_SLOT_SIZE]
+
+
+def slots(fd: int) -> Iterator[dict[str, Any]]:
+    """The slots in use, decoded."""
+    for raw in raw_slots(fd):
+        if raw[_SLOT["generation"]] & 1:  # odd while in use; the lowest byte comes first on the machines we know
+            yield layout.unpack("conn_slot", raw)
+
+
+def segments_in_use(fd: int) -> Iterator[bytes | None]:
+    """For each slot that was ever used: the id of the channel segment it holds, or None."""
+    state_at, segment_at = _SLOT["state"], _SLOT["segment_id"]
+    for raw in raw_slots(fd):
+        state = int.from_bytes(raw[state_at : state_at + 4], sys.byteorder)
+        in_use = raw[_SLOT["generation"]] & 1 and state in _CHANNEL_STATES
+        yield bytes(raw[segment_at : segment_at + 16]) if in_use else None

@@ -1,0 +1,198 @@
+"""The commands' side of the provider: starting it, asking it, stopping it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from sidestep import limits
+from sidestep.config import ENV_DISABLE, ENV_LOG, ProviderSettings
+from sidestep.errors import PeerViolation, Unavailable
+from sidestep.native.layout import Rpc
+from sidestep.provider import rpc
+from sidestep.provider.daemon import BUSY, READY, AlreadyRunning, lock_path, log_path
+from sidestep.provider.rpc import Descriptors, Message
+
+_POLL_S = 0.01  # between two looks at a provider that somebody else is starting
+
+
+class ControlConnection:
+    """A connection to a provider for requests; use it in a `with` block."""
+
+    def __init__(self, path: Path, *, timeout_s: float = limits.CONTROL_REPLY_TIMEOUT_S) -> None:
+        """Connects; raises Unavailable if no provider answers at `path`."""
+        self._path = path
+        self._sock = connect(path)
+        self._sock.settimeout(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+    def request(self, op: str, **arguments: Any) -> tuple[dict[str, Any], Descriptors]:
+        """One request and its reply; the caller closes the descriptors.
+
+        Raises:
+            Unavailable: The provider went away or does not answer.
+        """
+        try:
+            rpc.send(self._sock, Message(type=Rpc.CONTROL), body=json.dumps({"op": op, **arguments}).encode())
+            packet = rpc.receive(self._sock, fds_max=limits.CONTROL_FDS_PER_PIECE)
+        except (OSError, PeerViolation) as error:
+            raise Unavailable(f"the provider at {self._path} does not answer: {error}") from error
+        if packet is None:
+            raise Unavailable(f"the provider at {self._path} has gone")
+        document = json.loads(packet.body)
+        if "error" in document:
+            packet.descriptors.close()
+            raise Unavailable(f"the provider refused {op!r}: {document['error']}", remedy="is it of another version?")
+        return document, packet.descriptors
+
+    def status(self) -> dict[str, Any]:
+        """The provider's state as `sidestep provider status --json` shows it."""
+        document, descriptors = self.request("status")
+        descriptors.close()
+        return document
+
+    def arena_fds(self) -> Iterator[int]:
+        """The arena of each process family, one descriptor at a time; it is closed when the next one is asked for."""
+        after: int | None = 0
+        while after is not None:
+            document, descriptors = self.request("arenas", after=after)
+            with descriptors:
+                yield from descriptors.numbers
+            after = document["next"]
+
+
+def connect(path: Path) -> socket.socket:
+    """A connection to the provider at `path`; raises Unavailable if there is none."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(os.fspath(path))
+    except OSError as error:
+        sock.close()
+        raise Unavailable(
+            f"no provider answers at {path}: {error.strerror}", remedy="start one with 'sidestep provider start'"
+        ) from error
+    return sock
+
+
+def answers(path: Path) -> bool:
+    """Whether a provider listens at `path`."""
+    try:
+        connect(path).close()
+    except Unavailable:
+        return False
+    return True
+
+
+def spawn(settings: ProviderSettings, *, background: bool) -> subprocess.Popen[bytes]:
+    """Starts a provider process and returns once it listens; in the background the process returned has ended.
+
+    Raises:
+        AlreadyRunning: Another provider was first.
+        Unavailable: It did not come up.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    argv = [sys.executable, "-P", "-m", "sidestep.provider", *settings.arguments(), f"--ready-fd={writer}"]
+    if background:
+        argv.append("--background")
+    # The provider itself must never run under a shim.
+    env = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", ENV_DISABLE, ENV_LOG)}
+    with open(reader, "rb") as ready:
+        try:
+            process = subprocess.Popen(
+                argv, pass_fds=[writer], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError as error:
+            raise Unavailable(f"cannot start {sys.executable}: {error.strerror}") from error
+        finally:
+            os.close(writer)
+        answer = _read_until_end(ready.fileno(), deadline=time.monotonic() + limits.START_TIMEOUT_S)
+    if background or answer not in (READY, BUSY):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(limits.START_TIMEOUT_S)
+    if answer == READY:
+        return process
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    if answer == BUSY:
+        raise AlreadyRunning(f"a provider serves {settings.socket} already")
+    raise Unavailable(
+        f"the provider did not start: {answer.decode(errors='replace') or 'it ended without a word'}",
+        remedy=f"see {log_path(settings.socket)}, or try 'sidestep provider start --foreground'",
+    )
+
+
+def start(settings: ProviderSettings) -> bool:
+    """Makes sure that a provider listens at `settings.socket`; whether this call started it.
+
+    Raises:
+        Unavailable: None could be started, or the one that holds the lock does not listen.
+    """
+    if answers(settings.socket):
+        return False
+    try:
+        spawn(settings, background=True)
+    except AlreadyRunning as busy:
+        deadline = time.monotonic() + limits.START_TIMEOUT_S
+        while not answers(settings.socket):
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"another provider holds {lock_path(settings.socket)} but does not listen",
+                    remedy="end it, or give another place with --socket",
+                ) from busy
+            time.sleep(_POLL_S)
+        return False
+    return True
+
+
+def stop(path: Path) -> int:
+    """Stops the provider at `path` and waits until it has gone; returns its pid.
+
+    Raises:
+        Unavailable: There is none, or it does not go.
+    """
+    with ControlConnection(path) as connection:
+        pid = int(connection.status()["pid"])
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return pid
+        try:
+            connection.request("stop")[1].close()
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            if not poller.poll(limits.STOP_TIMEOUT_S * 1000):
+                raise Unavailable(
+                    f"provider {pid} does not stop", remedy=f"end it with 'kill -9 {pid}'; nothing is lost"
+                )
+        finally:
+            os.close(pidfd)
+    return pid
+
+
+def _read_until_end(fd: int, *, deadline: float) -> bytes:
+    """What comes through a pipe until it is closed or the time is up."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    found = b""
+    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        piece = os.read(fd, 4096)
+        if not piece:
+            break
+        found += piece
+    return found

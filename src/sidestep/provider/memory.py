@@ -1,0 +1,58 @@
+"""Checks of descriptors that strangers sent: sealed memfds and eventfds.
+
+A mapping of a file that its sender can still shrink is a SIGBUS waiting to happen, so every shared file must be sealed
+against it before anyone maps it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from typing import Final
+
+from sidestep.errors import PeerViolation
+
+F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; not in the fcntl module of Python 3.11
+MUST_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def sealed_size(fd: int, what: str) -> int:
+    """Size in bytes of a sealed memfd; raises PeerViolation if `fd` is anything else. `what` names it in the error."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise PeerViolation(f"the {what} is not a file", rule="descriptor")
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise PeerViolation(f"the {what} is not a memfd", rule="descriptor") from error
+    if seals & MUST_SEALS != MUST_SEALS:
+        raise PeerViolation(f"the {what} is not sealed against shrinking and growing", rule="descriptor")
+    return found.st_size
+
+
+def check_eventfd(fd: int, what: str) -> None:
+    """Raises PeerViolation unless `fd` is an eventfd."""
+    # The kernel has no call that tells; the name of the anonymous inode cannot be forged by a file.
+    if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":  # noqa: PTH115 - no path, a name
+        raise PeerViolation(f"the {what} is not an eventfd", rule="descriptor")
+
+
+def sealed_memfd(name: str, size: int) -> int:
+    """A new memfd of `size` bytes, sealed against shrinking and growing, close-on-exec."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, MUST_SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def reopen_read_only(fd: int) -> int:
+    """A second descriptor of the same file that cannot write, close-on-exec."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,1 @@
+"""The switch: decides which connections are offloaded. So far: offers, claims and the budget of the local channel."""

@@ -1,0 +1,56 @@
+"""The budget of channel memory: a ledger without I/O and without a clock.
+
+What counts is the size of the segments on offer or in use, as if every ring were full. The provider sees a channel
+begin, not end: it lets go of its descriptors at once. So when the budget is used up it looks into the arenas which
+segments are still in use and tells the ledger (`handle_sweep`); what was granted just now is kept, since its two ends
+may not have written it down yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+SETTLE_S: Final = 5.0  # seconds from an offer until both ends have surely attached, or never will
+SWEEP_INTERVAL_S: Final = 1.0  # seconds between two sweeps, which read every slot of every arena
+
+
+class ChannelBudget:
+    """Who holds how much of the channel memory."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._granted: dict[bytes, tuple[int, float]] = {}  # segment id -> bytes, when
+        self._swept_at = float("-inf")
+
+    def __contains__(self, segment_id: bytes) -> bool:
+        return segment_id in self._granted
+
+    def reserve(self, segment_id: bytes, segment_len: int, *, now: float) -> bool:
+        """Grants a segment; False if it does not fit, or is granted already."""
+        if segment_id in self._granted or self.used_bytes + segment_len > self.limit_bytes:
+            return False
+        self._granted[segment_id] = (segment_len, now)
+        self.used_bytes += segment_len
+        return True
+
+    def release(self, segment_id: bytes) -> None:
+        """Takes a grant back; KeyError if there is none."""
+        segment_len, _ = self._granted.pop(segment_id)
+        self.used_bytes -= segment_len
+
+    def may_sweep(self, *, now: float) -> bool:
+        """Whether a sweep may be made now."""
+        return now - self._swept_at >= SWEEP_INTERVAL_S
+
+    def handle_sweep(self, in_use: AbstractSet[bytes], *, now: float) -> None:
+        """Releases every segment that has settled and is not in use."""
+        self._swept_at = now
+        settled_before = now - SETTLE_S
+        for segment_id in [
+            segment_id
+            for segment_id, (_, granted_at) in self._granted.items()
+            if granted_at < settled_before and segment_id not in in_use
+        ]:
+            self.release(segment_id)
