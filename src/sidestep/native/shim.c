@@ -127,6 +127,10 @@ static void config_read(void)
 		const char *colon = strchr(after, ':');
 		config.promote_after_bytes = colon ? strtoull(colon + 1, NULL, 10) : 65536;
 	}
+	/* copied: servers clear their environment (nginx does) */
+	const char *provider = getenv("SIDESTEP_SOCKET");
+	if (provider && strlen(provider) < sizeof(config.socket))
+		memcpy(config.socket, provider, strlen(provider) + 1);
 	uint32_t ring = (uint32_t)env_number("SIDESTEP_RING_SIZE", CHANNEL_RING_MIN, CHANNEL_RING_MAX, config.ring_size,
 	                                     &config.ring_size_set);
 	if (ring & (ring - 1))

@@ -153,6 +153,7 @@ struct config {
 	bool ring_size_set;
 	uint32_t spin_ns;
 	int ncpus;
+	char socket[108]; /* of the provider, as sun_path holds it; empty: none */
 };
 extern struct config config;
 

@@ -41,15 +41,14 @@ static void rpc_lost(void);
 static bool rpc_connect(void)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	const char *path = getenv("SIDESTEP_SOCKET");
 	int64_t now = now_ns();
 
 	if (rpc_fd >= 0)
 		return true;
-	if (!path || strlen(path) >= sizeof(address.sun_path) || now < retry_at)
+	if (!config.socket[0] || now < retry_at)
 		return false;
 	retry_at = now + RETRY_CONNECT_NS;
-	memcpy(address.sun_path, path, strlen(path));
+	memcpy(address.sun_path, config.socket, sizeof(address.sun_path));
 	int fd = real.socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return false;
