@@ -1,6 +1,6 @@
 /*
- * Idle connections: -n of them are made and used for -w seconds (at least once each), and then nothing happens. The server
- * and the client both sit in epoll_wait with all of them, as servers do. Who runs this reads their CPU time and memory.
+ * Idle connections: -n of them are made and used for -w seconds, a group after the other, and then nothing happens. The
+ * server and the client both sit in epoll_wait with all of them, as servers do. Who runs this reads their CPU time and memory.
  */
 #include "bench.h"
 
@@ -13,7 +13,8 @@
 
 enum {
 	EVENTS = 256,
-	BURST = 16, /* exchanges in a row on a connection */
+	BURST = 4,  /* exchanges in a row on a connection */
+	GROUP = 64, /* connections that are in use at a time, as if the others were idle already */
 };
 
 static void watch(int epoll_fd, int fd)
@@ -102,22 +103,37 @@ static void exchange(int fd, unsigned char *message, uint32_t size)
 	}
 }
 
+/* Uses the connections of a group in turn until its time is over; returns how many messages that were. */
+static uint64_t use_group(const int *fds, uint32_t count, double seconds, unsigned char *message, uint32_t size)
+{
+	uint64_t end = bench_now_ns() + bench_seconds_ns(seconds);
+	uint64_t messages = 0;
+
+	do {
+		for (uint32_t i = 0; i < count; i++, messages += BURST)
+			exchange(fds[i], message, size);
+	} while (bench_now_ns() < end);
+	return messages;
+}
+
 static void ask(const struct bench_options *options)
 {
 	uint32_t connections = options->connections;
 	unsigned char *message = bench_alloc(1, options->size);
 	int *fds = bench_alloc(connections, sizeof(*fds));
 	int epoll_fd = make_epoll();
-	uint64_t messages = 0, began = bench_now_ns(), end = began + bench_seconds_ns(options->warmup_s);
+	uint64_t messages = 0, began = bench_now_ns();
 
 	for (uint32_t i = 0; i < connections; i++) {
 		fds[i] = bench_connect(INADDR_LOOPBACK, options->port);
 		watch(epoll_fd, fds[i]);
 	}
-	do {
-		for (uint32_t i = 0; i < connections; i++, messages += BURST)
-			exchange(fds[i], message, options->size);
-	} while (connections && bench_now_ns() < end);
+	for (uint32_t first = 0; first < connections; first += GROUP) {
+		uint32_t count = connections - first < GROUP ? connections - first : GROUP;
+		double share_s = options->warmup_s * count / connections;
+
+		messages += use_group(fds + first, count, share_s, message, options->size);
+	}
 	uint64_t elapsed = bench_now_ns() - began;
 
 	stay_idle(epoll_fd);

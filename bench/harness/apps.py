@@ -48,11 +48,12 @@ def redis_get(connections: int) -> Measure:
     """Requests a second of redis-benchmark GET."""
 
     def ask(
-        world: World, server: Program, port: int, requests: int, from_s: float
+        world: World, server: Program, port: int, requests: int, look_from_s: float | None
     ) -> tuple[dict[str, str], Evidence | None]:
         argv = ["redis-benchmark", "-h", "127.0.0.1", "-p", str(port), "-t", "get", "--csv"]
         client = world.start([*argv, "-c", str(connections), "-n", str(requests)])
-        evidence = _watch(world, server, client, port, 2 * connections, from_s)
+        look = look_from_s is not None
+        evidence = _watch(world, server, client, port, 2 * connections, look_from_s or 0) if look else None
         rows = list(csv.DictReader(client.finish(PATIENCE_S).splitlines()))
         if len(rows) != 1 or not rows[0].get("rps"):
             raise BenchError(f"redis-benchmark gave no figures: {rows!r}")
@@ -69,7 +70,7 @@ def redis_get(connections: int) -> Measure:
                 if (answer := sock.recv(16)) != b"+OK\r\n":
                     raise BenchError(f"redis-server answered {answer!r} to SET")
             if (world.name, connections) not in _redis_rates:  # once, to know how many requests fill the time
-                _redis_rates[world.name, connections] = float(ask(world, server, port, 20_000, 0)[0]["rps"])
+                _redis_rates[world.name, connections] = float(ask(world, server, port, 20_000, None)[0]["rps"])
             requests = int(_redis_rates[world.name, connections] * (settings.seconds + settings.warmup_s))
             row, evidence = ask(world, server, port, max(1000, requests), 0.3 * settings.seconds)
             server.stop()

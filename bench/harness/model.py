@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Evidence:
     ends_wanted: int
     ring_share: float  # part of the bytes that went through the rings, 0 to 1
     why_not: tuple[str, ...] = ()  # states and reasons of ends that were not promoted
+    counts: dict[str, int] = field(default_factory=dict)  # messages, doorbells, sleeps and spins of all ends together
 
     @property
     def ok(self) -> bool:
@@ -164,8 +165,5 @@ class Outcome:
             "ratio": ratios[0] if ratios else None, "ratio_min": ratios[1] if ratios else None,
             "ratio_max": ratios[2] if ratios else None, "reached": self.reached(),
             "invalid": self.invalid, "failed": self.failed,
-            "promotion": [
-                {"ends": e.ends_promoted, "wanted": e.ends_wanted, "ring_share": e.ring_share, "why_not": e.why_not}
-                for e in evidence
-            ],
+            "promotion": [asdict(found) for found in evidence],
         }  # fmt: skip

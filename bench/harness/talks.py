@@ -125,6 +125,7 @@ def _together(found: list[Evidence]) -> Evidence | None:
         sum(evidence.ends_promoted for evidence in found), sum(evidence.ends_wanted for evidence in found),
         min(evidence.ring_share for evidence in found),
         tuple(sorted({why for evidence in found for why in evidence.why_not})),
+        {name: sum(evidence.counts[name] for evidence in found) for name in found[0].counts},
     )  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def idle_memory(connections: int) -> Measure:
         del settings
         count = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
         before = machine.memory_kib("MemAvailable")
-        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "3"]))
+        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "12"]))
         evidence = talk.held(world, 300.0, 2 * count)
         time.sleep(SETTLE_S)
         used = before - machine.memory_kib("MemAvailable")

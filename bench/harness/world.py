@@ -182,8 +182,11 @@ class SidestepWorld(World):
         return self._running.provider_pid
 
     def evidence(self, port: int, ends: int, programs: list[Program]) -> Evidence | None:
-        """What `ss` says of both ends of the connections of the server at `port`, now."""
-        for program in programs:
+        """What `ss` says of both ends of the connections of the server at `port`, now.
+
+        Where no end is to be promoted, the programs must at least have the library loaded.
+        """
+        for program in programs if not ends else ():
             if not maps_library(program.pid, LIBRARY):
                 raise BenchError(f"{program.name} has not loaded {LIBRARY}")
         suffix = f":{port}"
@@ -194,7 +197,12 @@ class SidestepWorld(World):
         why_not = {f"{c.state}: {c.why or c.reason or 'no reason given'}" for c in found if c.state != "promoted"}
         if not found:
             why_not = {"ss shows no such connection"}
-        return Evidence(len(promoted), ends, ring / total if total else 0.0, tuple(sorted(why_not)))
+        counts = {
+            "messages": sum(c.tx.ring_msgs + c.tx.tcp_msgs for c in found), "doorbells": sum(c.doorbells for c in found),
+            "sleeps": sum(c.sleeps for c in found), "spins_won": sum(c.spins_won for c in found),
+            "spins_lost": sum(c.spins_lost for c in found),
+        }  # fmt: skip
+        return Evidence(len(promoted), ends, ring / total if total else 0.0, tuple(sorted(why_not)), counts)
 
 
 def sidestep_missing() -> str | None:
