@@ -198,9 +198,9 @@ class SidestepWorld(World):
         if not found:
             why_not = {"ss shows no such connection"}
         counts = {
-            "messages": sum(c.tx.ring_msgs + c.tx.tcp_msgs for c in found), "doorbells": sum(c.doorbells for c in found),
-            "sleeps": sum(c.sleeps for c in found), "spins_won": sum(c.spins_won for c in found),
-            "spins_lost": sum(c.spins_lost for c in found),
+            "messages": sum(c.tx.ring_msgs + c.tx.tcp_msgs for c in found),
+            "doorbells": sum(c.doorbells for c in found), "sleeps": sum(c.sleeps for c in found),
+            "spins_won": sum(c.spins_won for c in found), "spins_lost": sum(c.spins_lost for c in found),
         }  # fmt: skip
         return Evidence(len(promoted), ends, ring / total if total else 0.0, tuple(sorted(why_not)), counts)
 
