@@ -131,8 +131,10 @@ def spawn(settings: ProviderSettings, *, background: bool) -> subprocess.Popen[b
         process.wait()
     if answer == BUSY:
         raise AlreadyRunning(f"a provider serves {settings.socket} already")
+    if answer:
+        raise Unavailable(f"the provider did not start: {answer.decode(errors='replace')}")
     raise Unavailable(
-        f"the provider did not start: {answer.decode(errors='replace') or 'it ended without a word'}",
+        "the provider did not start, and ended without a word",
         remedy=f"see {log_path(settings.socket)}, or try 'sidestep provider start --foreground'",
     )
 

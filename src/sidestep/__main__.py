@@ -1,0 +1,5 @@
+"""``python -m sidestep``."""
+
+from sidestep.cli import main
+
+main()

@@ -1,0 +1,62 @@
+"""The `sidestep` command: one file a subcommand, loaded when it is used.
+
+stdout is data, stderr is talk. Exit codes: 0 done, 1 could not be done, 2 wrong usage; `sidestep run` ends as its
+program does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+from sidestep import __version__
+from sidestep.errors import SidestepError
+
+# Name -> module that defines a click command of that name (`-` as `_`). In the order of the help page.
+COMMANDS: Final = {
+    "run": "sidestep.cli.run",
+    "ss": "sidestep.cli.ss",
+    "doctor": "sidestep.cli.doctor",
+    "provider": "sidestep.cli.provider",
+    "demo": "sidestep.cli.demo",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand only when it is asked for: `sidestep run` must not pay for tables."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name]}.{cmd_name} is not a command")
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="sidestep")
+def cli() -> None:
+    """Run TCP programs over shared memory, unchanged.
+
+    Exit codes: 0 done, 1 could not be done, 2 wrong usage; `run` ends as its program does.
+    """
+
+
+def main() -> None:
+    """The entry point: errors of ours become two lines on stderr and exit code 1."""
+    try:
+        cli(prog_name="sidestep")
+    except SidestepError as error:
+        click.echo(f"sidestep: {error.message}", err=True)
+        if error.remedy:
+            click.echo(f"hint: {error.remedy}", err=True)
+        sys.exit(1)

@@ -1,0 +1,121 @@
+"""`sidestep ss`: the live connections under sidestep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from sidestep import config
+from sidestep.cli.options import json_option, socket_option
+from sidestep.native.layout import State
+from sidestep.observe.connections import Connection, Traffic, connections
+
+STATES: Final = tuple(state.name.lower() for state in State if state is not State.FREE)
+_STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow", "closed": "dim"}
+_PIECE: Final = 500  # rows set as one table: the first lines come at once, however many there are
+_UNBOUNDED_WIDTH: Final = 1000  # columns when the output is no terminal: nothing is folded
+
+
+@click.command()
+@click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated.")
+@click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated.")
+@click.option("--port", type=click.IntRange(0, 65535), multiple=True, help="Only this local or remote port.")
+@click.option("--state", type=click.Choice(STATES), multiple=True, help="Only this state. May be repeated.")
+@socket_option
+@json_option
+def ss(
+    pid: tuple[int, ...],
+    program: tuple[str, ...],
+    port: tuple[int, ...],
+    state: tuple[str, ...],
+    socket: Path | None,
+    as_json: bool,
+) -> None:
+    """List the connections of programs under sidestep: state, why, and what went which way.
+
+    Bytes and messages are counted by path, ring or TCP. BELLS: wake-ups sent to the other end, SLEEPS and SPINS: how
+    waits ended, each per message. Exit code 1 if no provider answers.
+    """
+    ports = {str(number) for number in port}
+
+    def wanted(found: Connection) -> bool:
+        return (
+            (not pid or found.pid in pid)
+            and (not program or found.program in program)
+            and (not state or found.state in state)
+            and (not ports or not ports.isdisjoint(end.rpartition(":")[2] for end in (found.local, found.remote)))
+        )
+
+    found = filter(wanted, connections(config.socket_path(socket)))
+    if as_json:
+        _print_json(found)
+    else:
+        _print_table(found)
+
+
+def _print_json(found: Iterable[Connection]) -> None:
+    """One document, written a connection at a time."""
+    click.echo('{"connections": [', nl=False)
+    for index, connection in enumerate(found):
+        click.echo((",\n " if index else "\n ") + json.dumps(connection.as_json()), nl=False)
+    click.echo("\n]}")
+
+
+def _print_table(found: Iterator[Connection]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_UNBOUNDED_WIDTH)
+    count = 0
+    while piece := list(islice(found, _PIECE)):
+        console.print(_table(piece, with_header=count == 0, per_line=console.is_terminal))
+        count += len(piece)
+    if not count:
+        click.echo("no connections", err=True)
+
+
+def _table(piece: list[Connection], *, with_header: bool, per_line: bool) -> Table:
+    table = Table(box=None, show_header=with_header, pad_edge=False, header_style="bold")
+    for name in ("PROGRAM", "PID", "FD", "LOCAL", "REMOTE", "ROLE", "STATE", "SENT", "READ"):
+        table.add_column(
+            name, no_wrap=name not in ("SENT", "READ"), justify="right" if name in ("PID", "FD") else "left"
+        )
+    for name in ("BELLS", "SLEEPS", "SPINS"):
+        table.add_column(name, justify="right")
+    table.add_column("WHY")
+    joint = "\n" if per_line else " + "
+    for one in piece:
+        read_msgs = one.rx.ring_msgs
+        table.add_row(
+            one.program or "(gone)", str(one.pid), str(one.fd), one.local, one.remote, one.role,
+            f"[{style}]{one.state}[/]" if (style := _STYLES.get(one.state)) else one.state,
+            joint.join(_traffic(one.tx)), joint.join(_traffic(one.rx)), _per(one.doorbells, one.tx.ring_msgs),
+            _per(one.sleeps, read_msgs), _per(one.spins_won + one.spins_lost, read_msgs), one.why,
+        )  # fmt: skip
+    return table
+
+
+def _traffic(traffic: Traffic) -> list[str]:
+    """`BYTES/MESSAGES path` for each path that was used."""
+    paths = ((traffic.ring_bytes, traffic.ring_msgs, "ring"), (traffic.tcp_bytes, traffic.tcp_msgs, "tcp"))
+    return [f"{_short(size)}/{_short(msgs)} {path}" for size, msgs, path in paths if msgs or size]
+
+
+def _short(number: int) -> str:
+    """A count in at most five characters; 1K is 1000."""
+    scaled = float(number)
+    for unit in ("", "K", "M", "G", "T", "P"):
+        if scaled < 999.5:
+            return f"{scaled:.0f}{unit}" if scaled >= 99.5 or not unit else f"{scaled:.1f}{unit}"
+        scaled /= 1000
+    return f"{scaled:.0f}E"
+
+
+def _per(events: int, messages: int) -> str:
+    return f"{events / messages:.2f}" if messages else ""

@@ -1,0 +1,195 @@
+"""Whether the shim reaches a program, from what its file says: nothing is run.
+
+The shim comes in by LD_PRELOAD, so it needs a dynamic loader that honours it, the C library it was built for, and a
+program that makes its socket calls through that library.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from sidestep.errors import Unavailable
+
+_ELF_MAGIC: Final = b"\x7fELF"
+_HEADER: Final = struct.Struct("=HHIQQQIHHHHHH")  # Elf64_Ehdr after e_ident
+_SEGMENT: Final = struct.Struct("=IIQQQQQQ")  # Elf64_Phdr
+_SECTION: Final = struct.Struct("=IIQQQQIIQQ")  # Elf64_Shdr
+_PT_INTERP: Final = 3
+_CLASS_64: Final = 2
+_TABLE_MAX: Final = 1 << 20  # bytes of a table in the file; larger ones are not looked at
+_INTERPRETERS_MAX: Final = 4  # as the kernel's own limit
+_SHEBANG_MAX: Final = 256  # bytes, as BINPRM_BUF_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why the shim does not get into a program."""
+
+    code: str  # stable name for --json
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the file of a program says."""
+
+    path: Path
+    chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
+    obstacles: tuple[Obstacle, ...]
+
+
+_STATIC = (
+    "static",
+    "it is linked statically, so it has no loader to bring the shim in",
+    "use a dynamically linked build",
+)
+_FOREIGN = ("machine", "it is made for another machine or word size than the shim", "use a native 64-bit build")
+_MUSL = (
+    "libc",
+    "its C library is not the one that the shim was built for ({})",
+    "use a build for this system's libc",
+)
+_GO = (
+    "go",
+    "it is a Go program, which calls the kernel without the C library",
+    "nothing helps; its peers stay on TCP too",
+)
+_SETID = (
+    "setid",
+    "it runs with other rights than its caller's ({}), and the loader ignores LD_PRELOAD then",
+    "start it as the user it runs as, without the bit",
+)
+_NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
+_UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
+
+
+def find(name: str) -> Path:
+    """The file that `name` would run, through PATH; raises Unavailable."""
+    found = shutil.which(name)
+    if found is None:
+        raise Unavailable(f"{name} is not found, or not executable", remedy="give its path")
+    return Path(found)
+
+
+def obstacles(path: Path) -> tuple[Obstacle, ...]:
+    """What keeps the shim out of the program at `path`; none: it gets in."""
+    return inspect(path).obstacles
+
+
+def inspect(path: Path) -> Program:
+    """Looks at a program and, if it is a script, at what interprets it."""
+    chain = [path]
+    while len(chain) <= _INTERPRETERS_MAX:
+        try:
+            with open(chain[-1], "rb") as file:
+                # Set-id bits of a script are ignored by the kernel; those of its interpreter are not.
+                interpreter = _interpreter(file)
+                if interpreter is None:
+                    found = (*_rights(chain[-1]), *_elf(file))
+                    return Program(path, tuple(chain), found)
+        except OSError as error:
+            return Program(path, tuple(chain), (_obstacle(_UNREADABLE, error.strerror or ""),))
+        chain.append(interpreter)
+    return Program(path, tuple(chain), (_obstacle(_NOT_A_PROGRAM),))
+
+
+def _obstacle(template: tuple[str, str, str], *details: str) -> Obstacle:
+    code, text, remedy = template
+    return Obstacle(code, text.format(*details), remedy)
+
+
+def _interpreter(file: BinaryIO) -> Path | None:
+    """The interpreter named in a `#!` line, looked up through PATH where the line goes through env; None if none."""
+    start = file.read(_SHEBANG_MAX)
+    file.seek(0)
+    if not start.startswith(b"#!"):
+        return None
+    words = start[2:].split(b"\n", 1)[0].decode(errors="surrogateescape").split()
+    if not words:
+        return None
+    if Path(words[0]).name == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        if names and (found := shutil.which(names[0])):
+            return Path(found)
+    return Path(words[0])
+
+
+def _rights(path: Path) -> Iterator[Obstacle]:
+    found = path.stat()
+    if found.st_mode & stat.S_ISUID and found.st_uid not in (os.getuid(), os.geteuid()):
+        yield _obstacle(_SETID, "set-user-ID")
+    if (
+        found.st_mode & stat.S_ISGID
+        and found.st_mode & stat.S_IXGRP
+        and found.st_gid not in (os.getgid(), os.getegid())
+    ):
+        yield _obstacle(_SETID, "set-group-ID")
+    if os.getuid() != 0:  # to root, capabilities of a file give nothing new
+        try:
+            os.getxattr(path, "security.capability")
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                raise
+        else:
+            yield _obstacle(_SETID, "file capabilities")
+
+
+def _elf(file: BinaryIO) -> Iterator[Obstacle]:
+    ident = file.read(16)
+    if ident[:4] != _ELF_MAGIC:
+        yield _obstacle(_NOT_A_PROGRAM)
+        return
+    own = Path(sys.executable).resolve().open("rb")
+    with own:
+        own_ident = own.read(16)
+        own_machine = _HEADER.unpack(own.read(_HEADER.size))[1]
+    header = file.read(_HEADER.size)
+    if ident[4] != _CLASS_64 or ident[5] != own_ident[5] or len(header) < _HEADER.size:
+        yield _obstacle(_FOREIGN)
+        return
+    (_, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, shstrndx) = _HEADER.unpack(header)
+    if machine != own_machine or phentsize != _SEGMENT.size:
+        yield _obstacle(_FOREIGN)
+        return
+    loader = _loader(file, phoff, phnum)
+    sections = _section_names(file, shoff, shnum, shstrndx) if shentsize == _SECTION.size else set()
+    if b".go.buildinfo" in sections or b".note.go.buildid" in sections:
+        yield _obstacle(_GO)
+    elif loader is None:
+        yield _obstacle(_STATIC)
+    elif "ld-linux" not in loader:
+        yield _obstacle(_MUSL, "musl" if "musl" in loader else f"loaded by {loader}")
+
+
+def _loader(file: BinaryIO, offset: int, count: int) -> str | None:
+    """The dynamic loader that the program asks for."""
+    file.seek(offset)
+    table = file.read(min(count * _SEGMENT.size, _TABLE_MAX))
+    for at in range(0, len(table) - _SEGMENT.size + 1, _SEGMENT.size):
+        kind, _, where, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)
+        if kind == _PT_INTERP:
+            file.seek(where)
+            return file.read(min(length, _TABLE_MAX)).rstrip(b"\0").decode(errors="replace")
+    return None
+
+
+def _section_names(file: BinaryIO, offset: int, count: int, names_index: int) -> set[bytes]:
+    file.seek(offset)
+    table = file.read(min(count * _SECTION.size, _TABLE_MAX))
+    headers = [_SECTION.unpack_from(table, at) for at in range(0, len(table) - _SECTION.size + 1, _SECTION.size)]
+    if names_index >= len(headers):
+        return set()
+    _, _, _, _, names_at, names_len, *_ = headers[names_index]
+    file.seek(names_at)
+    names = file.read(min(names_len, _TABLE_MAX))
+    return {names[header[0] :].split(b"\0", 1)[0] for header in headers if header[0] < len(names)}
