@@ -1,91 +1,18 @@
-"""The provider as a process: one per socket, in the background, gone without a trace however it ends.
-
-A lock file beside the socket says who the provider is: the kernel drops the lock with its holder, so kill -9 leaves
-nothing but a stale socket, which the next provider replaces. Two that start at once are told apart by the lock.
-"""
+"""The provider as a process: in the background, gone without a trace however it ends."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
-import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidestep.config import ProviderSettings, make_private_dir
+from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
+from sidestep.provider.place import BUSY, READY, AlreadyRunning, Place, log_path
 from sidestep.provider.server import Provider
 
-READY: Final = b"ready"
-BUSY: Final = b"busy"  # another provider has the lock
-_BACKLOG: Final = 1024  # shims connect without waiting; beyond it they try again later
 _LOG_MODE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def lock_path(socket_path: Path) -> Path:
-    """The lock file of the provider with this socket."""
-    return socket_path.with_name(socket_path.name + ".lock")
-
-
-def log_path(socket_path: Path) -> Path:
-    """The log of the provider with this socket."""
-    return socket_path.with_name(socket_path.name + ".log")
-
-
-class AlreadyRunning(Unavailable):
-    """Another provider serves this socket, or is about to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A socket that this process serves, and the lock that makes it the only one."""
-
-    path: Path
-    listener: socket.socket
-    lock_fd: int
-    identity: tuple[int, int]  # device and inode of the socket's name
-
-    @classmethod
-    def take(cls, path: Path) -> Place:
-        """Takes the lock and listens.
-
-        Raises:
-            AlreadyRunning: Another provider holds the lock.
-            Unavailable: The place cannot be used.
-        """
-        make_private_dir(path.parent)
-        try:
-            lock_fd = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise Unavailable(f"cannot open {lock_path(path)}: {error.strerror}") from error
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)  # left by one that was killed: whoever has the lock owns the name
-            listener.bind(os.fspath(path))
-            path.chmod(0o600)
-            listener.listen(_BACKLOG)
-            found = path.lstat()
-        except OSError as error:
-            listener.close()
-            os.close(lock_fd)
-            if isinstance(error, BlockingIOError):
-                raise AlreadyRunning(f"a provider serves {path} already") from error
-            raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
-        return cls(path, listener, lock_fd, (found.st_dev, found.st_ino))
-
-    def leave(self) -> None:
-        """Stops listening and takes the name away, unless somebody else has put his own there."""
-        try:
-            found = self.path.lstat()
-            if (found.st_dev, found.st_ino) == self.identity:
-                self.path.unlink()
-        except FileNotFoundError:  # removed by hand; there is nothing left to take away
-            pass
-        self.listener.close()
-        os.close(self.lock_fd)
 
 
 def serve(settings: ProviderSettings, *, ready_fd: int | None, background: bool) -> None:

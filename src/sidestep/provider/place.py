@@ -1,0 +1,85 @@
+"""Where a provider lives: its socket, its lock, its log, and the words it answers with when it starts.
+
+A lock file beside the socket says who the provider is: the kernel drops the lock with its holder, so kill -9 leaves
+nothing but a stale socket, which the next provider replaces. Two that start at once are told apart by the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidestep.config import make_private_dir
+from sidestep.errors import Unavailable
+
+READY: Final = b"ready"  # it listens
+BUSY: Final = b"busy"  # another provider has the lock
+_BACKLOG: Final = 1024  # shims connect without waiting; beyond it they try again later
+
+
+def lock_path(socket_path: Path) -> Path:
+    """The lock file of the provider with this socket."""
+    return socket_path.with_name(socket_path.name + ".lock")
+
+
+def log_path(socket_path: Path) -> Path:
+    """The log of the provider with this socket."""
+    return socket_path.with_name(socket_path.name + ".log")
+
+
+class AlreadyRunning(Unavailable):
+    """Another provider serves this socket, or is about to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A socket that this process serves, and the lock that makes it the only one."""
+
+    path: Path
+    listener: socket.socket
+    lock_fd: int
+    identity: tuple[int, int]  # device and inode of the socket's name
+
+    @classmethod
+    def take(cls, path: Path) -> Place:
+        """Takes the lock and listens.
+
+        Raises:
+            AlreadyRunning: Another provider holds the lock.
+            Unavailable: The place cannot be used.
+        """
+        make_private_dir(path.parent)
+        try:
+            lock_fd = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unavailable(f"cannot open {lock_path(path)}: {error.strerror}") from error
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)  # left by one that was killed: whoever has the lock owns the name
+            listener.bind(os.fspath(path))
+            path.chmod(0o600)
+            listener.listen(_BACKLOG)
+            found = path.lstat()
+        except OSError as error:
+            listener.close()
+            os.close(lock_fd)
+            if isinstance(error, BlockingIOError):
+                raise AlreadyRunning(f"a provider serves {path} already") from error
+            raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
+        return cls(path, listener, lock_fd, (found.st_dev, found.st_ino))
+
+    def leave(self) -> None:
+        """Stops listening and takes the name away, unless somebody else has put his own there."""
+        try:
+            found = self.path.lstat()
+            if (found.st_dev, found.st_ino) == self.identity:
+                self.path.unlink()
+        except FileNotFoundError:  # removed by hand; there is nothing left to take away
+            pass
+        self.listener.close()
+        os.close(self.lock_fd)
