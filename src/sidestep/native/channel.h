@@ -47,10 +47,20 @@ struct channel_side {
 	_Atomic uint32_t rx_ready;    /* consents: may be sent to by ring */
 	_Atomic uint32_t tx_switched; /* tx_switch_offset is valid; bytes from there are in the ring */
 	_Atomic uint32_t shut_wr;     /* shutdown(SHUT_WR) was called, so a FIN is no close */
-	_Atomic uint32_t closed;      /* hint: the last descriptor is being closed */
-	uint32_t pad0;
+	_Atomic uint32_t notice;      /* CHANNEL_NOTICE bits; 0 on the fast path */
+	_Atomic uint32_t tx_back;     /* tx_back_at is valid; after it TCP goes on */
 	_Atomic uint64_t tx_switch_offset;
-	uint8_t pad[CHANNEL_LINE - 32];
+	_Atomic uint64_t tx_back_at;  /* count of the ring's bytes (its tail) at which TCP takes over again */
+	_Atomic uint64_t rx_frozen;   /* head at which reading by ring stopped; valid with CHANNEL_RECALL */
+	uint8_t pad[CHANNEL_LINE - 48];
+};
+
+/* What a side tells the other beside the stream. */
+enum {
+	CHANNEL_CLOSED = 1u << 0,        /* the last descriptor is being closed, everything was read */
+	CHANNEL_CLOSED_UNREAD = 1u << 1, /* the same with data of yours unread: TCP would reset */
+	CHANNEL_DEMOTE = 1u << 2,        /* send by TCP from now on; I read the ring to its end first */
+	CHANNEL_RECALL = 1u << 3,        /* send by TCP from now on, beginning with the ring's bytes from rx_frozen on */
 };
 
 struct channel_segment {

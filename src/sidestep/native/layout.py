@@ -98,6 +98,7 @@ class Reason(IntEnum):
     HALF_CLOSED = 21
     UNUSUAL_OPTION = 22
     ASYNC_SIGNAL_IO = 23
+    PEER_LEFT = 24
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -125,6 +126,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.HALF_CLOSED: "a direction was shut down before it could switch",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
+    Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 
 

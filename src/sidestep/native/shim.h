@@ -66,12 +66,15 @@ enum {
 	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
 	SLOT_NO_RX = 1u << 9,      /* counts differ: this direction never switches */
 	SLOT_NO_TX = 1u << 10,
+	SLOT_RX_BACK = 1u << 11,   /* demoted: receiving is on TCP again, for good */
+	SLOT_RESEND = 1u << 12,    /* recalled: ring bytes from tx_resend on have still to go out by TCP */
 };
 
 enum { PATH_TCP = 0, PATH_RING = 1 };
 
 /* conn_slot spare words with a name (the layout keeps them for the shim) */
 #define slot_rcvlowat(slot) (*(_Atomic uint64_t *)&(slot)->rx_spare[0])
+#define slot_tx_resend(slot) ((slot)->tx_spare[0])
 #define slot_head_seen(slot) ((_Atomic uint64_t *)&(slot)->tx_head_seen)
 
 struct conn {
@@ -275,6 +278,12 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 int conn_fd(struct conn *conn);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
+void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
+bool conn_obey(struct conn *conn, int fd);
+static inline uint32_t conn_notice(const struct conn *conn)
+{
+	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
+}
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);

@@ -30,7 +30,6 @@ uint8_t arena_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
 static struct conn *free_conns;
-enum { CLOSED_CLEAN = 1, CLOSED_UNREAD = 2 }; /* channel_side.closed */
 
 /* ---- arena ---- */
 static struct conn_slot *slot_at(uint32_t index)
@@ -226,7 +225,7 @@ static void tell_close(struct conn *conn)
 	if (!atomic_load(&conn->managed) || word_load(conn->slot->holders) != 1)
 		return;
 	bool unread = word_load(conn->slot->rx_path) == PATH_RING && channel_rx_avail(&conn->channel) != 0;
-	atomic_store(&conn->channel.local->closed, unread ? CLOSED_UNREAD : CLOSED_CLEAN);
+	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED);
 }
 
 void conn_forget(int fd, bool closing)
@@ -556,7 +555,8 @@ static bool tx_switch(struct conn *conn, int fd)
 
 	if (!peer_attached(conn) || !atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire))
 		return false;
-	if (slot_has(slot, SLOT_NO_TX | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_PIN))
+	if (slot_has(slot, SLOT_NO_TX | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_PIN) ||
+	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
 	if (atomic_load((_Atomic uint32_t *)&slot->tx_sitters) != 0) {
@@ -587,7 +587,7 @@ static int rx_follow(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	const struct channel_side *remote = conn->channel.remote;
 
-	if (!slot_has(slot, SLOT_RX_CONSENT) || !atomic_load_explicit(&remote->tx_switched, memory_order_acquire))
+	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK) || !atomic_load_explicit(&remote->tx_switched, memory_order_acquire))
 		return 0;
 	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
 	uint64_t read = word_load(slot->rx_tcp_bytes);
@@ -601,6 +601,144 @@ static int rx_follow(struct conn *conn, int fd)
 	word_store(slot->rx_path, PATH_RING);
 	mark_promoted(conn);
 	return 1;
+}
+
+/* rx_lock held, ring empty. Follows a demoted sender back to TCP. True: receiving is on TCP again. */
+static bool rx_back(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+
+	if (!atomic_load_explicit(&remote->tx_back, memory_order_acquire))
+		return false;
+	if (channel_rx_avail(&conn->channel) > 0)
+		return false; /* sent before it went back: first this */
+	if (atomic_load_explicit(&remote->tx_back_at, memory_order_relaxed) != atomic_load(conn->channel.own_head)) {
+		conn_violation(conn, fd);
+		return false;
+	}
+	slot_set(slot, SLOT_RX_BACK);
+	word_store(slot->rx_path, PATH_TCP);
+	if (word_load(slot->state) == STATE_PROMOTED)
+		word_store(slot->state, STATE_PINNED);
+	return true;
+}
+
+/* tx_lock held. Our sending direction goes back to TCP after what the ring holds. */
+static void tx_back(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_set(slot, SLOT_NO_TX);
+	if (word_load(slot->tx_path) != PATH_RING)
+		return;
+	atomic_store_explicit(&conn->channel.local->tx_back_at, atomic_load(conn->channel.own_tail), memory_order_relaxed);
+	atomic_store_explicit(&conn->channel.local->tx_back, 1, memory_order_release);
+	word_store(slot->tx_path, PATH_TCP);
+	slot_clear(slot, SLOT_TX_SWITCH);
+	if (word_load(slot->state) == STATE_PROMOTED)
+		word_store(slot->state, STATE_PINNED);
+}
+
+/* tx_lock held. Sends recalled ring bytes by TCP without blocking; true when none are left. */
+static bool tx_resend(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t tail = atomic_load(conn->channel.own_tail);
+
+	while (slot_tx_resend(slot) != tail) {
+		uint64_t at = slot_tx_resend(slot) & (conn->channel.tx_size - 1);
+		size_t len = (size_t)(tail - slot_tx_resend(slot));
+		if (len > conn->channel.tx_size - at)
+			len = (size_t)(conn->channel.tx_size - at);
+		ssize_t n = real.send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return false;
+		if (n < 0)
+			break; /* the connection is gone; the next call hears of it from the kernel */
+		slot_tx_resend(slot) += (uint64_t)n;
+		word_add(slot->tx_tcp_bytes, (uint64_t)n);
+	}
+	slot_clear(slot, SLOT_RESEND);
+	return true;
+}
+
+/* True: sending moved, tell the sets. Does what the peer asks for: stop sending by ring, or take back what it has not read and send that by TCP. */
+bool conn_obey(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t notice = conn_notice(conn);
+	int saved = errno;
+	bool moved = false;
+
+	if (!(notice & (CHANNEL_DEMOTE | CHANNEL_RECALL)) ||
+	    (slot_has(slot, SLOT_NO_TX) && !slot_has(slot, SLOT_RESEND)) || !slot_trylock(&slot->tx_lock))
+		return false;
+	if (conn->managed && !slot_has(slot, SLOT_NO_TX)) {
+		moved = word_load(slot->tx_path) == PATH_RING;
+		tx_back(conn);
+		if (moved && (notice & CHANNEL_RECALL)) {
+			full_fence();
+			uint64_t frozen = atomic_load_explicit(&conn->channel.remote->rx_frozen, memory_order_acquire);
+			uint64_t tail = atomic_load(conn->channel.own_tail);
+			/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
+			if (tail - frozen > conn->channel.tx_size) {
+				conn_violation(conn, fd);
+			} else if (frozen != tail) {
+				slot_tx_resend(slot) = frozen;
+				slot_set(slot, SLOT_RESEND);
+			}
+		}
+		word_store(slot->reason, REASON_PEER_LEFT);
+		shim_log("fd %d: the peer asked for TCP", fd);
+	}
+	if (slot_has(slot, SLOT_RESEND))
+		tx_resend(conn, fd);
+	full_fence();
+	conn_ring(conn);
+	slot_unlock(&slot->tx_lock);
+	errno = saved;
+	return moved;
+}
+
+/*
+ * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
+ * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
+ * comes again by TCP: for a socket whose next reader has no shim.
+ */
+void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall)
+{
+	struct conn_slot *slot = conn->slot;
+	int saved = errno;
+
+	conn_pin(conn, reason);
+	if (!conn->managed)
+		return;
+	slot_lock(&slot->rx_lock);
+	slot_lock(&slot->tx_lock);
+	if (conn->managed) {
+		tx_back(conn);
+		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
+			if (recall) {
+				atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
+				slot_set(slot, SLOT_RX_BACK);
+				word_store(slot->rx_path, PATH_TCP);
+			}
+			atomic_fetch_or(&conn->channel.local->notice, recall ? CHANNEL_RECALL : CHANNEL_DEMOTE);
+		}
+		slot_set(slot, SLOT_NO_RX);
+		word_store(slot->reason, reason);
+		word_store(slot->state, STATE_PINNED);
+		full_fence();
+		conn_ring(conn);
+		shim_log("fd %d: demoted (%d)", fd, (int)reason);
+	}
+	slot_unlock(&slot->tx_lock);
+	slot_unlock(&slot->rx_lock);
+	set_conn_switched(conn);
+	errno = saved;
 }
 
 /* Moves the switch along from any call or wait on the connection. True: sending moved, tell the sets. */
@@ -649,7 +787,9 @@ void conn_probe(struct conn *conn, int fd)
 		return;
 	ssize_t n = real.recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 	if (n > 0) {
-		if (word_load(slot->rx_path) == PATH_RING)
+		/* bytes on TCP after the switch: only of a peer that has gone back to it */
+		if (word_load(slot->rx_path) == PATH_RING &&
+		    !atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire))
 			conn_violation(conn, fd);
 	} else if (n == 0) {
 		if (slot_has(slot, SLOT_RD_SHUT)) { /* says 0 for our own shutdown too */
@@ -665,7 +805,8 @@ void conn_probe(struct conn *conn, int fd)
 	if (fin) {
 		uint32_t bits = SLOT_FIN;
 		const struct channel_side *remote = conn->channel.remote;
-		uint32_t closed = atomic_load_explicit(&remote->closed, memory_order_acquire);
+		uint32_t closed = atomic_load_explicit(&remote->notice, memory_order_acquire) &
+		                  (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD);
 
 		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
 		if (peer_attached(conn) &&
@@ -674,7 +815,7 @@ void conn_probe(struct conn *conn, int fd)
 			/* TCP resets when a socket is closed with data unread (RFC 1122 4.2.2.13). A peer that was killed could not
 			 * say whether it had read all. */
 			if (!slot_has(slot, SLOT_PEER_GONE) && word_load(slot->tx_path) == PATH_RING &&
-			    (closed == CLOSED_UNREAD || (!closed && channel_tx_unread(&conn->channel) != 0))) {
+			    (closed & CHANNEL_CLOSED_UNREAD || (!closed && channel_tx_unread(&conn->channel) != 0))) {
 				word_store(slot->error, ECONNRESET);
 				bits |= SLOT_RESET;
 			}
@@ -714,11 +855,18 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits)
 	struct conn_slot *slot = conn->slot;
 	uint32_t ready = 0;
 
+	if (unlikely(conn_notice(conn)))
+		conn_obey(conn, fd);
 	if (word_load(slot->rx_path) == PATH_RING) {
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
 			conn_probe(conn, fd);
-		if (has_data(conn, fd, low_water(conn)))
+		if (has_data(conn, fd, low_water(conn))) {
 			ready |= EPOLLIN | EPOLLRDNORM;
+		} else if (unlikely(conn->channel.remote->tx_back) && slot_trylock(&slot->rx_lock)) {
+			if (conn->managed && word_load(slot->rx_path) == PATH_RING && rx_back(conn, fd))
+				ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM);
+			slot_unlock(&slot->rx_lock);
+		}
 	} else {
 		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
@@ -861,6 +1009,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			errno = error;
 			return STEP_ERROR;
 		}
+		if (unlikely(conn->channel.remote->tx_back) && rx_back(conn, fd))
+			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
 		if (slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
 			return STEP_END;
 		if (turn || !look)
@@ -912,6 +1062,8 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		struct conn_slot *slot = conn->slot;
 		enum step step = STEP_CLOSED;
 
+		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
+			set_conn_switched(conn);
 		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
 			set_conn_switched(conn);
 		slot_lock(&slot->rx_lock);
@@ -985,10 +1137,11 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		errno = error ? error : EPIPE;
 		return STEP_ERROR;
 	}
+	if (unlikely(flags & SLOT_RESEND) && !tx_resend(conn, fd))
+		return STEP_EMPTY;
 	if (unlikely(word_load(slot->tx_path) == PATH_TCP && !tx_switch(conn, fd)))
 		return STEP_NATIVE;
-	if (unlikely(atomic_load_explicit(&conn->channel.remote->closed, memory_order_relaxed) ||
-	             --conn->probe_countdown == 0)) {
+	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
 		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE))
@@ -1068,17 +1221,14 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	bool waited = false, timed = false;
 	int saved = errno;
 
-	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN))) {
-		struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
-		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
-		return real.sendmsg(fd, &message, flags);
-	}
 	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING)
 		return slot_has(conn->slot, SLOT_WR_SHUT) ? send_failed(EPIPE, flags) : 0;
 	for (;;) {
 		struct conn_slot *slot = conn->slot;
 		enum step step;
 
+		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
+			set_conn_switched(conn);
 		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
 			set_conn_switched(conn);
 		slot_lock(&slot->tx_lock);
@@ -1094,6 +1244,9 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			set_conn_switched(conn);
 		if (likely(step == STEP_DONE)) {
 			conn_ring(conn);
+			/* a recall may have crossed this message: it must go out again */
+			if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
+				set_conn_switched(conn);
 			done += moved;
 			if (likely(done == total)) {
 				errno = saved;

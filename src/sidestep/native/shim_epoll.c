@@ -32,6 +32,7 @@ struct member {
 	uint64_t data;
 	bool managed;
 	bool disabled;     /* one-shot has fired */
+	bool on_ring;      /* how the kernel's entry is set: without OUT, because sending is by ring */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
 	bool out_armed;    /* edge: room is news */
 	uint32_t at;       /* in set->managed */
@@ -154,6 +155,7 @@ static uint32_t kernel_events(const struct member *member)
 
 static int kernel_set(struct member *member, int op)
 {
+	member->on_ring = word_load(member->conn->slot->tx_path) == PATH_RING;
 	struct epoll_event event = {.events = kernel_events(member),
 	                            .data.u64 = member->set->secret << INDEX_BITS | member->index};
 
@@ -528,13 +530,13 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 
 	if (member->disabled || !conn->managed)
 		return false;
-	/* Sending may have moved to the ring just now, or by a call that could not tell this set. */
-	if ((unlikely(!conn_switched(conn)) && conn_progress(conn, member->fd)) ||
-	    unlikely((kernel_bits & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING)) {
+	if (unlikely(!conn_switched(conn)))
+		conn_progress(conn, member->fd);
+	uint32_t ready = conn_ready(conn, member->fd, kernel_bits);
+	if (unlikely(member->on_ring != (word_load(conn->slot->tx_path) == PATH_RING))) {
 		kernel_set(member, EPOLL_CTL_MOD);
 		member->out_armed = true;
 	}
-	uint32_t ready = conn_ready(conn, member->fd, kernel_bits);
 	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
 
 	if (!told)

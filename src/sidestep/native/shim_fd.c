@@ -1,6 +1,7 @@
 /* shim_fd.c - the calls that make, change, duplicate and end descriptors, and those that make or replace processes. */
 #include "shim.h"
 
+#include <alloca.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -149,7 +150,7 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 		return real.connect(fd, address, len);
 	struct conn_slot *slot = conn->slot;
 	if (slot_has(slot, SLOT_CONNECTED) && address->sa_family == AF_UNSPEC)
-		conn_pin(conn, REASON_UNUSUAL_OPTION); /* the socket starts over: its counts do too */
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, false); /* the socket starts over: its counts do too */
 	int result = real.connect(fd, address, len);
 	if ((result == 0 || errno == EINPROGRESS || errno == EINTR) && !slot_has(slot, SLOT_CONNECTED)) {
 		int saved = errno;
@@ -236,15 +237,15 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 		memcpy(&low, value, sizeof(low));
 		slot_rcvlowat(conn->slot) = low > 0 ? (uint64_t)low : 1;
 	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
-		conn_pin(conn, REASON_UNUSUAL_OPTION);
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
 	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
-		conn_pin(conn, REASON_URGENT_DATA);
+		conn_demote(conn, fd, REASON_URGENT_DATA, false);
 	} else if (level == IPPROTO_TCP && (name == TCP_FASTOPEN_CONNECT)) {
 		conn_pin(conn, REASON_FAST_OPEN);
 	} else if (level == IPPROTO_TCP && (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE)) {
-		conn_pin(conn, REASON_UNUSUAL_OPTION);
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
 	} else if (level == IPPROTO_TCP && name == TCP_ULP) {
-		conn_pin(conn, REASON_KERNEL_TLS);
+		conn_demote(conn, fd, REASON_KERNEL_TLS, true);
 	}
 	errno = saved;
 	return result;
@@ -266,7 +267,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		if (there > 0)
 			*(int *)argument = (int)there;
 	} else if (result == 0 && command == FIOASYNC) {
-		conn_pin(conn, REASON_ASYNC_SIGNAL_IO);
+		conn_demote(conn, fd, REASON_ASYNC_SIGNAL_IO, true);
 	}
 	return result;
 }
@@ -335,9 +336,11 @@ static void duplicated(int from, int to)
 
 	if (likely(!file))
 		return;
-	if (file->kind == FILE_CONN)
+	if (file->kind == FILE_CONN) {
 		conn_dup(from, to);
-	else if (file->kind == FILE_SET)
+		if (to <= STDERR_FILENO) /* libc's stdin, stdout and stderr read and write inside libc */
+			conn_demote((struct conn *)file, from, REASON_STDIO, true);
+	} else if (file->kind == FILE_SET)
 		set_dup(from, to);
 }
 
@@ -409,7 +412,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 		fresh(result);
 		duplicated(fd, result);
 	} else if (result >= 0 && command == F_SETFL && (argument & O_ASYNC) && file->kind == FILE_CONN) {
-		conn_pin((struct conn *)file, REASON_ASYNC_SIGNAL_IO);
+		conn_demote((struct conn *)file, fd, REASON_ASYNC_SIGNAL_IO, true);
 	}
 	return result;
 }
@@ -526,6 +529,110 @@ EXPORT void _exit(int status)
 EXPORT void _Exit(int status)
 {
 	_exit(status);
+}
+
+/* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
+static void demote_inherited(void)
+{
+	for (uint32_t fd = 0; fd < fd_table_len && fd < 65536; fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			conn_demote(conn, (int)fd, REASON_PASSED, true);
+		else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			conn_pin(conn, REASON_PASSED);
+	}
+}
+
+EXPORT int execve(const char *path, char *const argv[], char *const env[])
+{
+	demote_inherited();
+	return real.execve(path, argv, env);
+}
+
+EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
+{
+	demote_inherited();
+	return real.execvpe(file, argv, env);
+}
+
+EXPORT int execv(const char *path, char *const argv[])
+{
+	return execve(path, argv, environ);
+}
+
+EXPORT int execvp(const char *file, char *const argv[])
+{
+	return execvpe(file, argv, environ);
+}
+
+EXPORT int fexecve(int fd, char *const argv[], char *const env[])
+{
+	demote_inherited();
+	return real.fexecve(fd, argv, env);
+}
+
+/* The l forms: libc's own would call its internal execve. */
+#define COLLECT(list, first, last, argv) \
+	size_t count = 1; \
+	va_start(list, first); \
+	while (va_arg(list, char *)) \
+		count++; \
+	va_end(list); \
+	char **argv = alloca((count + 1) * sizeof(char *)); \
+	va_start(list, first); \
+	argv[0] = (char *)first; \
+	for (size_t i = 1; i <= count; i++) \
+		argv[i] = va_arg(list, char *); \
+	last; \
+	va_end(list)
+
+EXPORT int execl(const char *path, const char *first, ...)
+{
+	va_list list;
+
+	COLLECT(list, first, (void)0, argv);
+	return execve(path, argv, environ);
+}
+
+EXPORT int execlp(const char *file, const char *first, ...)
+{
+	va_list list;
+
+	COLLECT(list, first, (void)0, argv);
+	return execvpe(file, argv, environ);
+}
+
+EXPORT int execle(const char *path, const char *first, ...)
+{
+	va_list list;
+	char *const *env;
+
+	COLLECT(list, first, env = va_arg(list, char *const *), argv);
+	return execve(path, argv, env);
+}
+
+/* posix_spawn makes its child inside libc; a socket without FD_CLOEXEC, or named by an action, is inherited by it. */
+EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int fd, int to)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (conn)
+		conn_demote(conn, fd, REASON_PASSED, true);
+	return real.posix_spawn_file_actions_adddup2(actions, fd, to);
+}
+
+EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
+{
+	demote_inherited();
+	return real.posix_spawn(pid, path, actions, attributes, argv, env);
+}
+
+EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
+                        const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
+{
+	demote_inherited();
+	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
 }
 
 /* Before root drops its rights: the provider must know us by the user who started us. */

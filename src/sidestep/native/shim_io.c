@@ -189,7 +189,7 @@ EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
 	if (likely(!conn))
 		return real.send(fd, buf, n, flags);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
-		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
 		return native_tx_end(conn, fd, real.send(fd, buf, n, flags));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
@@ -202,7 +202,7 @@ EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct
 	if (likely(!conn))
 		return real.sendto(fd, buf, n, flags, address, len);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
-		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
 		return native_tx_end(conn, fd, real.sendto(fd, buf, n, flags, address, len));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
@@ -221,7 +221,7 @@ static void pin_passed(const struct msghdr *message)
 			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
 			struct conn *conn = conn_get(fd);
 			if (conn)
-				conn_pin(conn, REASON_PASSED);
+				conn_demote(conn, fd, REASON_PASSED, true);
 		}
 	}
 }
@@ -236,7 +236,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 		return real.sendmsg(fd, message, flags);
 	}
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
-		conn_pin(conn, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN);
+		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
 		return native_tx_end(conn, fd, real.sendmsg(fd, message, flags));
 	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);

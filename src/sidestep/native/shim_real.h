@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
@@ -63,6 +64,15 @@
 	X(int, execve, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
 	X(int, fexecve, (int fd, char *const a[], char *const e[]), (fd, a, e)) \
 	X(int, execvpe, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
+	X(int, posix_spawn, \
+	  (pid_t * pid, const char *p, const posix_spawn_file_actions_t *f, const posix_spawnattr_t *t, char *const a[], \
+	   char *const e[]), \
+	  (pid, p, f, t, a, e)) \
+	X(int, posix_spawnp, \
+	  (pid_t * pid, const char *p, const posix_spawn_file_actions_t *f, const posix_spawnattr_t *t, char *const a[], \
+	   char *const e[]), \
+	  (pid, p, f, t, a, e)) \
+	X(int, posix_spawn_file_actions_adddup2, (posix_spawn_file_actions_t * f, int a, int b), (f, a, b)) \
 	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode)) \
 	X(int, setuid, (uid_t u), (u)) \
 	X(int, seteuid, (uid_t u), (u)) \

@@ -28,6 +28,7 @@
 #define BELL_LINE 64
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
+#define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
 #define NO_BELL_POLL_NS 1000000   /* without descriptors for a bell, sleep by short naps */
 
 static struct {
@@ -337,12 +338,17 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 {
 	const struct conn_slot *slot = conn->slot;
 
+	if (unlikely(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)) && !slot_has(slot, SLOT_NO_TX))
+		return true;
+	if (want == WAIT_TX && slot_has(slot, SLOT_RESEND))
+		return false;
 	if (want == WAIT_TX)
 		return tx_ready_now(conn, space) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
 		return slot_has(slot, SLOT_RX_CONSENT) &&
+		       !slot_has(slot, SLOT_RX_BACK) &&
 		       atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire);
-	return rx_ready_now(conn, space) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
+	return rx_ready_now(conn, space) || atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
 static bool spin(struct conn *conn, int want, size_t space, const struct wait_clock *clock)
@@ -466,6 +472,8 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	int64_t deadline = clock->deadline;
 	if (self_bell_fd(&bell, 1) < 0 && deadline - NO_BELL_POLL_NS > now_ns())
 		deadline = now_ns() + NO_BELL_POLL_NS;
+	if (slot_has(slot, SLOT_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
+		deadline = now_ns() + RESEND_EVERY_NS;
 	struct pollfd fds[2] = {{.fd = fd}, {.fd = self.bell_epfd, .events = POLLIN}};
 	if (want == WAIT_RX)
 		fds[0].events = POLLIN | POLLRDHUP;
