@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -67,6 +68,7 @@ class Message:
         return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, version=layout.LAYOUT_VERSION, **fields)
 
 
+_FD: Final = array("i")  # how the kernel lists descriptors
 _FIELDS: Final = tuple(Message.__dataclass_fields__)
 
 
@@ -126,10 +128,13 @@ def receive(sock: socket.socket, *, fds_max: int = limits.FDS_PER_MESSAGE) -> Pa
         BlockingIOError: There is none (only if the socket is non-blocking).
         OSError: The connection is broken.
     """
-    data, numbers, flags, _ = socket.recv_fds(sock, _PACKET_MAX, fds_max, socket.MSG_CMSG_CLOEXEC)
-    descriptors = Descriptors(numbers)
+    # Not socket.recv_fds: it drops its flags argument in Python 3.11, so descriptors would leak into children.
+    data, ancillary, flags, _ = sock.recvmsg(
+        _PACKET_MAX, socket.CMSG_LEN(fds_max * _FD.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    descriptors = Descriptors(_passed(ancillary))
     try:
-        if not data and not numbers:
+        if not data and not len(descriptors):
             return None
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise PeerViolation("a packet is too large or brings too many descriptors", rule="malformed")
@@ -140,6 +145,14 @@ def receive(sock: socket.socket, *, fds_max: int = limits.FDS_PER_MESSAGE) -> Pa
         return Packet(message, body, descriptors.take())
     finally:
         descriptors.close()
+
+
+def _passed(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    numbers = array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return numbers.tolist()
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = (), body: bytes = b"") -> None:

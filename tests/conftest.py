@@ -1,0 +1,73 @@
+"""Fixtures that all tests share: a private provider, connected sockets, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sidestep.testing import ShimClient, Sidestep
+
+_MARK_BY_FOLDER = {"apps": pytest.mark.app, "chaos": pytest.mark.chaos}
+TcpPair = tuple[socket.socket, socket.socket]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests in tests/apps and tests/chaos carry the marker of that name."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if mark := _MARK_BY_FOLDER.get(folder):
+            item.add_marker(mark)
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Returns once `condition` holds; fails if it does not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{condition} did not come true in {timeout_s} s")
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """What a test enters here is closed after it."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def sidestep() -> Iterator[Sidestep]:
+    """A private provider with the defaults of `testing.Sidestep`."""
+    with Sidestep() as private:
+        yield private
+
+
+@pytest.fixture
+def tcp_pair(closing: ExitStack) -> Callable[..., TcpPair]:
+    """Makes a TCP connection over loopback: the end that connected, and the end that accepted."""
+
+    def make(host: str = "127.0.0.1", family: socket.AddressFamily = socket.AF_INET) -> TcpPair:
+        with socket.create_server((host, 0), family=family) as server:
+            active = closing.enter_context(socket.create_connection((host, server.getsockname()[1])))
+            passive = closing.enter_context(server.accept()[0])
+        return active, passive
+
+    return make
+
+
+@pytest.fixture
+def shim_client(closing: ExitStack, sidestep: Sidestep) -> Callable[[], ShimClient]:
+    """Makes clients of the private provider that have said HELLO."""
+
+    def make() -> ShimClient:
+        client = closing.enter_context(ShimClient(sidestep.socket))
+        client.hello()
+        return client
+
+    return make

@@ -1,0 +1,137 @@
+"""The offer table and the budget against plain models."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sidestep.native.layout import Refusal
+from sidestep.switch.budget import SETTLE_S, SWEEP_INTERVAL_S, ChannelBudget
+from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
+
+EXPIRY_S = 2.0
+PENDING_MAX = 3
+TOTAL_MAX = 5
+
+clients = st.integers(1, 3).map(ClientId)
+tokens = st.integers(1, 4)
+ports = st.integers(1, 4)
+
+
+class Brought:
+    """Stands for descriptors: knows whether it has been closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def key(local_port: int, remote_port: int) -> ConnectionKey:
+    return ConnectionKey(1, bytes(16), local_port, bytes(15) + b"\1", remote_port)
+
+
+def offer(client: ClientId, token: int, connection: ConnectionKey) -> Offer[Brought]:
+    return Offer(client, token, connection, (4096, 4096), bytes(16), bytes(16), 0, Brought())
+
+
+class OfferTableMachine(RuleBasedStateMachine):
+    """Every operation on the table and on a list that is searched from end to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: OfferTable[Brought] = OfferTable(expiry_s=EXPIRY_S, pending_max=PENDING_MAX, total_max=TOTAL_MAX)
+        self.model: list[tuple[float, Offer[Brought]]] = []
+        self.now = 0.0
+
+    def expected_refusal(self, new: Offer[Brought]) -> Refusal | None:
+        for _, old in self.model:
+            if old.key == new.key or (old.client, old.token) == (new.client, new.token):
+                return Refusal.DUPLICATE
+        of_client = [old for _, old in self.model if old.client == new.client]
+        return Refusal.TOO_MANY if len(of_client) >= PENDING_MAX or len(self.model) >= TOTAL_MAX else None
+
+    @rule(client=clients, token=tokens, local_port=ports, remote_port=ports)
+    def offers(self, client: ClientId, token: int, local_port: int, remote_port: int) -> None:
+        new = offer(client, token, key(local_port, remote_port))
+        expected = self.expected_refusal(new)
+        assert self.table.check(client, token, new.key) == expected
+        assert self.table.handle_offer(new, now=self.now) == expected
+        if expected is None:
+            self.model.append((self.now + EXPIRY_S, new))
+
+    @rule(local_port=ports, remote_port=ports)
+    def claims(self, local_port: int, remote_port: int) -> None:
+        claim = key(local_port, remote_port)._replace(local_addr=bytes(15) + b"\1", remote_addr=bytes(16))
+        expected = [old for _, old in self.model if old.key == key(remote_port, local_port)]
+        found = self.table.find(claim)
+        assert found is (expected[0] if expected else None)
+        if found is not None:
+            self.table.handle_claimed(found)
+            self.model = [entry for entry in self.model if entry[1] is not found]
+
+    @rule(client=clients, token=tokens)
+    def withdraws(self, client: ClientId, token: int) -> None:
+        expected = [old for _, old in self.model if (old.client, old.token) == (client, token)]
+        assert self.table.handle_withdraw(client, token) is (expected[0] if expected else None)
+        self.model = [entry for entry in self.model if entry[1] not in expected]
+
+    @rule(client=clients)
+    def disconnects(self, client: ClientId) -> None:
+        assert self.table.handle_disconnect(client) == [old for _, old in self.model if old.client == client]
+        self.model = [entry for entry in self.model if entry[1].client != client]
+
+    @precondition(lambda self: self.model)
+    @rule(step=st.floats(0, 2 * EXPIRY_S))
+    def time_passes(self, step: float) -> None:
+        self.now += step
+        expired = []
+        while (found := self.table.poll_expired(now=self.now)) is not None:
+            expired.append(found)
+        assert expired == [old for deadline, old in self.model if deadline <= self.now]
+        self.model = [entry for entry in self.model if entry[0] > self.now]
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert len(self.table) == len(self.model)
+        assert self.table.next_deadline() == (self.model[0][0] if self.model else None)
+        for client in (ClientId(1), ClientId(2), ClientId(3)):
+            assert self.table.pending_count(client) == sum(old.client == client for _, old in self.model)
+
+
+TestOfferTable = OfferTableMachine.TestCase
+
+
+def test_an_offer_matches_only_the_other_end_of_its_connection() -> None:
+    table: OfferTable[Brought] = OfferTable()
+    mine = key(10, 20)
+    assert table.handle_offer(offer(ClientId(1), 1, mine), now=0) is None
+    assert table.find(mine) is None
+    assert table.find(mine.mirrored()._replace(netns_cookie=2)) is None
+    assert table.find(mine.mirrored()) is not None
+
+
+def test_the_budget_refuses_what_does_not_fit_and_takes_grants_back() -> None:
+    budget = ChannelBudget(100)
+    assert budget.reserve(b"a", 60, now=0)
+    assert not budget.reserve(b"b", 41, now=0)
+    assert not budget.reserve(b"a", 1, now=0)
+    assert budget.reserve(b"b", 40, now=0)
+    budget.release(b"a")
+    assert budget.used_bytes == 40
+    with pytest.raises(KeyError):
+        budget.release(b"a")
+
+
+def test_a_sweep_releases_only_what_has_settled_and_is_not_in_use() -> None:
+    budget = ChannelBudget(100)
+    for segment_id, granted_at in ((b"used", 0.0), (b"gone", 0.0), (b"new", SETTLE_S)):
+        assert budget.reserve(segment_id, 10, now=granted_at)
+    assert budget.may_sweep(now=0.0)
+    budget.handle_sweep({b"used"}, now=SETTLE_S + 0.5)
+    assert {segment_id for segment_id in (b"used", b"gone", b"new") if segment_id in budget} == {b"used", b"new"}
+    assert budget.used_bytes == 20
+    assert not budget.may_sweep(now=SETTLE_S + 0.5)
+    assert budget.may_sweep(now=SETTLE_S + 0.5 + SWEEP_INTERVAL_S)
