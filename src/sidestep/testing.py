@@ -268,12 +268,12 @@ class ShimClient:
         """Offers `channel` for the connected socket `tcp`."""
         if channel.segment is None:
             raise Misuse("a channel to offer needs a segment")
-        message = self._about(Rpc.OFFER, tcp, channel, token)
+        message = self.message_about(Rpc.OFFER, tcp, channel, token)
         rpc.send(self.sock, message, [channel.segment, channel.bell, channel.bell_page])
 
     def claim(self, tcp: socket.socket, channel: Channel, token: int) -> None:
         """Claims the channel offered for the connection of which `tcp` is the other end."""
-        rpc.send(self.sock, self._about(Rpc.CLAIM, tcp, channel, token), [channel.bell, channel.bell_page])
+        rpc.send(self.sock, self.message_about(Rpc.CLAIM, tcp, channel, token), [channel.bell, channel.bell_page])
 
     def withdraw(self, token: int) -> None:
         """Takes an offer back."""
@@ -326,7 +326,8 @@ class ShimClient:
         (word,) = struct.unpack_from("=I", self._registry, layout.REGISTRY_BUCKETS_OFFSET + 4 * bucket)
         return int(word)
 
-    def _about(self, kind: Rpc, tcp: socket.socket, channel: Channel, token: int) -> Message:
+    def message_about(self, kind: Rpc, tcp: socket.socket, channel: Channel, token: int) -> Message:
+        """The OFFER or CLAIM that `offer` or `claim` would send."""
         key = proof.connection_key(tcp, self.netns_cookie)
         return Message(
             type=kind,

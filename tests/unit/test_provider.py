@@ -1,0 +1,580 @@
+"""The provider end to end: real clients, real TCP connections, and clients that misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from conftest import TcpPair, eventually
+from sidestep import limits
+from sidestep.errors import Unavailable
+from sidestep.native import layout
+from sidestep.native.layout import Refusal, Rpc, State
+from sidestep.provider import control, memory, rpc
+from sidestep.provider.rpc import Message
+from sidestep.testing import Channel, ShimClient, Sidestep
+
+MakeClient = Callable[[], ShimClient]
+MakePair = Callable[..., TcpPair]
+
+
+@pytest.fixture
+def channel(closing: ExitStack) -> Callable[..., Channel]:
+    """Makes channels that are closed after the test."""
+
+    def make(ring_size: tuple[int, int] | None = (4096, 4096)) -> Channel:
+        made = Channel.make(ring_size)
+        closing.callback(made.close)
+        return made
+
+    return make
+
+
+def provider_fds(sidestep: Sidestep) -> int:
+    """Descriptors the provider holds."""
+    return sum(1 for _ in Path(f"/proc/{sidestep.provider_pid}/fd").iterdir())
+
+
+def counter(sidestep: Sidestep, name: str) -> int:
+    """One of the provider's counters."""
+    return int(sidestep.status()["counters"].get(name, 0))
+
+
+def refusal_of(client: ShimClient) -> Refusal:
+    """The reason of the REFUSED that comes next."""
+    packet = client.receive()
+    packet.descriptors.close()
+    assert packet.message.type is Rpc.REFUSED
+    return Refusal(packet.message.reason)
+
+
+def same_file(one: int, other: int) -> bool:
+    """Whether two descriptors lead to the same thing; eventfds are compared by what one writes and the other reads."""
+    first, second = os.fstat(one), os.fstat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_claim_joins_the_two_ends(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel],
+    family: socket.AddressFamily, host: str,
+) -> None:  # fmt: skip
+    offerer, claimer = shim_client(), shim_client()
+    active, passive = tcp_pair(host, family)
+    offered, claimed = channel((8192, 4096)), channel(None)
+    assert claimer.offers_waiting(passive) == 0
+
+    offerer.offer(active, offered, token=11)
+    claimer.wait_offer(passive)
+    claimer.claim(passive, claimed, token=22)
+
+    attach = claimer.receive()
+    with attach.descriptors as passed:
+        segment, bell, page = passed.numbers
+        assert (attach.message.type, attach.message.token) == (Rpc.ATTACH, 22)
+        assert attach.message.ring_size == (8192, 4096)
+        assert attach.message.segment_id == offered.segment_id
+        assert attach.message.bell_page_id == offered.bell_page_id
+        assert offered.segment is not None
+        assert same_file(segment, offered.segment)
+        assert same_file(page, offered.bell_page)
+        os.eventfd_write(bell, 3)
+        assert os.eventfd_read(offered.bell) == 3
+    told = offerer.receive()
+    with told.descriptors as passed:
+        bell, page = passed.numbers
+        assert (told.message.type, told.message.token) == (Rpc.CLAIMED, 11)
+        assert told.message.bell_page_id == claimed.bell_page_id
+        assert same_file(page, claimed.bell_page)
+        os.eventfd_write(bell, 4)
+        assert os.eventfd_read(claimed.bell) == 4
+    assert claimer.offers_waiting(passive) == 0
+    assert counter(sidestep, "claim_matched") == 1
+
+
+def test_one_process_may_hold_both_ends(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    active, passive = tcp_pair()
+    client.offer(active, channel(), token=1)
+    client.claim(passive, channel(None), token=2)  # the same connection to the provider: in order
+    kinds = []
+    for _ in range(2):
+        packet = client.receive()
+        packet.descriptors.close()
+        kinds.append(packet.message.type)
+    assert kinds == [Rpc.ATTACH, Rpc.CLAIMED]
+
+
+def test_a_claim_without_an_offer_is_refused(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    _, passive = tcp_pair()
+    client.claim(passive, channel(None), token=2)
+    assert refusal_of(client) is Refusal.NO_OFFER
+
+
+def test_the_offering_end_cannot_claim_its_own_offer(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    active, _ = tcp_pair()
+    client.offer(active, channel(), token=1)
+    client.claim(active, channel(None), token=2)
+    assert refusal_of(client) is Refusal.NO_OFFER
+
+
+def test_an_offer_expires_and_its_descriptors_are_closed(
+    closing: ExitStack, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    private = closing.enter_context(Sidestep(offer_expiry_s=0.05))
+    client = closing.enter_context(ShimClient(private.socket))
+    client.hello()
+    before = provider_fds(private)
+    active, _ = tcp_pair()
+    started = time.monotonic()
+    client.offer(active, channel(), token=7)
+    assert refusal_of(client) is Refusal.EXPIRED
+    assert time.monotonic() - started >= 0.05
+    assert client.offers_waiting(active) == 0
+    assert provider_fds(private) == before
+    assert private.status()["budget_used_bytes"] == 0
+    client.offer(active, channel(), token=7)  # and may be made again
+    assert refusal_of(client) is Refusal.EXPIRED
+
+
+def test_a_withdrawn_offer_is_gone_without_a_word(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    active, passive = tcp_pair()
+    client.offer(active, channel(), token=7)
+    client.withdraw(7)
+    client.withdraw(8)  # unknown: perhaps just claimed
+    client.claim(passive, channel(None), token=9)
+    assert refusal_of(client) is Refusal.NO_OFFER
+    assert client.offers_waiting(passive) == 0
+    assert counter(sidestep, "offer_withdrawn") == 1
+
+
+def test_offers_of_a_client_that_leaves_are_gone(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    leaving, staying = shim_client(), shim_client()
+    pairs = [tcp_pair() for _ in range(5)]
+    for token, (active, _) in enumerate(pairs):
+        leaving.offer(active, channel(), token)
+    for _, passive in pairs:
+        staying.wait_offer(passive)
+    leaving.close()
+    eventually(lambda: sidestep.status()["offers_pending"] == 0)
+    for _, passive in pairs:
+        staying.claim(passive, channel(None), token=1)
+        assert refusal_of(staying) is Refusal.NO_OFFER
+
+
+def test_offering_what_one_does_not_hold_is_refused(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    active, passive = tcp_pair()
+    mine, others = channel(), channel()
+    assert mine.segment is not None
+    forged = client.message_about(Rpc.OFFER, active, mine, 1)
+    wrong_cookie = _replaced(forged, cookie=client.message_about(Rpc.OFFER, passive, others, 1).cookie)
+    rpc.send(client.sock, wrong_cookie, [mine.segment, mine.bell, mine.bell_page])
+    assert refusal_of(client) is Refusal.NOT_PROVEN
+    client.offer(active, mine, token=1)
+    forged_claim = _replaced(client.message_about(Rpc.CLAIM, passive, mine, 2), cookie=forged.cookie, ring_size=(0, 0))
+    rpc.send(client.sock, forged_claim, [mine.bell, mine.bell_page])
+    assert refusal_of(client) is Refusal.NOT_PROVEN
+    client.claim(passive, channel(None), token=3)  # the rightful owner still gets it
+    packet = client.receive()
+    packet.descriptors.close()
+    assert packet.message.type is Rpc.ATTACH
+
+
+def test_another_network_namespace_is_refused(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    active, passive = tcp_pair()
+    client.netns_cookie += 1
+    client.offer(active, channel(), token=1)
+    assert refusal_of(client) is Refusal.FOREIGN_NETNS
+    client.claim(passive, channel(None), token=1)
+    assert refusal_of(client) is Refusal.FOREIGN_NETNS
+
+
+def test_a_connection_is_offered_once(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client, other = shim_client(), shim_client()
+    (active, _), (unrelated, _) = tcp_pair(), tcp_pair()
+    offered = channel()
+    client.offer(active, offered, token=1)
+    client.offer(active, channel(), token=2)
+    assert refusal_of(client) is Refusal.DUPLICATE
+    client.offer(unrelated, channel(), token=1)
+    assert refusal_of(client) is Refusal.DUPLICATE
+    client.offer(unrelated, offered, token=3)  # the segment of another offer
+    assert refusal_of(client) is Refusal.DUPLICATE
+    other.offer(active, channel(), token=1)
+    assert refusal_of(other) is Refusal.DUPLICATE
+
+
+def test_a_client_has_a_bounded_number_of_offers(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    for token in range(limits.OFFERS_PENDING_MAX):
+        client.offer(tcp_pair()[0], channel(), token)
+    client.offer(tcp_pair()[0], channel(), token=limits.OFFERS_PENDING_MAX)
+    assert refusal_of(client) is Refusal.TOO_MANY
+    assert sidestep.status()["offers_pending"] <= limits.OFFERS_PENDING_MAX
+
+
+def test_the_budget_is_kept_and_ended_channels_give_it_back(
+    closing: ExitStack, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    one = limits.CHANNEL_HEADER_SIZE + 2 * 4096
+    private = closing.enter_context(Sidestep(budget_bytes=2 * one))
+    client = closing.enter_context(ShimClient(private.socket))
+    client.hello()
+    pairs = [tcp_pair() for _ in range(3)]
+    client.offer(pairs[0][0], channel(), token=0)
+    client.offer(pairs[1][0], channel(), token=1)
+    client.offer(pairs[2][0], channel(), token=2)
+    assert refusal_of(client) is Refusal.NO_BUDGET
+    client.withdraw(0)
+    client.offer(pairs[2][0], channel(), token=2)
+    client.claim(pairs[2][1], channel(None), token=9)
+    packet = client.receive()
+    packet.descriptors.close()
+    assert packet.message.type is Rpc.ATTACH
+    assert private.status()["budget_used_bytes"] == 2 * one  # a live channel is counted still
+
+
+def _replaced(message: Message, **changes: object) -> Message:
+    fields = {name: getattr(message, name) for name in Message.__dataclass_fields__}
+    return Message(**(fields | changes))  # type: ignore[arg-type]
+
+
+# ---- clients that misbehave ----
+
+MISBEHAVIOURS: list[Callable[[ShimClient], None]] = []
+
+
+def misbehaviour(function: Callable[[ShimClient], None]) -> Callable[[ShimClient], None]:
+    """Adds what a bad client does to the list that is tried."""
+    MISBEHAVIOURS.append(function)
+    return function
+
+
+@misbehaviour
+def wrong_order(client: ShimClient) -> None:
+    rpc.send(client.sock, Message(type=Rpc.WITHDRAW))
+
+
+@misbehaviour
+def second_hello(client: ShimClient) -> None:
+    client.hello()
+    fd = memory.reopen_read_only(client.arena)
+    rpc.send(client.sock, Message(type=Rpc.HELLO), [fd])
+    os.close(fd)
+
+
+@misbehaviour
+def hello_without_arena(client: ShimClient) -> None:
+    rpc.send(client.sock, Message(type=Rpc.HELLO))
+
+
+@misbehaviour
+def hello_with_a_pipe(client: ShimClient) -> None:
+    reader, writer = os.pipe()
+    rpc.send(client.sock, Message(type=Rpc.HELLO), [reader])
+    os.close(reader)
+    os.close(writer)
+
+
+@misbehaviour
+def hello_with_an_unsealed_arena(client: ShimClient) -> None:
+    fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 1 << 20)
+    rpc.send(client.sock, Message(type=Rpc.HELLO), [fd])
+    os.close(fd)
+
+
+@misbehaviour
+def garbage(client: ShimClient) -> None:
+    client.sock.send(random.Random(1).randbytes(layout.RPC_MSG_SIZE))
+
+
+@misbehaviour
+def half_a_message(client: ShimClient) -> None:
+    client.sock.send(Message(type=Rpc.HELLO).encode()[:80])
+
+
+@misbehaviour
+def huge_message(client: ShimClient) -> None:
+    client.sock.send(Message(type=Rpc.HELLO).encode() + bytes(100_000))
+
+
+@misbehaviour
+def flood_of_descriptors(client: ShimClient) -> None:
+    with open(os.devnull, "rb") as null:
+        socket.send_fds(client.sock, [Message(type=Rpc.HELLO).encode()], [null.fileno()] * 250)
+
+
+@misbehaviour
+def providers_own_message(client: ShimClient) -> None:
+    client.hello()
+    rpc.send(client.sock, Message(type=Rpc.ATTACH))
+
+
+@misbehaviour
+def another_version(client: ShimClient) -> None:
+    data = bytearray(Message(type=Rpc.HELLO).encode())
+    struct.pack_into("=H", data, layout.offsets("rpc_msg")["version"], layout.LAYOUT_VERSION + 1)
+    client.sock.send(data)
+
+
+@misbehaviour
+def control_on_a_shims_connection(client: ShimClient) -> None:
+    client.hello()
+    rpc.send(client.sock, Message(type=Rpc.CONTROL), body=b'{"op": "stop"}')
+
+
+@misbehaviour
+def control_that_is_no_json(client: ShimClient) -> None:
+    rpc.send(client.sock, Message(type=Rpc.CONTROL), body=b"\xff" * 20)
+
+
+@misbehaviour
+def control_nested_deeply(client: ShimClient) -> None:
+    rpc.send(client.sock, Message(type=Rpc.CONTROL), body=b"[" * limits.CONTROL_REQUEST_MAX)
+
+
+@misbehaviour
+def control_too_long(client: ShimClient) -> None:
+    rpc.send(client.sock, Message(type=Rpc.CONTROL), body=b" " * (limits.CONTROL_REQUEST_MAX + 1))
+
+
+@misbehaviour
+def offer_without_descriptors(client: ShimClient) -> None:
+    client.hello()
+    rpc.send(client.sock, Message(type=Rpc.OFFER))
+
+
+@misbehaviour
+def offer_of_odd_rings(client: ShimClient) -> None:
+    client.hello()
+    made = Channel.make((4096, 12288))
+    assert made.segment is not None
+    message = Message(type=Rpc.OFFER, ring_size=made.ring_size, netns_cookie=client.netns_cookie)
+    rpc.send(client.sock, message, [made.segment, made.bell, made.bell_page])
+    made.close()
+
+
+@misbehaviour
+def offer_of_a_segment_too_small(client: ShimClient) -> None:
+    client.hello()
+    made = Channel.make((4096, 4096))
+    assert made.segment is not None
+    message = Message(type=Rpc.OFFER, ring_size=(8192, 4096), netns_cookie=client.netns_cookie)
+    rpc.send(client.sock, message, [made.segment, made.bell, made.bell_page])
+    made.close()
+
+
+@misbehaviour
+def offer_with_swapped_descriptors(client: ShimClient) -> None:
+    client.hello()
+    made = Channel.make((4096, 4096))
+    assert made.segment is not None
+    message = Message(type=Rpc.OFFER, ring_size=made.ring_size, netns_cookie=client.netns_cookie)
+    rpc.send(client.sock, message, [made.segment, made.bell_page, made.bell])
+    made.close()
+
+
+@misbehaviour
+def claim_of_a_bell_beyond_the_page(client: ShimClient) -> None:
+    client.hello()
+    made = Channel.make(None)
+    message = Message(type=Rpc.CLAIM, bell_index=layout.BELL_PAGE_BELLS, netns_cookie=client.netns_cookie)
+    rpc.send(client.sock, message, [made.bell, made.bell_page])
+    made.close()
+
+
+@pytest.mark.parametrize("misbehave", MISBEHAVIOURS, ids=lambda function: function.__name__)
+def test_who_breaks_a_rule_is_dropped_and_nobody_else(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel],
+    misbehave: Callable[[ShimClient], None],
+) -> None:  # fmt: skip
+    good = shim_client()
+    before = provider_fds(sidestep)
+    with ShimClient(sidestep.socket) as bad:
+        misbehave(bad)
+        assert bad.hung_up()
+    eventually(lambda: provider_fds(sidestep) == before)
+    assert not any("internal_error" in name for name in sidestep.status()["counters"])
+    active, passive = tcp_pair()
+    good.offer(active, channel(), token=1)
+    good.claim(passive, channel(None), token=2)
+    packet = good.receive()
+    packet.descriptors.close()
+    assert packet.message.type is Rpc.ATTACH
+
+
+def test_a_client_that_never_reads_is_dropped(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    deaf = shim_client()
+    _, passive = tcp_pair()
+    claim = channel(None)
+
+    def flood() -> None:
+        while True:
+            deaf.claim(passive, claim, token=1)  # each is answered by a refusal that nobody reads
+
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        _retrying(flood)
+    assert counter(sidestep, "client_dropped{slow}") == 1
+
+
+def _retrying(send: Callable[[], None]) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            send()
+        except BlockingIOError:
+            os.sched_yield()  # the provider has not read on yet
+
+
+@pytest.mark.slow
+def test_silent_connections_are_closed_after_a_while(sidestep: Sidestep, closing: ExitStack) -> None:
+    silent = closing.enter_context(ShimClient(sidestep.socket, timeout_s=2 * limits.HELLO_TIMEOUT_S))
+    started = time.monotonic()
+    assert silent.hung_up()
+    assert time.monotonic() - started > limits.HELLO_TIMEOUT_S / 2
+    assert counter(sidestep, "client_dropped{silent}") == 1
+
+
+def test_many_clients_share_one_provider_and_one_arena(sidestep: Sidestep, closing: ExitStack) -> None:
+    family = [closing.enter_context(ShimClient(sidestep.socket)) for _ in range(50)]
+    for client in family:
+        client.arena_id = family[0].arena_id
+        client.hello()
+    status = sidestep.status()
+    assert (status["shims"], status["families"]) == (50, 1)
+    for client in family[1:]:
+        client.close()
+    eventually(lambda: sidestep.status()["shims"] == 1)
+    assert sidestep.status()["families"] == 1
+    family[0].close()
+    eventually(lambda: sidestep.status()["families"] == 0)
+
+
+def test_killing_the_provider_amid_offers_leaves_clients_a_plain_end_and_a_new_one_serves(
+    sidestep: Sidestep, shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    client = shim_client()
+    active, passive = tcp_pair()
+    client.offer(active, channel(), token=1)
+    sidestep.kill_provider()
+    assert client.hung_up()
+    with pytest.raises(Unavailable):
+        sidestep.connections()
+    sidestep.restart_provider()
+    with ShimClient(sidestep.socket) as again:
+        again.hello()
+        again.offer(active, channel(), token=1)
+        again.claim(passive, channel(None), token=2)
+        packet = again.receive()
+        packet.descriptors.close()
+        assert packet.message.type is Rpc.ATTACH
+
+
+def test_the_registry_says_that_the_provider_is_closing(sidestep: Sidestep, shim_client: MakeClient) -> None:
+    client = shim_client()
+    assert client.registry_header()["closing"] == 0
+    assert control.stop(sidestep.socket) == sidestep.provider_pid
+    assert client.registry_header()["closing"] == 1
+    assert client.hung_up()
+    assert not sidestep.socket.exists()
+
+
+# ---- looking ----
+
+
+def _slot(port: int, **changes: object) -> dict[str, object]:
+    return {
+        "generation": 1,
+        "state": State.PROMOTED,
+        "role": 1,
+        "family": socket.AF_INET,
+        "local_addr": bytes(10) + b"\xff\xff\x7f\0\0\1",
+        "remote_addr": bytes(10) + b"\xff\xff\x7f\0\0\2",
+        "local_port": port,
+        "remote_port": 80,
+        "fd": 5,
+        "pid": os.getpid(),
+        "born_ns": time.monotonic_ns() - 10**9,
+        "promoted_ns": time.monotonic_ns(),
+        "segment_id": b"s" * 16,
+        "tx_ring_bytes": 100,
+        "tx_ring_msgs": 4,
+    } | changes
+
+
+def test_connections_of_all_arenas_are_listed(sidestep: Sidestep, closing: ExitStack) -> None:
+    clients = [closing.enter_context(ShimClient(sidestep.socket)) for _ in range(70)]  # more than one page of arenas
+    for index, client in enumerate(clients):
+        client.hello()
+        client.write_arena([_slot(1000 + index), _slot(1, generation=2), _slot(1, state=0), _slot(1, state=99)])
+    found = sidestep.connections()
+    assert [connection.local for connection in found] == [f"127.0.0.1:{1000 + index}" for index in range(70)]
+    one = found[0]
+    assert (one.remote, one.role, one.state, one.promoted) == ("127.0.0.2:80", "active", "promoted", True)
+    assert (one.tx.ring_bytes, one.tx.ring_msgs, one.rx.ring_bytes) == (100, 4, 0)
+    assert one.program == Path("/proc/self/comm").read_text().strip()
+    assert one.age_s >= 1.0
+    assert one.segment == (b"s" * 16).hex()
+    assert json.loads(json.dumps(one.as_json()))["tx"]["ring_msgs"] == 4
+
+
+@pytest.fixture
+def scribbled(sidestep: Sidestep, closing: ExitStack) -> ShimClient:
+    client = closing.enter_context(ShimClient(sidestep.socket, slots_max=64))
+    client.hello()
+    return client
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_arena_of_noise_harms_nobody(sidestep: Sidestep, scribbled: ShimClient, seed: int) -> None:
+    noise = random.Random(seed)
+    length = os.fstat(scribbled.arena).st_size - layout.ARENA_SLOTS_OFFSET
+    os.pwrite(scribbled.arena, noise.randbytes(length), layout.ARENA_SLOTS_OFFSET)
+    header = layout.offsets("arena_header")
+    os.pwrite(scribbled.arena, struct.pack("=I", noise.getrandbits(32)), header["slots_used"])
+    sidestep.connections()  # whatever they are
+    os.pwrite(scribbled.arena, noise.randbytes(64), 0)
+    assert sidestep.connections() == []
+
+
+@pytest.mark.slow
+def test_ten_thousand_connections_are_listed(sidestep: Sidestep, closing: ExitStack) -> None:
+    client = closing.enter_context(ShimClient(sidestep.socket, slots_max=10_000))
+    client.hello()
+    client.write_arena([_slot(index) for index in range(10_000)])
+    assert len(sidestep.connections()) == 10_000
