@@ -225,7 +225,8 @@ static void tell_close(struct conn *conn)
 	if (!atomic_load(&conn->managed) || word_load(conn->slot->holders) != 1)
 		return;
 	bool unread = word_load(conn->slot->rx_path) == PATH_RING && channel_rx_avail(&conn->channel) != 0;
-	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED);
+	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED); /* full fence */
+	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }
 
 void conn_forget(int fd, bool closing)
@@ -779,30 +780,39 @@ void conn_violation(struct conn *conn, int fd)
 void conn_probe(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	char byte;
+	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
+	bool on_ring = word_load(slot->rx_path) == PATH_RING;
 	int saved = errno;
-	bool fin = false;
 
 	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
 		return;
-	ssize_t n = real.recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-	if (n > 0) {
+	if (real.poll(&native, 1, 0) <= 0 || (native.revents & POLLNVAL)) {
+		errno = saved;
+		return;
+	}
+	bool fin = native.revents & (POLLRDHUP | POLLHUP);
+	if (fin && slot_has(slot, SLOT_RD_SHUT)) { /* our own shutdown says the same */
+		uint8_t info[TCPI_SIZE];
+		fin = tcp_info_get(fd, info) && tcp_info_fin(info);
+	}
+	if (native.revents & POLLERR) {
+		if (on_ring) {
+			int error = 0;
+			socklen_t len = sizeof(error);
+			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
+			word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
+			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+		} else {
+			slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
+		}
+	} else if (on_ring && (native.revents & POLLIN)) {
 		/* bytes on TCP after the switch: only of a peer that has gone back to it */
-		if (word_load(slot->rx_path) == PATH_RING &&
+		char byte;
+		if (real.recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
 		    !atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire))
 			conn_violation(conn, fd);
-	} else if (n == 0) {
-		if (slot_has(slot, SLOT_RD_SHUT)) { /* says 0 for our own shutdown too */
-			uint8_t info[TCPI_SIZE];
-			fin = tcp_info_get(fd, info) && tcp_info_fin(info);
-		} else {
-			fin = true;
-		}
-	} else if (errno != EAGAIN && errno != EINTR && errno != EBADF && errno != ENOTCONN) {
-		word_store(slot->error, (uint32_t)errno);
-		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	}
-	if (fin) {
+	if (fin && !slot_has(slot, SLOT_RESET)) {
 		uint32_t bits = SLOT_FIN;
 		const struct channel_side *remote = conn->channel.remote;
 		uint32_t closed = atomic_load_explicit(&remote->notice, memory_order_acquire) &
@@ -1004,7 +1014,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
 			return STEP_DONE;
 		}
-		int error = take_error(conn);
+		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
+		int error = word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
 			return STEP_ERROR;
