@@ -1,0 +1,29 @@
+"""Fixtures of the tests with real programs: one `Stage` for each mode, all marked slow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from stage import Mode, Stage, staged  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here runs whole programs."""
+    here = Path(__file__).resolve().parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.app)
+
+
+@pytest.fixture(params=list(Mode), ids=str)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """A stage in each of the four modes, with a provider of its own; ends all its programs."""
+    with staged(request.param, tmp_path) as made:
+        yield made

@@ -1,0 +1,144 @@
+"""PostgreSQL under sidestep: pgbench, dump and restore, over TCP, with checksums.
+
+PostgreSQL refuses to run as root, so this is a program of its own: test_postgresql.py runs it as another user, and the
+provider, the server and the clients are all started from here as that user.
+
+usage: postgresql_case.py MODE WORKDIR BINDIR
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from stage import Mode, Stage, staged, wait_until  # noqa: E402
+
+CHECKSUM = """
+select 'accounts', count(*), md5(string_agg(t::text, '|' order by aid)) from pgbench_accounts t
+union all select 'history', count(*), md5(string_agg(t::text, '|' order by t::text)) from pgbench_history t
+union all select 'blobs', count(*), md5(string_agg(md5(body), '|' order by id)) from blobs
+order by 1;
+"""
+# A digest that the server computes from what it holds must equal one computed here from what was sent.
+BLOBS = """
+create table blobs (id int primary key, body text);
+insert into blobs select n, repeat(md5(n::text), n * 97) from generate_series(1, 200) n;
+"""
+TRANSACTIONS = 250
+CLIENTS = 4
+
+
+class Postgres:
+    """A server on a fresh cluster, and the clients that talk to it."""
+
+    def __init__(self, stage: Stage, bindir: Path) -> None:
+        self.stage = stage
+        self.bindir = bindir
+        self.data = stage.workdir / "data"
+        self.server, self.port = stage.serve(lambda port: [
+            str(bindir / "postgres"), "-D", str(self.data), "-p", str(port), "-h", "127.0.0.1", "-k", "",
+            "-c", "fsync=off", "-c", "max_connections=40", "-c", "autovacuum=off",
+        ])  # fmt: skip
+        wait_until(lambda: "ready to accept connections" in self.server.log.read_text(), "the server to be ready")
+
+    def client(self, program: str, *args: str) -> list[str]:
+        """Command line of a client program."""
+        return [str(self.bindir / program), "-h", "127.0.0.1", "-p", str(self.port), "-U", "tester", *args]
+
+    def run(self, program: str, *args: str) -> str:
+        """Output of a client program that must succeed."""
+        return self.stage.run("client", self.client(program, *args), deadline_s=60).decode()
+
+    def query(self, database: str, sql: str) -> str:
+        """Result of a query, unaligned."""
+        return self.run("psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql)
+
+
+def load(db: Postgres) -> None:
+    """Fill the database through COPY; a session that stays open shows the path."""
+    db.run("createdb", "first")
+    db.run("pgbench", "-i", "-q", "-s", "1", "first")
+    db.query("first", BLOBS)
+    accounts = db.query("first", "select count(*), sum(aid) from pgbench_accounts").strip()
+    assert accounts == f"100000|{100_000 * 100_001 // 2}", accounts
+
+
+def interactive(db: Postgres) -> None:
+    """One psql session, held open: many small queries, one large answer, LISTEN and NOTIFY."""
+    stage = db.stage
+    psql = stage.converse("client", db.client("psql", "-X", "-q", "-A", "-t", "-d", "first"))
+    for number in range(200):
+        psql.tell(f"select {number} * {number};")
+        assert psql.line() == str(number * number)
+    psql.tell("select length(string_agg(body, '' order by id)) from blobs;")
+    assert psql.line() == str(sum(32 * 97 * n for n in range(1, 201)))
+    psql.tell("listen news; notify news, 'hello';")
+    assert "hello" in psql.until("hello")
+    stage.check_path(db.port)
+    psql.rest()
+
+
+def bench(db: Postgres) -> None:
+    """pgbench, read-write by count and read-only by time: no transaction fails, and the books balance."""
+    report = db.run("pgbench", "-n", "-c", str(CLIENTS), "-j", "2", "-t", str(TRANSACTIONS), "first")
+    done = f"number of transactions actually processed: {CLIENTS * TRANSACTIONS}/{CLIENTS * TRANSACTIONS}"
+    assert done in report, report
+    assert failures(report) == 0, report
+    with db.stage.watching(db.port, CLIENTS):
+        report = db.run("pgbench", "-n", "-S", "-M", "prepared", "-c", str(CLIENTS), "-j", "2", "-T", "2", "first")
+    assert failures(report) == 0, report
+    books = db.query("first", """
+        select (select sum(abalance) from pgbench_accounts), (select sum(bbalance) from pgbench_branches),
+               (select sum(tbalance) from pgbench_tellers), (select sum(delta) from pgbench_history),
+               (select count(*) from pgbench_history)""").strip().split("|")  # fmt: skip
+    assert len(set(books[:4])) == 1, books
+    assert books[4] == str(CLIENTS * TRANSACTIONS), books
+
+
+def failures(report: str) -> int:
+    """Failed transactions according to pgbench."""
+    found = re.search(r"number of failed transactions: (\d+)", report)
+    assert found, report
+    return int(found[1])
+
+
+def dump_and_restore(db: Postgres) -> None:
+    """Dump one database and restore it into another, as SQL and in the archive format: the same rows."""
+    expected = db.query("first", CHECKSUM)
+    assert expected.count("\n") == 3, expected
+    sql = db.stage.workdir / "first.sql"
+    sql.write_text(db.run("pg_dump", "first"))
+    db.run("createdb", "second")
+    db.run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "second", "-f", str(sql), "-o", os.devnull)
+    assert db.query("second", CHECKSUM) == expected
+    archive = db.stage.workdir / "first.dump"
+    db.run("pg_dump", "-Fc", "-f", str(archive), "first")
+    db.run("createdb", "third")
+    db.run("pg_restore", "-j", "2", "-d", "third", str(archive))
+    assert db.query("third", CHECKSUM) == expected
+
+
+def main() -> None:
+    """Run the whole scenario."""
+    mode, workdir, bindir = Mode(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    os.environ["HOME"] = str(workdir)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # leave through the context managers: no orphans
+    shutil.copytree(workdir / "cluster", workdir / "data")
+    with staged(mode, workdir) as stage:
+        db = Postgres(stage, bindir)
+        load(db)
+        interactive(db)
+        bench(db)
+        dump_and_restore(db)
+        assert db.server.stop(signal.SIGINT) == 0, db.server.complaint("did not shut down")
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""asyncio and uvloop echo, each as server and as client."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+
+import pytest
+from stage import PROGRAMS, Stage, missing
+
+CONNECTIONS = 10
+
+
+@pytest.mark.parametrize(
+    ("server_loop", "client_loop"), [("asyncio", "asyncio"), ("uvloop", "uvloop"), ("asyncio", "uvloop")]
+)
+def test_echo(stage: Stage, server_loop: str, client_loop: str) -> None:
+    """Ten connections at once: small round trips, full-duplex bulk, a read that times out, half-close."""
+    if "uvloop" in (server_loop, client_loop) and importlib.util.find_spec("uvloop") is None:
+        missing("the Python package uvloop")
+    _, port = stage.serve(lambda port: [sys.executable, str(PROGRAMS / "echo.py"), server_loop, "server", str(port)])
+    client = stage.python("client", "echo.py", client_loop, "client", port, CONNECTIONS)
+    assert json.loads(client.line()) == {"verdicts": ["whole"] * CONNECTIONS, "timeouts": 1}
+    stage.check_path(port, CONNECTIONS, ring_bytes_min=3_000_000)
+    client.stdin.close()
+    assert json.loads(client.line()) == "closed"
+    client.rest()

@@ -1,0 +1,138 @@
+"""nginx with a master and two workers: keep-alive load, sendfile, reload under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from stage import Program, Stage, payload, require, sha256, wait_until
+
+CONFIGURATION = """
+daemon off;
+worker_processes 2;
+{user}
+pid {root}/nginx.pid;
+error_log {root}/error.log notice;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {root}/body; proxy_temp_path {root}/proxy; fastcgi_temp_path {root}/fastcgi;
+    uwsgi_temp_path {root}/uwsgi; scgi_temp_path {root}/scgi;
+    sendfile {sendfile}; tcp_nopush on; keepalive_requests 1000000;
+    server {{
+        listen 127.0.0.1:{port};
+        root {root}/www;
+        location = /generation {{ return 200 "generation {generation}"; }}
+    }}
+}}
+"""
+LARGE_SIZE = 100_000_000
+
+
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A file of 100 MB and its checksum."""
+    path = tmp_path_factory.mktemp("large") / "large"
+    data = payload(LARGE_SIZE)
+    path.write_bytes(data)
+    return path, sha256(data)
+
+
+def configure(root: Path, port: int, *, generation: int = 1, sendfile: bool = True) -> Path:
+    """Write the configuration."""
+    (root / "www").mkdir(exist_ok=True)
+    # Workers drop to another user by default; a user's provider serves that user alone.
+    user = "user root;" if os.geteuid() == 0 else ""
+    path = root / "nginx.conf"
+    path.write_text(CONFIGURATION.format(
+        root=root, port=port, generation=generation, user=user, sendfile="on" if sendfile else "off"
+    ))  # fmt: skip
+    return path
+
+
+def nginx(stage: Stage, *, sendfile: bool = True) -> tuple[Program, int]:
+    """Start nginx on a free port."""
+    program = require("nginx")
+
+    def argv(port: int) -> list[str]:
+        path = configure(stage.workdir, port, sendfile=sendfile)
+        return [program, "-p", str(stage.workdir), "-e", str(stage.workdir / "error.log"), "-c", str(path)]
+
+    return stage.serve(argv)
+
+
+def test_keep_alive_load(stage: Stage) -> None:
+    """wrk keeps 16 connections busy; no request fails."""
+    server, port = nginx(stage)
+    (stage.workdir / "www" / "small").write_bytes(b"x" * 612)
+    with stage.watching(port, 16):
+        report = stage.run(
+            "client", [require("wrk"), "-t", "2", "-c", "16", "-d", "2s", f"http://127.0.0.1:{port}/small"]
+        ).decode()
+    assert "Socket errors" not in report and "Non-2xx" not in report, report
+    found = re.search(r"(\d+) requests in", report)
+    assert found and int(found[1]) > 1000, report
+    assert server.stop() == 0
+
+
+def test_keep_alive_answers(stage: Stage) -> None:
+    """Bodies of many sizes on one keep-alive connection are those on disk, errors included."""
+    _, port = nginx(stage)
+    sizes = (0, 1, 1000, 8191, 65_536, 1_000_003)
+    for size in sizes:
+        (stage.workdir / "www" / str(size)).write_bytes(payload(size, seed=size))
+    client = stage.python("client", "http_client.py", port, "fetch", *[f"/{size}" for size in sizes * 20], "/absent")
+    *answers, absent = json.loads(client.line())
+    assert answers == [[200, size, sha256(payload(size, seed=size))] for size in sizes] * 20
+    assert absent[0] == 404
+    stage.check_path(port)
+    client.rest()
+
+
+@pytest.mark.parametrize("sendfile", [True, False], ids=["sendfile", "writev"])
+def test_large_file(stage: Stage, large_file: tuple[Path, str], sendfile: bool) -> None:
+    """curl fetches 100 MB, by sendfile and by writev; the checksum is right."""
+    path, checksum = large_file
+    _, port = nginx(stage, sendfile=sendfile)
+    (stage.workdir / "www" / "large").symlink_to(path)
+    curl = stage.converse("client", [require("curl"), "-sSf", f"http://127.0.0.1:{port}/large"])
+    body = bytearray()
+    # We are the ones who read what curl writes, so the connection lives for as long as we take our time.
+    while not stage.is_promoted(port) and len(body) < LARGE_SIZE * 3 // 4:
+        body += curl.read(1 << 20)
+    stage.check_path(port)
+    body += curl.rest()
+    assert len(body) == LARGE_SIZE
+    assert sha256(body) == checksum
+
+
+def test_reload_under_load(stage: Stage) -> None:
+    """Three reloads under load: no request fails, all clients meet each generation, the old workers go."""
+    _, port = nginx(stage)
+    client = stage.python("client", "http_client.py", port, "pester", "/generation", 6)
+    workers: set[int] = set()
+    for generation in (1, 2, 3, 4):
+        if generation > 1:
+            conf = configure(stage.workdir, port, generation=generation)
+            stage.run("server", [require("nginx"), "-p", str(stage.workdir), "-c", str(conf), "-s", "reload"])
+        assert json.loads(client.line()) == f"generation {generation}"
+        stage.check_path(port, 6)
+        old, workers = workers, worker_pids(stage.workdir)
+        wait_until(lambda old=old: not any(alive(pid) for pid in old), "the old workers to go")  # type: ignore[misc]
+    client.stdin.close()
+    assert json.loads(client.line()) == {"answers": [f"generation {n}" for n in (1, 2, 3, 4)], "idle": 0}
+    client.rest()
+
+
+def worker_pids(root: Path) -> set[int]:
+    """Process ids of the current workers, from nginx's own log."""
+    started = re.findall(r"start worker process (\d+)", (root / "error.log").read_text())
+    return {int(pid) for pid in started[-2:]}
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs."""
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,73 @@
+"""OpenSSL's s_server and s_client: TLS in user space over a promoted connection."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from stage import Stage, payload, require, sha256
+from test_pipes import Collector, Feeder
+
+SIZE = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A key and a self-signed certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [require("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, cert
+
+
+@pytest.mark.parametrize("version", ["-tls1_2", "-tls1_3"])
+def test_stream(stage: Stage, certificate: tuple[Path, Path], version: str) -> None:
+    """8 MB from s_client's input to s_server's output, which ends with the connection."""
+    openssl = require("openssl")
+    key, cert = certificate
+    server, port = stage.serve(lambda port: [
+        openssl, "s_server", "-quiet", "-naccept", "1", "-accept", f"127.0.0.1:{port}", "-key", str(key),
+        "-cert", str(cert), version,
+    ], stdin=-1, stdout=-1)  # fmt: skip
+    client = stage.converse("client", [
+        openssl, "s_client", "-quiet", "-no_ign_eof", "-verify_return_error", "-CAfile", str(cert), version,
+        "-connect", f"127.0.0.1:{port}",
+    ])  # fmt: skip
+    data = payload(SIZE // 2).hex().encode()  # s_client takes some capital letters for commands
+    collector = Collector(server)
+    feeder = Feeder(client, data)
+    feeder.start()
+    feeder.join()
+    stage.check_path(port, ring_bytes_min=SIZE // 2)
+    feeder.finish()
+    assert collector.checksum() == sha256(data)
+    client.expect_exit()
+    server.expect_exit()
+
+
+def test_download(stage: Stage, certificate: tuple[Path, Path]) -> None:
+    """s_server -WWW serves a file; s_client gets every byte of it."""
+    openssl = require("openssl")
+    key, cert = certificate
+    data = payload(SIZE)
+    (stage.workdir / "file").write_bytes(data)
+    _, port = stage.serve(lambda port: [
+        openssl, "s_server", "-WWW", "-accept", f"127.0.0.1:{port}", "-key", str(key), "-cert", str(cert),
+    ])  # fmt: skip
+    client = stage.converse("client", [
+        openssl, "s_client", "-quiet", "-verify_return_error", "-CAfile", str(cert), "-connect", f"127.0.0.1:{port}",
+    ])  # fmt: skip
+    client.tell("GET /file HTTP/1.0\r\n\r")
+    answer = bytearray()
+    # We read what s_client writes, so the connection lives for as long as we take our time.
+    while not stage.is_promoted(port) and len(answer) < SIZE * 3 // 4:
+        answer += client.read(65536)
+    stage.check_path(port)
+    answer += client.rest()
+    _, _, body = bytes(answer).partition(b"\r\n\r\n")
+    assert sha256(body) == sha256(data)
