@@ -659,20 +659,15 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 				cpu_relax();
 		now = now_ns();
 	}
-	if (n) {
-		if (budget < config.spin_ns)
-			atomic_store_explicit(&set->spin_ns, budget * 2 < config.spin_ns ? budget * 2 : config.spin_ns,
-			                      memory_order_relaxed);
-	} else if (budget > config.spin_ns / 16) {
-		atomic_store_explicit(&set->spin_ns, budget / 2, memory_order_relaxed);
-	}
+	if (n)
+		spin_adapt(&set->spin_ns, 0);
 	return n ? n : self.signals != signals ? -1 : 0;
 }
 
 /* The wait of a set with managed members. timeout_ns < 0: for ever. */
 static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns)
 {
-	int64_t now = now_ns();
+	int64_t start = now_ns(), now = start;
 	int64_t deadline = timeout_ns < 0 ? INT64_MAX : now + timeout_ns;
 	uint64_t signals = self.signals;
 	bool spun = false;
@@ -763,6 +758,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		if (n)
 			return n;
 		now = now_ns();
+		if (config.spin_ns)
+			spin_adapt(&set->spin_ns, now - start);
 		atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
 		if (k < 0) {
 			errno = failed;

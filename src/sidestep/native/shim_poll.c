@@ -90,7 +90,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 	int64_t start = now_ns(), now = start, looked_at = 0;
 	int64_t deadline = timeout_ns < 0 ? INT64_MAX : start + timeout_ns;
 	uint64_t signals = self.signals;
-	static __thread uint32_t budget = UINT32_MAX;
+	static __thread _Atomic uint32_t budget = UINT32_MAX;
 	bool crowded = true, first = true;
 
 	if (budget > config.spin_ns)
@@ -128,7 +128,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 				if (again)
 					looked_at = last_look = now;
 				if (n) {
-					budget = budget * 2 < config.spin_ns ? budget * 2 : config.spin_ns;
+					spin_adapt(&budget, 0);
 					return n;
 				}
 				if (crowded || cpu == peer)
@@ -138,8 +138,6 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 						cpu_relax();
 				now = now_ns();
 			}
-			if (budget > config.spin_ns / 16)
-				budget /= 2;
 		}
 		if (self.signals != signals) {
 			errno = EINTR;
@@ -165,6 +163,8 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 			for (int i = 0; i < bells_len; i++)
 				bell_sleep_end(bells[i]);
 			now = now_ns();
+			if (config.spin_ns)
+				spin_adapt(&budget, now - start);
 			if (k < 0 && failed != EINTR) {
 				errno = failed;
 				return -1;

@@ -378,16 +378,10 @@ static bool spin(struct conn *conn, int want, size_t space, const struct wait_cl
 		}
 		now = now_ns();
 	} while (!won && now - start < budget && clock->signals == self.signals);
-	if (won) {
+	if (won)
 		word_add(conn->slot->spins_won, 1);
-		if (budget < config.spin_ns)
-			atomic_store_explicit(&conn->spin_ns, budget * 2 < config.spin_ns ? budget * 2 : config.spin_ns,
-			                      memory_order_relaxed);
-	} else {
+	else
 		word_add(conn->slot->spins_lost, 1);
-		if (budget > config.spin_ns / 16)
-			atomic_store_explicit(&conn->spin_ns, budget / 2, memory_order_relaxed);
-	}
 	return won;
 }
 
@@ -464,8 +458,10 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	if (ready_now(conn, want, space))
 		return 0;
 	bool on_ring = want == WAIT_TX || word_load(slot->rx_path) == PATH_RING;
+	int64_t start = config.spin_ns ? now_ns() : 0;
 	conn_ref(conn);
 	if (on_ring && config.spin_ns && spin(conn, want, space, clock)) {
+		spin_adapt(&conn->spin_ns, 0);
 		conn_unref(conn);
 		return 0;
 	}
@@ -502,6 +498,8 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	}
 	pthread_cleanup_pop(0);
 	bell_sleep_end(bell);
+	if (config.spin_ns)
+		spin_adapt(&conn->spin_ns, now_ns() - start);
 	if (want == WAIT_TX)
 		atomic_store(&conn->channel.tx_line->want_space, 0);
 	conn_unref(conn);
