@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,15 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
         if mark := _MARK_BY_FOLDER.get(folder):
             item.add_marker(mark)
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Returns once `condition` holds; fails if it does not within the time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{condition} did not come true in {timeout_s} s")
-        time.sleep(0.002)
 
 
 @pytest.fixture

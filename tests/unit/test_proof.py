@@ -9,6 +9,7 @@ import pytest
 
 from sidestep.provider import proof
 from sidestep.provider.proof import SocketProver
+from sidestep.switch.offers import ConnectionKey
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_listener_does_not_pass_for_a_connection(prover: SocketProver) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         local = proof.mapped_address("127.0.0.1")
         port = server.getsockname()[1]
-        key = proof.ConnectionKey(0, local, port, local, 1)
+        key = ConnectionKey(0, local, port, local, 1)
         assert not prover.holds(key, proof.socket_cookie(server))
 
 

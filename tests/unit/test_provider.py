@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from common import TcpPair, eventually, slot
 
-from conftest import TcpPair, eventually
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.native import layout
-from sidestep.native.layout import Refusal, Rpc, State
+from sidestep.native.layout import Refusal, Rpc
 from sidestep.provider import control, memory, rpc
 from sidestep.provider.rpc import Message
 from sidestep.testing import Channel, ShimClient, Sidestep
@@ -268,7 +268,7 @@ def test_the_budget_is_kept_and_ended_channels_give_it_back(
 
 def _replaced(message: Message, **changes: object) -> Message:
     fields = {name: getattr(message, name) for name in Message.__dataclass_fields__}
-    return Message(**(fields | changes))  # type: ignore[arg-type]
+    return Message(**(fields | changes))
 
 
 # ---- clients that misbehave ----
@@ -517,31 +517,11 @@ def test_the_registry_says_that_the_provider_is_closing(sidestep: Sidestep, shim
 # ---- looking ----
 
 
-def _slot(port: int, **changes: object) -> dict[str, object]:
-    return {
-        "generation": 1,
-        "state": State.PROMOTED,
-        "role": 1,
-        "family": socket.AF_INET,
-        "local_addr": bytes(10) + b"\xff\xff\x7f\0\0\1",
-        "remote_addr": bytes(10) + b"\xff\xff\x7f\0\0\2",
-        "local_port": port,
-        "remote_port": 80,
-        "fd": 5,
-        "pid": os.getpid(),
-        "born_ns": time.monotonic_ns() - 10**9,
-        "promoted_ns": time.monotonic_ns(),
-        "segment_id": b"s" * 16,
-        "tx_ring_bytes": 100,
-        "tx_ring_msgs": 4,
-    } | changes
-
-
 def test_connections_of_all_arenas_are_listed(sidestep: Sidestep, closing: ExitStack) -> None:
     clients = [closing.enter_context(ShimClient(sidestep.socket)) for _ in range(70)]  # more than one page of arenas
     for index, client in enumerate(clients):
         client.hello()
-        client.write_arena([_slot(1000 + index), _slot(1, generation=2), _slot(1, state=0), _slot(1, state=99)])
+        client.write_arena([slot(1000 + index), slot(1, generation=2), slot(1, state=0), slot(1, state=99)])
     found = sidestep.connections()
     assert [connection.local for connection in found] == [f"127.0.0.1:{1000 + index}" for index in range(70)]
     one = found[0]
@@ -576,5 +556,5 @@ def test_an_arena_of_noise_harms_nobody(sidestep: Sidestep, scribbled: ShimClien
 def test_ten_thousand_connections_are_listed(sidestep: Sidestep, closing: ExitStack) -> None:
     client = closing.enter_context(ShimClient(sidestep.socket, slots_max=10_000))
     client.hello()
-    client.write_arena([_slot(index) for index in range(10_000)])
+    client.write_arena([slot(index) for index in range(10_000)])
     assert len(sidestep.connections()) == 10_000

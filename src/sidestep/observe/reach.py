@@ -24,6 +24,7 @@ _HEADER: Final = struct.Struct("=HHIQQQIHHHHHH")  # Elf64_Ehdr after e_ident
 _SEGMENT: Final = struct.Struct("=IIQQQQQQ")  # Elf64_Phdr
 _SECTION: Final = struct.Struct("=IIQQQQIIQQ")  # Elf64_Shdr
 _PT_INTERP: Final = 3
+_IDENT_LEN: Final = 16
 _CLASS_64: Final = 2
 _TABLE_MAX: Final = 1 << 20  # bytes of a table in the file; larger ones are not looked at
 _INTERPRETERS_MAX: Final = 4  # as the kernel's own limit
@@ -145,15 +146,14 @@ def _rights(path: Path) -> Iterator[Obstacle]:
 
 
 def _elf(file: BinaryIO) -> Iterator[Obstacle]:
-    ident = file.read(16)
-    if ident[:4] != _ELF_MAGIC:
+    ident = _read_at(file, 0, _IDENT_LEN)
+    if len(ident) < _IDENT_LEN or not ident.startswith(_ELF_MAGIC):
         yield _obstacle(_NOT_A_PROGRAM)
         return
-    own = Path(sys.executable).resolve().open("rb")
-    with own:
-        own_ident = own.read(16)
-        own_machine = _HEADER.unpack(own.read(_HEADER.size))[1]
-    header = file.read(_HEADER.size)
+    with open(sys.executable, "rb") as own:  # a program of this machine, to compare with
+        own_ident = _read_at(own, 0, _IDENT_LEN)
+        own_machine = _HEADER.unpack(_read_at(own, _IDENT_LEN, _HEADER.size))[1]
+    header = _read_at(file, _IDENT_LEN, _HEADER.size)
     if ident[4] != _CLASS_64 or ident[5] != own_ident[5] or len(header) < _HEADER.size:
         yield _obstacle(_FOREIGN)
         return
@@ -171,25 +171,29 @@ def _elf(file: BinaryIO) -> Iterator[Obstacle]:
         yield _obstacle(_MUSL, "musl" if "musl" in loader else f"loaded by {loader}")
 
 
+def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
+    """What is there, as far as it goes: offsets and lengths come from the file itself."""
+    if offset > sys.maxsize:
+        return b""
+    file.seek(offset)
+    return file.read(min(length, _TABLE_MAX))
+
+
 def _loader(file: BinaryIO, offset: int, count: int) -> str | None:
     """The dynamic loader that the program asks for."""
-    file.seek(offset)
-    table = file.read(min(count * _SEGMENT.size, _TABLE_MAX))
+    table = _read_at(file, offset, count * _SEGMENT.size)
     for at in range(0, len(table) - _SEGMENT.size + 1, _SEGMENT.size):
         kind, _, where, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)
         if kind == _PT_INTERP:
-            file.seek(where)
-            return file.read(min(length, _TABLE_MAX)).rstrip(b"\0").decode(errors="replace")
+            return _read_at(file, where, length).rstrip(b"\0").decode(errors="replace")
     return None
 
 
 def _section_names(file: BinaryIO, offset: int, count: int, names_index: int) -> set[bytes]:
-    file.seek(offset)
-    table = file.read(min(count * _SECTION.size, _TABLE_MAX))
+    table = _read_at(file, offset, count * _SECTION.size)
     headers = [_SECTION.unpack_from(table, at) for at in range(0, len(table) - _SECTION.size + 1, _SECTION.size)]
     if names_index >= len(headers):
         return set()
     _, _, _, _, names_at, names_len, *_ = headers[names_index]
-    file.seek(names_at)
-    names = file.read(min(names_len, _TABLE_MAX))
+    names = _read_at(file, names_at, names_len)
     return {names[header[0] :].split(b"\0", 1)[0] for header in headers if header[0] < len(names)}

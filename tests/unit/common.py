@@ -1,0 +1,44 @@
+"""What several unit tests need: waiting with a deadline, and a connection slot as a shim would write it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sidestep.native.layout import State
+
+TcpPair = tuple[socket.socket, socket.socket]
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Returns once `condition` holds; fails if it does not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{condition} did not come true in {timeout_s} s")
+        time.sleep(0.002)
+
+
+def slot(port: int, **changes: object) -> dict[str, object]:
+    """A connection slot as a shim would write it."""
+    return {
+        "generation": 1,
+        "state": State.PROMOTED,
+        "role": 1,
+        "family": socket.AF_INET,
+        "local_addr": bytes(10) + b"\xff\xff\x7f\0\0\1",
+        "remote_addr": bytes(10) + b"\xff\xff\x7f\0\0\2",
+        "local_port": port,
+        "remote_port": 80,
+        "fd": 5,
+        "pid": os.getpid(),
+        "born_ns": time.monotonic_ns() - 10**9,
+        "promoted_ns": time.monotonic_ns(),
+        "segment_id": b"s" * 16,
+        "tx_ring_bytes": 100,
+        "tx_ring_msgs": 4,
+    } | changes

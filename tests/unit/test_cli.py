@@ -1,0 +1,252 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from common import slot
+
+import sidestep as package
+from sidestep.provider import control
+from sidestep.testing import ShimClient, Sidestep
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A runtime directory of its own; a provider that is started there is stopped after the test."""
+    yield tmp_path
+    path = tmp_path / "sidestep" / "provider"
+    if control.answers(path):
+        control.stop(path)
+
+
+@pytest.fixture
+def command(home: Path) -> Run:
+    """Runs `sidestep ARGS` in that runtime directory."""
+
+    def run(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        base = {name: value for name, value in os.environ.items() if not name.startswith(("SIDESTEP_", "LD_PRELOAD"))}
+        return subprocess.run(
+            [sys.executable, "-m", "sidestep", *args], env=base | {"XDG_RUNTIME_DIR": str(home)} | env,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+# ---- run ----
+
+SHOW = 'echo "$LD_PRELOAD|$SIDESTEP_SOCKET|$SIDESTEP_PROMOTE_AFTER|$SIDESTEP_RING_SIZE|$SIDESTEP_SPIN_US"'
+
+
+def test_run_starts_a_provider_and_tells_the_shim(command: Run, home: Path) -> None:
+    found = command("run", "--promote-after", "3:99", "--ring-size=8K", "--spin-us=0", "sh", "-c", SHOW)
+    library, socket, promote_after, ring_size, spin_us = found.stdout.strip().split("|")
+    assert library == str(package.native_library())
+    assert socket == str(home / "sidestep" / "provider")
+    assert (promote_after, ring_size, spin_us) == ("3:99", "8192", "0")
+    assert found.stderr == ""
+    assert control.answers(home / "sidestep" / "provider")
+
+
+def test_run_leaves_defaults_to_the_provider(command: Run) -> None:
+    found = command("run", "--", "sh", "-c", SHOW)
+    assert found.stdout.strip().endswith("|||")
+
+
+def test_run_keeps_other_preloaded_libraries(command: Run) -> None:
+    library = package.native_library()
+    env = {"LD_PRELOAD": f"libm.so.6:{library}"}
+    assert command("run", "sh", "-c", "echo $LD_PRELOAD", **env).stdout == f"libm.so.6 {library}\n"
+
+
+@pytest.mark.parametrize("status", [0, 1, 77])
+def test_run_ends_as_its_program_does(command: Run, status: int) -> None:
+    assert command("run", "sh", "-c", f"exit {status}").returncode == status
+
+
+def test_run_passes_options_of_the_program_on(command: Run) -> None:
+    assert command("run", "echo", "--json", "-h", "--", "x").stdout == "--json -h -- x\n"
+
+
+def test_run_tells_what_cannot_be_run(command: Run, tmp_path: Path) -> None:
+    found = command("run", "no-such-program")
+    assert (found.returncode, found.stderr) == (127, "sidestep: no-such-program is not found\n")
+    (tmp_path / "plain").write_text("not a program")
+    found = command("run", tmp_path / "plain")
+    assert found.returncode == 126
+    assert "cannot be executed" in found.stderr
+
+
+def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:
+    found = command("run", "--socket=/proc/nowhere/provider", "echo", "done")
+    assert (found.returncode, found.stdout) == (0, "done\n")
+    assert len(found.stderr.splitlines()) == 1
+    assert "plain TCP" in found.stderr
+
+
+def test_run_warns_of_a_program_out_of_reach(command: Run, tmp_path: Path) -> None:
+    source = tmp_path / "static.c"
+    source.write_text('#include <stdio.h>\nint main(void) { puts("ran"); return 0; }\n')
+    subprocess.run(["cc", "-static", source, "-o", tmp_path / "static"], check=True)
+    found = command("run", tmp_path / "static")
+    assert found.stdout == "ran\n"
+    assert "linked statically" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run",),
+        ("run", "--promote-after=x", "true"),
+        ("run", "--ring-size=5", "true"),
+        ("run", "--bogus", "true"),
+        ("ss", "--state=odd"),
+        ("provider",),
+        ("nonsense",),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(command: Run, args: tuple[str, ...]) -> None:
+    found = command(*args)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "Usage" in found.stderr
+
+
+# ---- provider ----
+
+
+def test_provider_start_status_stop(command: Run) -> None:
+    assert command("provider", "status").returncode == 1
+    started = json.loads(command("provider", "start", "--promote-after=0", "--json").stdout)
+    assert started["started"] is True
+    assert json.loads(command("provider", "start", "--json").stdout) == started | {"started": False}
+    status = json.loads(command("provider", "status", "--json").stdout)
+    assert (status["pid"], status["promote_after"]) == (started["pid"], "0:32768")
+    assert f"{started['pid']}" in command("provider", "status").stdout
+    stopped = command("provider", "stop", "--json")
+    assert json.loads(stopped.stdout) == {"pid": started["pid"], "stopped": True}
+    gone = command("provider", "stop")
+    assert gone.returncode == 1
+    assert "hint: start one" in gone.stderr
+
+
+def test_provider_in_the_foreground_serves_until_it_is_stopped(command: Run, home: Path) -> None:
+    path = home / "sidestep" / "provider"
+    argv = [sys.executable, "-m", "sidestep", "provider", "start", "--foreground", f"--socket={path}"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert f"provider {process.pid} serves" in process.stderr.readline()
+        while not control.answers(path):
+            assert process.poll() is None
+        assert command("provider", "stop").returncode == 0
+        assert process.wait(10) == 0
+
+
+# ---- ss ----
+
+
+@pytest.fixture
+def listed(sidestep: Sidestep) -> Iterator[Callable[..., Any]]:
+    """`sidestep ss` of a provider with three connections."""
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        client.write_arena([
+            slot(1000),
+            slot(2000, state=5, reason=7, tx_ring_bytes=0, tx_ring_msgs=0, tx_tcp_bytes=1234567, tx_tcp_msgs=12),
+            slot(3000, state=1, reason=1, family=10, local_addr=bytes(15) + b"\1", pid=1),
+        ])  # fmt: skip
+
+        def run(*args: str) -> subprocess.CompletedProcess[str]:
+            argv = [sys.executable, "-m", "sidestep", "ss", f"--socket={sidestep.socket}", *args]
+            return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+
+        yield run
+
+
+def test_ss_prints_one_json_document(listed: Callable[..., Any]) -> None:
+    found = json.loads(listed("--json").stdout)["connections"]
+    assert [one["state"] for one in found] == ["promoted", "pinned", "native"]
+    assert [one["reason"] for one in found] == [None, "URGENT_DATA", "YOUNG"]
+    assert found[1]["why"] == "it uses urgent (out-of-band) data"
+    assert found[2]["local"] == "[::1]:3000"
+    assert set(found[0]) == {
+        "pid", "program", "fd", "local", "remote", "role", "state", "reason", "why", "segment", "tx", "rx", "doorbells",
+        "sleeps", "spins_won", "spins_lost", "age_s", "promoted_s",
+    }  # fmt: skip
+    assert set(found[0]["tx"]) == {"tcp_bytes", "tcp_msgs", "ring_bytes", "ring_msgs"}
+
+
+def test_ss_prints_a_table_with_the_reason_in_words(listed: Callable[..., Any]) -> None:
+    lines = listed().stdout.splitlines()
+    assert lines[0].split()[:5] == ["PROGRAM", "PID", "FD", "LOCAL", "REMOTE"]
+    assert len(lines) == 4
+    assert "promoted" in lines[1]
+    assert "100/4 ring" in lines[1]
+    assert "1.2M/12 tcp" in lines[2]
+    assert "it uses urgent (out-of-band) data" in lines[2]
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "ports"),
+    [
+        (("--state=promoted",), [1000]),
+        (("--state=promoted", "--state=native"), [1000, 3000]),
+        (("--port=2000",), [2000]),
+        (("--port=80",), [1000, 2000, 3000]),
+        (("--pid=1",), [3000]),
+        (("--program=no-such-name",), []),
+    ],
+)
+def test_ss_filters(listed: Callable[..., Any], args: tuple[str, ...], ports: list[int]) -> None:
+    found = json.loads(listed("--json", *args).stdout)["connections"]
+    assert [int(one["local"].rpartition(":")[2]) for one in found] == ports
+
+
+def test_ss_without_a_provider_says_what_to_do(command: Run) -> None:
+    found = command("ss")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "sidestep provider start" in found.stderr
+
+
+# ---- doctor ----
+
+
+def test_doctor_finds_this_machine_fit(command: Run, home: Path) -> None:
+    found = command("doctor", "--json", "sh")
+    findings = {one["subject"]: one for one in json.loads(found.stdout)["findings"]}
+    assert {name: one for name, one in findings.items() if one["level"] == "fail"} == {}
+    assert found.returncode == 0
+    assert findings["sh"]["level"] == findings["sock_diag"]["level"] == findings["shim"]["level"] == "ok"
+    assert list(home.iterdir()) == []  # looking changes nothing
+
+
+def test_doctor_fails_for_a_program_out_of_reach(command: Run) -> None:
+    found = command("doctor", "no-such-program")
+    assert found.returncode == 1
+    assert "no-such-program" in found.stdout
+
+
+# ---- all ----
+
+
+def test_every_command_has_help(command: Run) -> None:
+    listing = command("--help").stdout
+    for name in ("run", "ss", "doctor", "provider", "demo"):
+        assert f"\n  {name} " in listing
+    for args in (("run",), ("ss",), ("doctor",), ("provider",), ("provider", "start"), ("demo",)):
+        assert command(*args, "--help").returncode == 0
+
+
+def test_version(command: Run) -> None:
+    assert command("--version").stdout == f"sidestep, version {package.__version__}\n"
