@@ -14,6 +14,7 @@
 __thread struct thread self;
 _Atomic(struct file *) *fd_table;
 uint32_t fd_table_len;
+_Atomic uint32_t fd_end;
 pthread_mutex_t shim_lock = PTHREAD_MUTEX_INITIALIZER;
 uint32_t shim_pid;
 struct config config = {
@@ -170,6 +171,9 @@ static void thread_gone(void *unused)
 		own_fd_close(self.bell_epfd);
 	self.bell_epfd = 0;
 	self.bells_len = 0;
+	if (self.wait_epfd > 0)
+		own_fd_close(self.wait_epfd);
+	self.wait_epfd = 0;
 	self.registered = false;
 	shim_lock_drop();
 }
@@ -235,8 +239,14 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 
 void file_put(int fd, struct file *file)
 {
-	if ((uint32_t)fd < fd_table_len)
-		atomic_store_explicit(&fd_table[fd], file, memory_order_release);
+	if ((uint32_t)fd >= fd_table_len)
+		return;
+	/* shim's own numbers are high and not among those that loops look for */
+	uint32_t end = atomic_load_explicit(&fd_end, memory_order_relaxed);
+	while (file && file != &own_file && (uint32_t)fd >= end &&
+	       !atomic_compare_exchange_weak(&fd_end, &end, (uint32_t)fd + 1))
+		;
+	atomic_store_explicit(&fd_table[fd], file, memory_order_release);
 }
 
 int own_fd(int fd)

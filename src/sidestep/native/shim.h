@@ -83,6 +83,7 @@ struct conn {
 	uint8_t rpc_pending;
 	uint8_t spread_done;
 	uint32_t generation; /* of the slot */
+	uint64_t serial;     /* unique in the process */
 	struct conn_slot *slot;
 	_Atomic uint32_t refs; /* descriptors and waiting threads of this process */
 	_Atomic uint32_t fds;  /* descriptors of this process */
@@ -137,6 +138,14 @@ struct thread {
 	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
 	uint32_t bells_len;
 	uint64_t bells[32];        /* serials of the bells in bell_epfd */
+	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and bells as above */
+	uint32_t wait_bells_len;
+	uint32_t watched_next;
+	uint64_t wait_bells[8];
+	struct {
+		uint64_t serial; /* of the conn; 0: free */
+		int fd;
+	} watched[4]; /* sockets in wait_epfd */
 	siginfo_t deferred[8];
 	bool registered;
 };
@@ -258,6 +267,7 @@ static inline struct conn *conn_get(int fd)
 	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
 }
 void file_put(int fd, struct file *file); /* sets the entry */
+extern _Atomic uint32_t fd_end; /* no entry at this number or above */
 int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
 void own_fd_close(int fd);
 
@@ -339,6 +349,7 @@ struct wait_clock {
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
 /* Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
+uint32_t crowded_budget(uint32_t budget);
 bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
 /*
  * Adapts a spin budget. A wait that ended while spinning, or in the kernel so soon that full spinning would have caught

@@ -30,6 +30,7 @@ uint8_t arena_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
 static struct conn *free_conns;
+static _Atomic uint64_t conn_serials;
 
 /* ---- arena ---- */
 static struct conn_slot *slot_at(uint32_t index)
@@ -155,6 +156,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	conn->file.kind = FILE_CONN;
 	conn->slot = slot;
 	conn->generation = generation;
+	conn->serial = atomic_fetch_add(&conn_serials, 1) + 1;
 	conn->refs = 1;
 	conn->fds = 1;
 	conn->segment_fd = -1;
@@ -269,27 +271,16 @@ int conn_fd(struct conn *conn)
 
 	if (fd >= 0 && conn_get(fd) == conn)
 		return fd;
-	for (uint32_t i = 0; i < 65536; i++)
+	for (uint32_t i = 0; i < atomic_load(&fd_end); i++)
 		if (conn_get((int)i) == conn)
 			return (int)i;
 	return -1;
 }
 
-static uint32_t table_end(void)
-{
-	/* every number in use is below the highest open one; stop early by the kernel's own bound */
-	static uint32_t end;
-	if (!end) {
-		long max = sysconf(_SC_OPEN_MAX);
-		end = max > 0 && max < (long)FD_TABLE_SIZE ? (uint32_t)max : FD_TABLE_SIZE;
-	}
-	return end;
-}
-
 /* Called with shim_lock held: the child is about to share, or shares, every connection. */
 void conn_forked(bool in_child)
 {
-	for (uint32_t fd = 0; fd < table_end(); fd++) {
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn)
 			continue;
@@ -307,7 +298,7 @@ void conn_forked(bool in_child)
 
 void conn_family_exit(void)
 {
-	for (uint32_t fd = 0; fd < table_end(); fd++) {
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
 			tell_close(conn);

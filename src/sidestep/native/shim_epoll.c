@@ -69,6 +69,7 @@ struct set {
 	_Atomic uint32_t spin_ns;
 	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
 	_Atomic bool trim_due;
+	enum { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
 };
 
 static struct set *set_get(int epfd)
@@ -395,7 +396,7 @@ void set_forget(int fd)
 		set->bells = NULL;
 		set->bell = NULL;
 	} else if (set->epfd == fd) {
-		for (uint32_t other = 0; other < fd_table_len; other++)
+		for (uint32_t other = 0; other < atomic_load(&fd_end); other++)
 			if (set_get((int)other) == set) {
 				set->epfd = (int)other;
 				break;
@@ -419,7 +420,7 @@ void set_dup(int from, int to)
 void sets_after_fork(void)
 {
 	/* The kernel's set is shared with the parent now: entries of either are seen by both. New members stay on TCP. */
-	for (uint32_t fd = 0; fd < fd_table_len && fd < 65536; fd++) {
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct set *set = set_get((int)fd);
 		if (set) {
 			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -559,6 +560,13 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	}
 	event->events = told;
 	event->data.u64 = member->data;
+	/* how the wait that ends now was spent is put down to the first that ends it */
+	switch (set->spent) {
+	case SPENT_SPUN: word_add(conn->slot->spins_won, 1); break;
+	case SPENT_SLEPT: word_add(conn->slot->sleeps, 1); break;
+	default: break;
+	}
+	set->spent = SPENT_NOTHING;
 	member->pass = set->pass;
 	atomic_store_explicit(&set->last_cpu, word_load(conn->channel.rx_peer_line->cpu), memory_order_relaxed);
 	if (member->events & EPOLLONESHOT) {
@@ -633,6 +641,8 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 {
 	uint32_t budget = atomic_load_explicit(&set->spin_ns, memory_order_relaxed);
 	bool crowded = !spin_allowed();
+	if (crowded)
+		budget = crowded_budget(budget);
 	int64_t start = now_ns(), now = start;
 	int n = 0;
 
@@ -643,6 +653,7 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 		uint32_t peer = atomic_load_explicit(&set->last_cpu, memory_order_relaxed);
 		set_lock(set);
 		set->pass++;
+		set->spent = SPENT_SPUN;
 		n = collect(set, events, max, false);
 		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
 			int k = real.epoll_wait(epfd, events, max, 0);
@@ -677,6 +688,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	for (;;) {
 		set_lock(set);
 		set->pass++;
+		set->spent = SPENT_NOTHING;
 		int n = 0;
 		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
 		if (look) {
@@ -768,6 +780,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		if (k > 0) {
 			set_lock(set);
 			set->pass++;
+			set->spent = SPENT_SLEPT;
 			n = translate(set, events, k);
 			if (n < max)
 				n += collect(set, events + n, max - n, false);

@@ -356,20 +356,11 @@ EXPORT int dup(int fd)
 	return copy;
 }
 
-/* The program wants a number that one of our own descriptors has: ours moves. */
-static void make_way(int fd)
-{
-	if (!own(fd))
-		return;
-	/* Own descriptors are remembered by number in many places; the simplest that is right is to refuse the number. */
-}
-
 static int dup_onto(int from, int to, int flags, bool three)
 {
 	if (own(from))
 		return bad_fd();
-	make_way(to);
-	if (own(to)) {
+	if (own(to)) { /* ours is remembered by number in too many places to move; programs do not name such high numbers */
 		errno = EMFILE;
 		return -1;
 	}
@@ -534,7 +525,7 @@ EXPORT void _Exit(int status)
 /* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
 static void demote_inherited(void)
 {
-	for (uint32_t fd = 0; fd < fd_table_len && fd < 65536; fd++) {
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
 			conn_demote(conn, (int)fd, REASON_PASSED, true);

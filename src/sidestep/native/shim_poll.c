@@ -113,6 +113,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 		if (first) {
 			first = false;
 			crowded = !spin_allowed();
+			uint32_t limit = crowded ? crowded_budget(budget) : budget;
 			looked_at = now;
 			uint32_t peer = 0;
 			bool may_move = false;
@@ -121,7 +122,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 					peer = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
 					may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
 				}
-			while (config.spin_ns && now - start < budget && now < deadline && self.signals == signals) {
+			while (config.spin_ns && now - start < limit && now < deadline && self.signals == signals) {
 				uint32_t cpu = cpu_now();
 				bool again = now - looked_at > LOOK_EVERY_NS;
 				n = poll_once(poller, again);

@@ -136,6 +136,9 @@ void bells_after_fork(void)
 		own_fd_close(self.bell_epfd); /* the set is shared with the parent's thread */
 	self.bell_epfd = 0;
 	self.bells_len = 0;
+	if (self.wait_epfd > 0)
+		own_fd_close(self.wait_epfd);
+	self.wait_epfd = 0;
 	page.base = NULL;
 	page.fd = -1;
 	page.used = 0;
@@ -290,6 +293,14 @@ static uint32_t runnable_threads(void)
 	return count;
 }
 
+/* With more runnable threads than CPUs a yield or two lets the peer run; more would keep others from it. */
+uint32_t crowded_budget(uint32_t budget)
+{
+	static int div;
+	if (!div) div = getenv("CROWD_DIV") ? atoi(getenv("CROWD_DIV")) : 1;
+	return budget * div;
+}
+
 bool spin_allowed(void)
 {
 	return runnable_threads() <= (uint32_t)config.ncpus;
@@ -357,6 +368,8 @@ static bool spin(struct conn *conn, int want, size_t space, const struct wait_cl
 	uint32_t peer_cpu = want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu)
 	                                    : word_load(conn->channel.tx_peer_line->cpu);
 	bool crowded = !spin_allowed(), won = false;
+	if (crowded)
+		budget = crowded_budget(budget);
 	int64_t start = now_ns(), now = start;
 
 	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
@@ -449,6 +462,94 @@ int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t si
 	return n;
 }
 
+/* Puts the socket and the bell into the set a blocking receive sleeps on; the index of the socket there, or -1. */
+static int wait_set(struct conn *conn, int fd)
+{
+	uint32_t at = 0;
+
+	if (self.wait_epfd <= 0) {
+		self.wait_epfd = own_fd(epoll_create1(EPOLL_CLOEXEC));
+		self.wait_bells_len = 0;
+		memset(self.watched, 0, sizeof(self.watched));
+		thread_register();
+		if (self.wait_epfd < 0)
+			return -1;
+	}
+	while (at < self.wait_bells_len && self.wait_bells[at] != conn->bell->serial)
+		at++;
+	if (at == self.wait_bells_len) {
+		struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u32 = UINT32_MAX};
+		if (at == sizeof(self.wait_bells) / sizeof(*self.wait_bells) ||
+		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->bell->fd, &event) < 0 && errno != EEXIST)) {
+			own_fd_close(self.wait_epfd); /* start over with the next wait */
+			self.wait_epfd = 0;
+			return -1;
+		}
+		self.wait_bells[self.wait_bells_len++] = conn->bell->serial;
+	}
+	for (at = 0; at < 4; at++)
+		if (self.watched[at].serial == conn->serial && self.watched[at].fd == fd)
+			return (int)at;
+	at = self.watched_next++ % 4;
+	if (self.watched[at].serial) /* fails where the number was closed or is another socket now: nothing is lost */
+		real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[at].fd, NULL);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = at};
+	self.watched[at].serial = 0;
+	if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, fd, &event) < 0 &&
+	    (errno != EEXIST || real.epoll_ctl(self.wait_epfd, EPOLL_CTL_MOD, fd, &event) < 0))
+		return -1;
+	self.watched[at].serial = conn->serial;
+	self.watched[at].fd = fd;
+	return (int)at;
+}
+
+/* Sleeps until the bell rings or the socket has something. >0: the socket has. */
+static int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
+{
+	struct epoll_event events[8];
+	int at = wait_set(conn, fd), native = 0;
+
+	if (at < 0) {
+		struct pollfd pollfd = {.fd = fd, .events = POLLIN | POLLRDHUP};
+		int64_t nap = now_ns() + NO_BELL_POLL_NS;
+		int n = sleep_poll(&pollfd, 1, deadline < nap ? deadline : nap, signals, NULL);
+		*error = n < 0 ? errno : 0;
+		return n > 0;
+	}
+	int n = sleep_epoll(self.wait_epfd, events, 8, deadline, signals);
+	*error = n < 0 ? errno : 0;
+	for (int i = 0; i < n; i++) {
+		uint32_t which = events[i].data.u32;
+		if (which == (uint32_t)at) {
+			native = 1;
+		} else if (which < 4) {
+			/* a socket this thread waited on before: not of interest now */
+			if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[which].fd, NULL) < 0) {
+				own_fd_close(self.wait_epfd); /* an entry that cannot be named any more would wake us for ever */
+				self.wait_epfd = 0;
+			}
+			self.watched[which].serial = 0;
+		}
+	}
+	return native;
+}
+
+static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
+{
+	struct pollfd fds[2] = {{.fd = fd}, {.events = POLLIN}};
+
+	if (!slot_has(conn->slot, SLOT_FIN))
+		fds[0].events = POLLRDHUP;
+	fds[1].fd = self_bell_fd(&conn->bell, 1);
+	if (fds[1].fd < 0 && deadline - NO_BELL_POLL_NS > now_ns())
+		deadline = now_ns() + NO_BELL_POLL_NS;
+	int n = sleep_poll(fds, 2, deadline, signals, NULL);
+	*error = n < 0 ? errno : 0;
+	if (n > 0 && fds[1].revents)
+		self_bells_clear();
+	return n > 0 && fds[0].revents;
+}
+
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
 {
 	struct conn_slot *slot = conn->slot;
@@ -466,34 +567,26 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return 0;
 	}
 	int64_t deadline = clock->deadline;
-	if (self_bell_fd(&bell, 1) < 0 && deadline - NO_BELL_POLL_NS > now_ns())
-		deadline = now_ns() + NO_BELL_POLL_NS;
 	if (slot_has(slot, SLOT_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
 		deadline = now_ns() + RESEND_EVERY_NS;
-	struct pollfd fds[2] = {{.fd = fd}, {.fd = self.bell_epfd, .events = POLLIN}};
-	if (want == WAIT_RX)
-		fds[0].events = POLLIN | POLLRDHUP;
-	else if (!slot_has(slot, SLOT_FIN))
-		fds[0].events = POLLRDHUP;
 	struct sleep sleep = {bell, conn};
 	if (want == WAIT_TX)
 		atomic_store(&conn->channel.tx_line->want_space, 1);
 	bell_sleep_begin(bell);
 	pthread_cleanup_push(sleep_undo, &sleep);
 	if (!ready_now(conn, want, space)) {
-		int n = sleep_poll(fds, 2, deadline, clock->signals, NULL);
-		int error = errno;
+		int error;
+		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, clock->signals, &error)
+		                              : sleep_sending(conn, fd, deadline, clock->signals, &error);
 		word_add(slot->sleeps, 1);
-		if (n > 0 && fds[1].revents)
-			self_bells_clear();
-		if (n > 0 && fds[0].revents && on_ring)
+		if (native && on_ring)
 			conn_probe(conn, fd);
-		if (n < 0 && error != EINTR)
+		if (error && error != EINTR)
 			result = -error;
 		else if (self.signals_interrupting != clock->signals_interrupting ||
 		         (timed && self.signals != clock->signals))
 			result = -EINTR; /* signal(7): with a timeout set, SA_RESTART does not restart */
-		else if (n == 0 && deadline == clock->deadline && now_ns() >= deadline)
+		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;
 	}
 	pthread_cleanup_pop(0);
