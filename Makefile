@@ -5,6 +5,7 @@
 #   make test    all tests, real server programs included
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
 #   make bench   the speed table
+#   make docs    the reference pages that are made from the code
 #   make wheel   a wheel in dist/
 
 PYTHON ?= python3
@@ -65,6 +66,9 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@for folder in bench docs/reference tests/*/; do \
+		if ls $$folder/*.py >/dev/null 2>&1; then echo "mypy $$folder"; $(BIN)/mypy $$folder || exit 1; fi; done
+	$(BIN)/python docs/reference/make.py --check
 
 bench: build
 	$(BIN)/python bench/run.py

@@ -15,12 +15,12 @@ from typing import Final, Self
 from sidestep import limits, native_library
 from sidestep.errors import Misuse, Unavailable
 
-ENV_SOCKET: Final = "SIDESTEP_SOCKET"
-ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"
-ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"
-ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"
-ENV_DISABLE: Final = "SIDESTEP_DISABLE"
-ENV_LOG: Final = "SIDESTEP_LOG"
+ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
+ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion; `0`: at once
+ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direction, a power of two
+ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin before it sleeps; `0`: never
+ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
+ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 
 SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
 _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_un with its final zero

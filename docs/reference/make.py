@@ -1,0 +1,140 @@
+"""Writes docs/reference/*.md from the code, so that the pages cannot promise what the code does not do.
+
+`python docs/reference/make.py` writes them; with `--check` it fails if one is not what it would write.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from sidestep import config, limits
+from sidestep.cli import cli
+from sidestep.counters import NAMES
+from sidestep.native.layout import REASON_TEXT, Reason, Refusal, State
+
+HERE = Path(__file__).parent
+WIDTH = 100
+NOTICE = "<!-- Made from the code by docs/reference/make.py; change it there. -->"
+
+
+def commands_page() -> str:
+    """The help of every command."""
+    sections = [f"{NOTICE}\n\n# Commands\n\nstdout is data, stderr is talk.\n"]
+    for path, command in walk("sidestep", cli, None):
+        sections.append(f"## {path}\n\n```text\n{help_of(path, command)}\n```\n")
+    return "\n".join(sections)
+
+
+def walk(path: str, command: click.Command, parent: click.Context | None) -> Iterator[tuple[str, click.Command]]:
+    """A command and all below it, by path."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, parent=parent, info_name=path)
+        for name in command.list_commands(context):
+            if (child := command.get_command(context, name)) is not None:
+                yield from walk(f"{path} {name}", child, context)
+
+
+def help_of(path: str, command: click.Command) -> str:
+    """The help page, laid out for a fixed width."""
+    context = click.Context(
+        command, info_name=path, max_content_width=WIDTH, terminal_width=WIDTH, help_option_names=["-h", "--help"]
+    )
+    return command.get_help(context)
+
+
+def comments_of(module: Path, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each one-line `NAME: Final = VALUE  # comment` of a module, by prefix of the name: name and comment."""
+    for name, comment in re.findall(r"(?m)^([A-Z][A-Z_]+): Final = .*?  # (.*)$", module.read_text()):
+        if name.startswith(prefix):
+            yield name, comment
+
+
+def table(*columns: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def limits_page() -> str:
+    """Every bound of the Python side, and the environment of the shim."""
+    bounds = [(f"`{name}`", f"{getattr(limits, name):,}", text) for name, text in comments_of(Path(limits.__file__))]
+    variables = [(f"`{getattr(config, name)}`", text) for name, text in comments_of(Path(config.__file__), "ENV_")]
+    return f"""{NOTICE}
+
+# Limits
+
+{table("name", "value", "unit, reason, and what happens there", rows=bounds)}
+
+# Environment
+
+`sidestep run` sets these; a program may be started with them by hand as well.
+
+{table("variable", "meaning", rows=variables)}
+"""
+
+
+def states_page() -> str:
+    """States, reasons, refusals and counters."""
+    states = [(f"`{state.name.lower()}`", text) for state, text in STATES.items()]
+    reasons = [(f"`{reason.name}`", text) for reason, text in REASON_TEXT.items() if reason is not Reason.NONE]
+    counters = [(f"`{name}`", text) for name, text in NAMES.items()]
+    return f"""{NOTICE}
+
+# States
+
+What `sidestep ss` calls a connection.
+
+{table("state", "meaning", rows=states)}
+
+# Reasons
+
+Why a connection is where it is: `reason` and `why` in `sidestep ss --json`.
+
+{table("reason", "why", rows=reasons)}
+
+# Counters
+
+What the provider counts (`sidestep provider status`); a reason stands in braces.
+
+{table("counter", "what", rows=counters)}
+
+Reasons of refusals: {", ".join(f"`{refusal.name}`" for refusal in Refusal)}.
+"""
+
+
+STATES = {
+    State.NATIVE: "plain TCP; may still be promoted",
+    State.OFFERED: "plain TCP; an offer or a claim is with the provider",
+    State.ATTACHED: "both ends hold the channel; the directions are switching",
+    State.PROMOTED: "both directions go through shared memory",
+    State.PINNED: "plain TCP for good; the reason says why",
+    State.CLOSED: "was promoted once, and has ended",
+}
+
+PAGES = {"commands.md": commands_page, "limits.md": limits_page, "states.md": states_page}
+
+
+def main() -> int:
+    """Writes or checks the pages; 1 if a check fails."""
+    check = sys.argv[1:] == ["--check"]
+    stale = []
+    for name, page in PAGES.items():
+        path, text = HERE / name, page()
+        # compared by words: how click breaks lines differs between its versions
+        if not path.exists() or path.read_text().split() != text.split():
+            stale.append(name)
+            if not check:
+                path.write_text(text)
+    if check and stale:
+        print(f"not what the code says: {', '.join(stale)}; run 'make docs'", file=sys.stderr)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

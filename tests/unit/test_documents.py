@@ -1,0 +1,45 @@
+"""The documents say what the code does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from sidestep.cli import COMMANDS
+from sidestep.native import layout
+
+ROOT = Path(layout.__file__).parents[3]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    subprocess.run([sys.executable, ROOT / "docs/reference/make.py", "--check"], check=True)
+
+
+def test_the_readme_names_every_command_and_no_other() -> None:
+    found = set(re.findall(r"\| `sidestep (\w+)", (ROOT / "README.md").read_text()))
+    assert found == set(COMMANDS)
+
+
+def test_what_the_documents_point_to_exists() -> None:
+    for document in (ROOT / "README.md", ROOT / "docs/architecture.md"):
+        text = document.read_text()
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for path in re.findall(r"`((?:tests|src|docs|bench)/[\w/.*]+)`", text):
+            assert list(ROOT.glob(path.rstrip("/"))), f"{document.name}: {path}"
+
+
+def test_the_modules_import_only_from_below() -> None:
+    order = ["native", "switch", "provider", "observe", "cli"]
+    for layer, name in enumerate(order):
+        for module in (ROOT / "src/sidestep" / name).rglob("*.py"):
+            imported = set(re.findall(r"^\s*(?:from|import) sidestep\.(\w+)", module.read_text(), re.M))
+            assert not imported & set(order[layer + 1 :]), f"{module}: {imported}"
+
+
+def test_the_switch_does_no_io() -> None:
+    for module in (ROOT / "src/sidestep/switch").rglob("*.py"):
+        imported = set(re.findall(r"^\s*(?:from|import) (\w+)", module.read_text(), re.M))
+        assert not imported & {"socket", "os", "time", "random", "threading", "asyncio", "select", "selectors"}
