@@ -469,36 +469,35 @@ static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
 }
 
 /* The kernel's own counts of what the application has read and written. Unstable while data moves: a few tries. */
-static bool rx_count_true(struct conn *conn, int fd)
-{
-	for (int attempt = 0; attempt < 4; attempt++) {
-		uint8_t info[TCPI_SIZE];
-		int before = 0, after = 0;
+/* Bytes arrive or are acknowledged between two questions: then nothing is known yet. */
+enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
 
-		if (real.ioctl(fd, FIONREAD, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, FIONREAD, &after) < 0)
-			return false;
-		uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
-		if (before == after && read == word_load(conn->slot->rx_tcp_bytes))
-			return true;
-	}
-	return false;
+static enum count rx_count(struct conn *conn, int fd)
+{
+	uint8_t info[TCPI_SIZE];
+	int before = 0, after = 0;
+
+	if (real.ioctl(fd, FIONREAD, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, FIONREAD, &after) < 0)
+		return COUNT_DIFFERS;
+	if (before != after)
+		return COUNT_UNSTABLE;
+	uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
+	return read == word_load(conn->slot->rx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
 }
 
-static bool tx_count_true(struct conn *conn, int fd)
+static enum count tx_count(struct conn *conn, int fd)
 {
-	for (int attempt = 0; attempt < 4; attempt++) {
-		uint8_t info[TCPI_SIZE];
-		int before = 0, after = 0;
+	uint8_t info[TCPI_SIZE];
+	int before = 0, after = 0;
 
-		if (real.ioctl(fd, SIOCOUTQ, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, SIOCOUTQ, &after) < 0)
-			return false;
-		uint64_t acked = tcp_info_u64(info, TCPI_BYTES_ACKED);
-		if (conn->slot->role == ROLE_ACTIVE && acked > 0)
-			acked--; /* the SYN */
-		if (before == after && acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes))
-			return true;
-	}
-	return false;
+	if (real.ioctl(fd, SIOCOUTQ, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, SIOCOUTQ, &after) < 0)
+		return COUNT_DIFFERS;
+	if (before != after)
+		return COUNT_UNSTABLE;
+	uint64_t acked = tcp_info_u64(info, TCPI_BYTES_ACKED);
+	if (conn->slot->role == ROLE_ACTIVE && acked > 0)
+		acked--; /* the SYN */
+	return acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
 }
 
 static void mark_promoted(struct conn *conn)
@@ -527,11 +526,14 @@ static bool rx_consent(struct conn *conn, int fd)
 		slot_clear(slot, SLOT_RX_CONSENT);
 		return false;
 	}
-	if (!rx_count_true(conn, fd)) {
+	enum count count = rx_count(conn, fd);
+	if (count != COUNT_EQUAL) {
 		slot_clear(slot, SLOT_RX_CONSENT);
-		slot_set(slot, SLOT_NO_RX);
-		word_store(slot->reason, REASON_COUNT_MISMATCH);
-		shim_log("fd %d: read count differs from the kernel's", fd);
+		if (count == COUNT_DIFFERS) {
+			slot_set(slot, SLOT_NO_RX);
+			word_store(slot->reason, REASON_COUNT_MISMATCH);
+			shim_log("fd %d: read count differs from the kernel's", fd);
+		}
 		return false;
 	}
 	atomic_store_explicit(&conn->channel.local->rx_ready, 1, memory_order_release);
@@ -555,11 +557,14 @@ static bool tx_switch(struct conn *conn, int fd)
 		slot_clear(slot, SLOT_TX_SWITCH);
 		return false;
 	}
-	if (!tx_count_true(conn, fd)) {
+	enum count count = tx_count(conn, fd);
+	if (count != COUNT_EQUAL) {
 		slot_clear(slot, SLOT_TX_SWITCH);
-		slot_set(slot, SLOT_NO_TX);
-		word_store(slot->reason, REASON_COUNT_MISMATCH);
-		shim_log("fd %d: written count differs from the kernel's", fd);
+		if (count == COUNT_DIFFERS) {
+			slot_set(slot, SLOT_NO_TX);
+			word_store(slot->reason, REASON_COUNT_MISMATCH);
+			shim_log("fd %d: written count differs from the kernel's", fd);
+		}
 		return false;
 	}
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
