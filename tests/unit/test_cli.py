@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 from common import slot
 
 import sidestep as package
+from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.provider import control
 from sidestep.testing import ShimClient, Sidestep
 
@@ -195,6 +197,26 @@ def test_ss_prints_a_table_with_the_reason_in_words(listed: Callable[..., Any]) 
     assert "1.2M/12 tcp" in lines[2]
     assert "it uses urgent (out-of-band) data" in lines[2]
     assert "\x1b" not in "".join(lines)
+
+
+def test_ss_fits_the_terminal(sidestep: Sidestep) -> None:
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        client.write_arena([slot(1000, state=5, reason=13, tx_tcp_bytes=5, tx_tcp_msgs=1)])
+        master, terminal = os.openpty()
+        argv = [sys.executable, "-m", "sidestep", "ss", f"--socket={sidestep.socket}"]
+        env = os.environ | {"COLUMNS": "110", "TERM": "xterm-256color"}
+        for changes, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+            subprocess.run(argv, env=env | changes, stdin=terminal, stdout=terminal, timeout=60, check=True)
+            shown = os.read(master, 65536).decode()
+            assert ("\x1b[33mpinned" in shown) == coloured
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+            assert max(map(len, lines)) <= 110
+            assert "-> 127.0.0.2:80" in lines[2]
+            why = "".join(line[lines[0].index("WHY") :] for line in lines[1:])
+            assert "".join(why.split()) == REASON_TEXT[Reason.EPOLL_UNSUPPORTED].replace(" ", "")
+        os.close(master)
+        os.close(terminal)
 
 
 @pytest.mark.parametrize(

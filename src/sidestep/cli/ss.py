@@ -11,6 +11,7 @@ from typing import Final
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sidestep import config
 from sidestep.cli.options import json_option, socket_option
@@ -20,7 +21,13 @@ from sidestep.observe.connections import Connection, Traffic, connections
 STATES: Final = tuple(state.name.lower() for state in State if state is not State.FREE)
 _STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow", "closed": "dim"}
 _PIECE: Final = 500  # rows set as one table: the first lines come at once, however many there are
-_UNBOUNDED_WIDTH: Final = 1000  # columns when the output is no terminal: nothing is folded
+COLUMNS: Final = (
+    "PROGRAM", "PID", "FD", "LOCAL", "REMOTE", "ROLE", "STATE", "SENT", "READ", "BELLS", "SLEEPS", "SPINS", "WHY",
+)  # fmt: skip
+_NUMBERS: Final = frozenset({"PID", "FD", "BELLS", "SLEEPS", "SPINS"})
+_TERMINAL_COLUMNS: Final = ("PROGRAM", "PID", "FD", "CONNECTION", *COLUMNS[COLUMNS.index("STATE") :])
+_ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}  # from the end that connected
+_WHY_WIDTH_MIN: Final = 16  # columns; narrower, a sentence becomes a tower
 
 
 @click.command()
@@ -41,7 +48,8 @@ def ss(
     """List the connections of programs under sidestep: state, why, and what went which way.
 
     Bytes and messages are counted by path, ring or TCP. BELLS: wake-ups sent to the other end, SLEEPS and SPINS: how
-    waits ended, each per message. Exit code 1 if no provider answers.
+    waits ended, each per message. On a terminal an arrow leads from the end that connected. Exit code 1 if no
+    provider answers.
     """
     ports = {str(number) for number in port}
 
@@ -70,35 +78,52 @@ def _print_json(found: Iterable[Connection]) -> None:
 
 def _print_table(found: Iterator[Connection]) -> None:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=_UNBOUNDED_WIDTH)
+    show = _print_rich if console.is_terminal else _print_plain
     count = 0
     while piece := list(islice(found, _PIECE)):
-        console.print(_table(piece, with_header=count == 0, per_line=console.is_terminal))
+        show(console, piece, with_head=count == 0)
         count += len(piece)
     if not count:
         click.echo("no connections", err=True)
 
 
-def _table(piece: list[Connection], *, with_header: bool, per_line: bool) -> Table:
-    table = Table(box=None, show_header=with_header, pad_edge=False, header_style="bold")
-    for name in ("PROGRAM", "PID", "FD", "LOCAL", "REMOTE", "ROLE", "STATE", "SENT", "READ"):
-        table.add_column(
-            name, no_wrap=name not in ("SENT", "READ"), justify="right" if name in ("PID", "FD") else "left"
-        )
-    for name in ("BELLS", "SLEEPS", "SPINS"):
-        table.add_column(name, justify="right")
-    table.add_column("WHY")
-    joint = "\n" if per_line else " + "
+def _print_rich(console: Console, piece: list[Connection], *, with_head: bool) -> None:
+    """Two lines a connection, folded to the width of the terminal."""
+    table = Table(box=None, show_header=with_head, pad_edge=False, header_style="bold")
+    for name in _TERMINAL_COLUMNS:
+        if name == "WHY":
+            table.add_column(name, overflow="fold", min_width=_WHY_WIDTH_MIN)
+        else:
+            table.add_column(name, no_wrap=True, justify="right" if name in _NUMBERS else "left")
     for one in piece:
-        read_msgs = one.rx.ring_msgs
-        table.add_row(
-            one.program or "(gone)", str(one.pid), str(one.fd), one.local, one.remote, one.role,
-            f"[{style}]{one.state}[/]" if (style := _STYLES.get(one.state)) else one.state,
-            joint.join(_traffic(one.tx)), joint.join(_traffic(one.rx)), _per(one.doorbells, one.tx.ring_msgs),
-            _per(one.sleeps, read_msgs), _per(one.spins_won + one.spins_lost, read_msgs), one.why,
-        )  # fmt: skip
-    return table
+        cells = dict(zip(COLUMNS, _row(one, joint="\n"), strict=True))
+        cells["CONNECTION"] = f"{one.local}\n{_ARROWS[one.role]} {one.remote}"
+        row = {name: Text(cells[name]) for name in _TERMINAL_COLUMNS}  # not markup: a program may be named "[red]"
+        row["STATE"].stylize(_STYLES.get(one.state, ""))
+        table.add_row(*row.values())
+    console.print(table)
+
+
+def _print_plain(_console: Console, piece: list[Connection], *, with_head: bool) -> None:
+    """One line a connection, however wide; rich would take a millisecond for each."""
+    rows = [_row(one, joint=" + ") for one in piece]
+    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
+    for row in ([*COLUMNS], *rows) if with_head else rows:
+        cells = [
+            cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
+            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _row(one: Connection, *, joint: str) -> list[str]:
+    """The cells of a connection, one for each of `COLUMNS`."""
+    sent, read = one.tx.ring_msgs, one.rx.ring_msgs
+    return [
+        one.program or "(gone)", str(one.pid), str(one.fd), one.local, one.remote, one.role, one.state,
+        joint.join(_traffic(one.tx)), joint.join(_traffic(one.rx)), _per(one.doorbells, sent), _per(one.sleeps, read),
+        _per(one.spins_won + one.spins_lost, read), one.why,
+    ]  # fmt: skip
 
 
 def _traffic(traffic: Traffic) -> list[str]:
