@@ -8,7 +8,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,6 +25,13 @@ from sidestep.testing import Channel, ShimClient, Sidestep
 
 MakeClient = Callable[[], ShimClient]
 MakePair = Callable[..., TcpPair]
+
+
+@pytest.fixture
+def sidestep() -> Iterator[Sidestep]:
+    """A private provider whose offers do not expire while a test is held up."""
+    with Sidestep(offer_expiry_s=600) as private:
+        yield private
 
 
 @pytest.fixture
@@ -249,7 +256,7 @@ def test_the_budget_is_kept_and_ended_channels_give_it_back(
     closing: ExitStack, tcp_pair: MakePair, channel: Callable[..., Channel]
 ) -> None:
     one = limits.CHANNEL_HEADER_SIZE + 2 * 4096
-    private = closing.enter_context(Sidestep(budget_bytes=2 * one))
+    private = closing.enter_context(Sidestep(budget_bytes=2 * one, offer_expiry_s=600))
     client = closing.enter_context(ShimClient(private.socket))
     client.hello()
     pairs = [tcp_pair() for _ in range(3)]
