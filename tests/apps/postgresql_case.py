@@ -80,7 +80,12 @@ def interactive(db: Postgres) -> None:
     assert psql.line() == str(sum(32 * 97 * n for n in range(1, 201)))
     psql.tell("listen news; notify news, 'hello';")
     assert "hello" in psql.until("hello")
-    stage.check_path(db.port)
+
+    def again() -> None:
+        psql.tell("select 1;")
+        assert psql.line() == "1"
+
+    stage.check_path(db.port, nudge=again)
     psql.rest()
 
 

@@ -27,6 +27,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 import pytest
 
 DEADLINE_S: Final = 30.0  # for one condition; only a broken run waits that long
+NUDGE_S: Final = 0.1  # between two nudges of a connection that is not yet where it should be
 HOST: Final = "127.0.0.1"
 MOVED: Final = frozenset({"attached", "promoted", "closed"})
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
@@ -203,6 +204,11 @@ class Program:
         self.stdin.write(line.encode() + b"\n")
         self.stdin.flush()
 
+    def nudge(self) -> None:
+        """Make a program that lingers (programs/gate.py) exchange a little on its connections."""
+        self.tell("nudge")
+        assert self.line() == "nudged", self.complaint("did not answer a nudge")
+
     def rest(self, deadline_s: float = DEADLINE_S) -> bytes:
         """Close standard input, read standard output to its end and wait for exit status 0."""
         if self.popen.stdin is not None:
@@ -356,27 +362,38 @@ class Stage:
     def _of(self, port: int) -> list[Connection]:
         return [c for c in self.connections() if port in (port_of(c.local), port_of(c.remote))]
 
-    def check_path(self, port: int, count: int = 1, *, ring_bytes_min: int = 1) -> None:
-        """Look at the live connections to `port`: in mode `both`, `count` of them get promoted and have carried at
-        least `ring_bytes_min` bytes each; with one side only, the shim sees as many and none has left TCP."""
+    def check_path(
+        self, port: int, count: int = 1, *, nudge: Callable[[], object] | None = None, ring_bytes_min: int = 1
+    ) -> None:
+        """Look at the live connections to `port`. In mode `both`, `count` of them get promoted and have carried at
+        least `ring_bytes_min` bytes each; with one side only, the shim sees as many and none has left TCP.
+
+        A connection on which nobody makes a call stays where it is; `nudge` makes both ends exchange a little.
+        """
         if self.mode is Mode.NATIVE:
             return
         if self.mode is Mode.BOTH:
             self._wait_rows(port, lambda rows: len(whole_channels(rows, ring_bytes_min)) >= count,
-                            f"{count} promoted connections")  # fmt: skip
+                            f"{count} promoted connections", nudge)  # fmt: skip
             return
-        self._wait_rows(port, lambda rows: len(rows) >= count, f"{count} connections under the shim")
+        self._wait_rows(port, lambda rows: len(rows) >= count, f"{count} connections under the shim", None)
         assert_on_tcp(self._of(port))
 
-    def is_promoted(self, port: int, count: int = 1) -> bool:
-        """Whether `count` connections to `port` are promoted now; True in the modes in which none can be."""
-        return self.mode is not Mode.BOTH or len(whole_channels(self._of(port), 1)) >= count
-
-    def _wait_rows(self, port: int, enough: Callable[[list[Connection]], bool], what: str) -> None:
-        try:
-            wait_until(lambda: enough(self._of(port)), what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{describe(self.connections())}") from None
+    def _wait_rows(
+        self, port: int, enough: Callable[[list[Connection]], bool], what: str, nudge: Callable[[], object] | None
+    ) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            patience = end if nudge is None else min(end, time.monotonic() + NUDGE_S)
+            while not enough(rows := self._of(port)):
+                if time.monotonic() > end:
+                    raise AssertionError(f"waited {DEADLINE_S:g} s in vain for {what}\n{describe(rows)}")
+                if time.monotonic() > patience and nudge is not None:
+                    nudge()
+                    break
+                time.sleep(0.005)
+            else:
+                return
 
     @contextlib.contextmanager
     def watching(self, port: int, count: int = 1) -> Iterator[Watch]:

@@ -22,7 +22,7 @@ def test_echo(stage: Stage, server_loop: str, client_loop: str) -> None:
     _, port = stage.serve(lambda port: [sys.executable, str(PROGRAMS / "echo.py"), server_loop, "server", str(port)])
     client = stage.python("client", "echo.py", client_loop, "client", port, CONNECTIONS)
     assert json.loads(client.line()) == {"verdicts": ["whole"] * CONNECTIONS, "timeouts": 1}
-    stage.check_path(port, CONNECTIONS, ring_bytes_min=3_000_000)
+    stage.check_path(port, CONNECTIONS, nudge=client.nudge)
     client.stdin.close()
     assert json.loads(client.line()) == "closed"
     client.rest()

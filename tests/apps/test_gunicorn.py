@@ -27,19 +27,17 @@ def gunicorn(stage: Stage, worker_class: str) -> tuple[Program, int]:
 
 
 def test_held_uploads(stage: Stage) -> None:
-    """Three uploads held half way keep three workers of the sync kind busy; all answers are right."""
+    """Three uploads held on their way keep three workers of the sync kind busy; all answers are right."""
     server, port = gunicorn(stage, "sync")
     clients = [stage.python("client", "http_client.py", port, "post", "/", 3_000_000) for _ in range(WORKERS)]
     for client in clients:
-        assert json.loads(client.line()) == "half"
-    stage.check_path(port, WORKERS)
+        assert json.loads(client.line()) == "begun"
+    stage.check_path(port, WORKERS, nudge=lambda: [client.nudge() for client in clients])
     for client in clients:
-        client.tell("go on")
-    answers = [json.loads(client.line()) for client in clients]
+        client.stdin.close()
+    answers = [json.loads(client.rest()) for client in clients]
     assert [answer[:2] for answer in answers] == [[200, 3_000_000]] * WORKERS
     assert len({answer[3] for answer in answers}) == WORKERS, "each upload occupied a worker of its own"
-    for client in clients:
-        client.rest()
     assert server.stop() == 0
 
 
@@ -52,6 +50,7 @@ def test_keep_alive(stage: Stage) -> None:
     expected = [[200, size, sha256(random.Random(size).randbytes(size))] for size in SIZES] * 10
     for client in clients:
         assert json.loads(client.line()) == expected
+    stage.check_path(port, len(clients), nudge=lambda: [client.nudge() for client in clients])
     for client in clients:
         client.rest()
     assert server.stop() == 0

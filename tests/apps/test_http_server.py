@@ -31,9 +31,7 @@ def test_held_download(stage: Stage) -> None:
     port = http_server(stage)
     data = payload(20_000_000)
     (stage.workdir / "large").write_bytes(data)
-    client = stage.python("client", "http_client.py", port, "half", "/large")
-    assert json.loads(client.line()) == "half"
-    stage.check_path(port, ring_bytes_min=1_000_000)
-    client.tell("go on")
-    assert json.loads(client.line()) == [len(data), sha256(data)]
-    client.rest()
+    client = stage.python("client", "http_client.py", port, "held", "/large")
+    assert json.loads(client.line()) == "begun"
+    stage.check_path(port, nudge=client.nudge)
+    assert json.loads(client.rest()) == [len(data), sha256(data)]

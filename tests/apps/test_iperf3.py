@@ -15,7 +15,7 @@ def test_throughput(stage: Stage, options: tuple[str, ...], streams: int) -> Non
     """The run succeeds, and the receiver got what the sender sent but for what the end of the test cut off."""
     iperf3 = require("iperf3")
     server, port = stage.serve(lambda port: [iperf3, "-s", "-1", "-B", "127.0.0.1", "-p", str(port)])
-    with stage.watching(port, 1 + streams):  # the control connection and the streams
+    with stage.watching(port, streams):  # the control connection is idle meanwhile and may go either way
         report = json.loads(stage.run("client", [iperf3, "-c", "127.0.0.1", "-p", str(port), "-t", "1", "-J", *options]))
     assert "error" not in report, report["error"]
     assert len(report["end"]["streams"]) == streams

@@ -30,6 +30,6 @@ def test_data(stage: Stage) -> None:
             "deleted": True,
             "absent": None,
         }
-    stage.check_path(port, THREADS)
+    stage.check_path(port, THREADS, nudge=client.nudge)
     client.rest()
     assert server.stop() in (0, -15)

@@ -14,7 +14,7 @@ def test_listener_and_client(stage: Stage) -> None:
     client = stage.python("client", "mp_peer.py", "client", port)
     result = json.loads(client.line())
     assert result == {"objects": 100, "bytes": 21, "idle": [False] * 3, "wrong key": "AuthenticationError"}
-    stage.check_path(port, 3, ring_bytes_min=10_000_000)
+    stage.check_path(port, 3, nudge=client.nudge)
     client.rest()
 
 
@@ -23,5 +23,5 @@ def test_manager(stage: Stage) -> None:
     _, port = stage.serve(lambda port: [sys.executable, str(PROGRAMS / "mp_peer.py"), "manager", str(port)])
     client = stage.python("client", "mp_peer.py", "proxies", port)
     assert json.loads(client.line()) == {"in order": True, "left": 0}
-    stage.check_path(port)
+    stage.check_path(port, nudge=client.nudge)
     client.rest()

@@ -88,7 +88,7 @@ def test_keep_alive_answers(stage: Stage) -> None:
     *answers, absent = json.loads(client.line())
     assert answers == [[200, size, sha256(payload(size, seed=size))] for size in sizes] * 20
     assert absent[0] == 404
-    stage.check_path(port)
+    stage.check_path(port, nudge=client.nudge)
     client.rest()
 
 
@@ -101,9 +101,7 @@ def test_large_file(stage: Stage, large_file: tuple[Path, str], sendfile: bool) 
     curl = stage.converse("client", [require("curl"), "-sSf", f"http://127.0.0.1:{port}/large"])
     body = bytearray()
     # We are the ones who read what curl writes, so the connection lives for as long as we take our time.
-    while not stage.is_promoted(port) and len(body) < LARGE_SIZE * 3 // 4:
-        body += curl.read(1 << 20)
-    stage.check_path(port)
+    stage.check_path(port, nudge=lambda: body.extend(curl.read(1 << 18)))
     body += curl.rest()
     assert len(body) == LARGE_SIZE
     assert sha256(body) == checksum

@@ -2,76 +2,35 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
-from stage import Program, Stage, payload, require, sha256
+from flow import Collector, Feeder
+from stage import Program, Stage, payload, require, sha256, wait_until
 
 SIZE = 16_000_000
-
-
-class Feeder(threading.Thread):
-    """Writes `data` to a program but for the last byte, which `finish` sends, so the connection lives until then."""
-
-    def __init__(self, program: Program, data: bytes) -> None:
-        super().__init__(daemon=True)
-        self.program, self.data = program, data
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            self.program.stdin.write(self.data[:-1])
-            self.program.stdin.flush()
-        except OSError as error:
-            self.error = error
-
-    def finish(self) -> None:
-        self.join()
-        if self.error:
-            raise self.error
-        self.program.stdin.write(self.data[-1:])
-        self.program.stdin.close()
-
-
-class Collector(threading.Thread):
-    """Reads a program's output to its end."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(daemon=True)
-        self.program = program
-        self.data = bytearray()
-        self.error: AssertionError | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            while piece := self.program.read(1 << 20):
-                self.data += piece
-        except AssertionError as error:
-            self.error = error
-
-    def checksum(self) -> str:
-        self.join()
-        if self.error:
-            raise self.error
-        return sha256(bytes(self.data))
 
 
 def exchange(stage: Stage, port: int, server: Program, client: Program) -> None:
     """Send SIZE bytes each way at the same time, look at the path before the last byte, and compare checksums."""
     forth, back = payload(SIZE, seed=1), payload(SIZE, seed=2)
-    collectors = Collector(server), Collector(client)
-    feeders = Feeder(client, forth), Feeder(server, back)
+    to_server, to_client = Collector(server), Collector(client)
+    feeders = by_client, by_server = Feeder(client, forth), Feeder(server, back)
+    for feeder in feeders:
+        feeder.nudge()
+    stage.check_path(port, nudge=lambda: [feeder.nudge() for feeder in feeders])
+    ring_bytes_min = by_client.left + by_server.left - 2  # all that is still to come but the last byte each
     for feeder in feeders:
         feeder.start()
     for feeder in feeders:
         feeder.join()
-    stage.check_path(port, ring_bytes_min=SIZE)
-    for feeder in feeders:
-        feeder.finish()
-    assert collectors[0].checksum() == sha256(forth)
-    assert collectors[1].checksum() == sha256(back)
+    stage.check_path(port, ring_bytes_min=ring_bytes_min)
+    # A listening nc leaves at the client's end of stream, whatever its own input holds: the server's ends first.
+    by_server.finish()
+    wait_until(lambda: len(to_client.data) >= SIZE, "the client to write all that the server sent")
+    by_client.finish()
+    assert to_server.checksum() == sha256(forth)
+    assert to_client.checksum() == sha256(back)
     client.expect_exit()
     server.expect_exit()
 
@@ -96,9 +55,12 @@ def test_netcat_one_way(stage: Stage, nc: str) -> None:
     data = payload(SIZE)
     collector = Collector(server)
     feeder = Feeder(client, data)
+    feeder.nudge()
+    stage.check_path(port, nudge=feeder.nudge)
+    ring_bytes_min = feeder.left - 1
     feeder.start()
     feeder.join()
-    stage.check_path(port)
+    stage.check_path(port, ring_bytes_min=ring_bytes_min)
     feeder.finish()
     assert collector.checksum() == sha256(data)
     client.expect_exit()
@@ -128,10 +90,12 @@ def test_socat_forked_echo(stage: Stage) -> None:
     collectors = [Collector(client) for client in clients]
     feeders = [Feeder(client, part) for client, part in zip(clients, data, strict=True)]
     for feeder in feeders:
+        feeder.nudge()
+    stage.check_path(port, len(clients), nudge=lambda: [feeder.nudge() for feeder in feeders])
+    for feeder in feeders:
         feeder.start()
     for feeder in feeders:
         feeder.join()
-    stage.check_path(port, len(clients))
     for feeder in feeders:
         feeder.finish()
     assert [collector.checksum() for collector in collectors] == [sha256(part) for part in data]

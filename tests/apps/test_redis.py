@@ -6,6 +6,7 @@ import json
 import random
 import re
 
+from flow import Feeder
 from stage import Program, Stage, require, sha256
 
 
@@ -33,7 +34,7 @@ def test_data(stage: Stage) -> None:
         "clients": ["check-0", "check-1", "check-2", "check-3"],
         "keys": 20 * 250 + len(sizes) + 2,
     }
-    stage.check_path(port, 4)
+    stage.check_path(port, 4, nudge=client.nudge)
     client.rest()
     assert server.stop() == 0
 
@@ -70,12 +71,17 @@ def test_mass_insertion(stage: Stage) -> None:
     _, port = redis_server(stage)
     cli = require("redis-cli")
     count = 100_000
-    pipe = stage.converse("client", [cli, "-p", str(port), "--pipe"])
+    commands = []
     for number in range(count):
         key, value = f"k{number}".encode(), f"value {number}".encode()
-        pipe.stdin.write(b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(value), value))
-    pipe.stdin.flush()
-    stage.check_path(port)
+        commands.append(b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(value), value))
+    pipe = stage.converse("client", [cli, "-p", str(port), "--pipe"])
+    feeder = Feeder(pipe, b"".join(commands))
+    feeder.nudge()
+    stage.check_path(port, nudge=feeder.nudge)
+    feeder.start()
+    feeder.join()
+    feeder.finish()
     assert f"replies: {count}" in pipe.rest().decode()
     assert stage.run("client", [cli, "-p", str(port), "dbsize"]).split() == [str(count).encode()]
     assert stage.run("client", [cli, "-p", str(port), "get", f"k{count - 1}"]) == f"value {count - 1}\n".encode()

@@ -81,7 +81,11 @@ async def talk(port: int, connections: int) -> None:
     except asyncio.TimeoutError:
         timeouts += 1
     print(json.dumps({"verdicts": [verdict for verdict, _, _ in done], "timeouts": timeouts}), flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)
+    while await loop.run_in_executor(None, sys.stdin.readline):
+        for _, reader, writer in done:
+            writer.write(b"nudge")
+            assert await reader.readexactly(5) == b"nudge"
+        print("nudged", flush=True)
     for _, reader, writer in done:
         writer.write(b"bye")
         writer.write_eof()

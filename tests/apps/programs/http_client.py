@@ -1,10 +1,10 @@
 """An HTTP/1.1 client of the standard library that stays under the test's control.
 
 usage: http_client.py PORT fetch PATH...      one keep-alive connection: size and SHA-256 of each body
-       http_client.py PORT half PATH          reads half a body, prints "half", goes on after a line of input
-       http_client.py PORT post PATH SIZE     sends half a body, prints "half", goes on after a line of input
+       http_client.py PORT held PATH          reads some of a body, prints "begun", lingers, reads the rest
+       http_client.py PORT post PATH SIZE     sends some of a body, prints "begun", lingers, sends the rest
        http_client.py PORT pester PATH COUNT  COUNT threads ask without pause; prints each new answer seen by all
-Prints JSON lines. Connections stay open until standard input ends.
+Prints JSON lines. `fetch` lingers with its connection open.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import random
 import sys
 import threading
 
+from gate import linger
+
 HOST = "127.0.0.1"
 TIMEOUT_S = 60
 
@@ -24,7 +26,7 @@ def say(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
-def checksum(body: bytes) -> list[object]:
+def checksum(body: bytes | bytearray) -> list[object]:
     return [len(body), hashlib.sha256(body).hexdigest()]
 
 
@@ -36,18 +38,23 @@ def fetch(port: int, paths: list[str]) -> None:
         response = connection.getresponse()
         answers.append([response.status, *checksum(response.read())])
     say(answers)
-    sys.stdin.read()
+
+    def again() -> None:
+        connection.request("GET", paths[0])
+        assert connection.getresponse().read() is not None
+
+    linger(again)
     connection.close()
 
 
-def half(port: int, path: str) -> None:
+def held(port: int, path: str) -> None:
     connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)
     connection.request("GET", path)
     response = connection.getresponse()
     assert response.status == 200, response.status
-    body = response.read(int(response.headers["Content-Length"]) // 2)
-    say("half")
-    sys.stdin.readline()
+    body = bytearray(response.read(1_000_000))
+    say("begun")
+    linger(lambda: body.extend(response.read(50_000)))
     body += response.read()
     say(checksum(body))
     connection.close()
@@ -59,15 +66,21 @@ def post(port: int, path: str, size: int) -> None:
     connection.putrequest("POST", path)
     connection.putheader("Content-Length", str(size))
     connection.endheaders()
-    connection.send(body[: size // 2])
-    say("half")
-    sys.stdin.readline()
-    connection.send(body[size // 2 :])
+    unsent = memoryview(body)
+
+    def send(length: int) -> None:
+        nonlocal unsent
+        connection.send(unsent[:length])
+        unsent = unsent[length:]
+
+    send(10_000)
+    say("begun")
+    linger(lambda: send(10_000))
+    send(len(unsent))
     response = connection.getresponse()
     answer = json.loads(response.read())
     assert answer[:2] == checksum(body), answer
     say([response.status, *answer])
-    sys.stdin.read()
     connection.close()
 
 
@@ -152,8 +165,8 @@ def main() -> None:
     port, what, path, *more = sys.argv[1:]
     if what == "fetch":
         fetch(int(port), [path, *more])
-    elif what == "half":
-        half(int(port), path)
+    elif what == "held":
+        held(int(port), path)
     elif what == "post":
         post(int(port), path, int(more[0]))
     else:

@@ -15,6 +15,8 @@ from multiprocessing.connection import Client, Connection, Listener
 from multiprocessing.managers import BaseManager
 from queue import Queue
 
+from gate import linger
+
 HOST = "127.0.0.1"
 KEY = b"not a secret"
 BULK_SIZES = (0, 1, 4, 16_384, 16_385, 1 << 20, 10_000_000)  # around the size where header and body are sent apart
@@ -72,7 +74,7 @@ def talk(port: int) -> None:
     except Exception as error:  # noqa: BLE001 - its class is the result
         verdict = type(error).__name__
     print(json.dumps({**converse(peers), "wrong key": verdict}), flush=True)
-    sys.stdin.read()
+    linger(lambda: converse(peers))
     for peer in peers:
         peer.close()
 
@@ -99,7 +101,7 @@ def use_proxies(port: int) -> None:
         queue.put(number)
     reader.join()
     print(json.dumps({"in order": got == list(range(500)), "left": queue.qsize()}), flush=True)
-    sys.stdin.read()
+    linger(queue.qsize)
 
 
 if __name__ == "__main__":
