@@ -1,0 +1,337 @@
+/* Descriptors: copies, numbers used again, ranges closed, flags, passing to others. */
+#include "scene.h"
+
+#include <linux/close_range.h>
+
+static uint8_t data[1 << 20];
+
+static void copies(void)
+{
+	struct pair *pair = open_pair();
+	int fds[5] = {dup(pair->fd), dup2(pair->fd, 200), dup3(pair->fd, 201, O_CLOEXEC), fcntl(pair->fd, F_DUPFD, 202),
+		      fcntl(pair->fd, F_DUPFD_CLOEXEC, 203)};
+	say("numbers %d %d %d %d", fds[1], fds[2], fds[3], fds[4]);
+	for (int i = 0; i < 5; i++) {
+		say("copy %d: FD_CLOEXEC %d", i, fcntl(fds[i], F_GETFD) & FD_CLOEXEC);
+		sent(pair, say_ret("write", write(fds[i], pattern_out(pair, 7), 7)));
+		peer_get(pair, 7);
+		peer_put(pair, 9);
+		arrived(pair, 9);
+		say_bytes("recv", pair, data, recv(fds[i], data, 4, 0));
+		say_bytes("read on the next", pair, data, read(fds[(i + 1) % 5], data, 100));
+	}
+	say_ret("dup2 onto itself", dup2(pair->fd, pair->fd) == pair->fd);
+	say_ret("dup3 onto itself", dup3(pair->fd, pair->fd, 0));
+	NEED(close(pair->fd) == 0);
+	pair->fd = fds[2];
+	for (int i = 0; i < 5; i++) {
+		if (i == 2)
+			continue;
+		NEED(close(fds[i]) == 0);
+		put(pair, 5);
+		peer_get(pair, 5);
+		peer_put(pair, 5);
+		get(pair, 5);
+	}
+	stays(pair);
+	peer_now(pair, ACT_DRAIN, 0, 0);
+	NEED(close(pair->fd) == 0);
+	say_reply("the end, with the last copy", peer_done());
+}
+
+static void copy_closed_keeps(void)
+{
+	struct pair *pair = open_pair();
+	int copy = dup(pair->fd);
+	NEED(close(copy) == 0);
+	say_reply("no end yet", peer(pair, ACT_POLL, POLLIN | POLLRDHUP, 20));
+	put(pair, 5);
+	peer_get(pair, 5);
+	copy = dup(pair->fd);
+	NEED(shutdown(copy, SHUT_WR) == 0);
+	NEED(close(copy) == 0);
+	say_reply("shut down through a copy", peer(pair, ACT_RECV_ONCE, 10, 0));
+	peer_put(pair, 5);
+	get(pair, 5);
+}
+
+static void dup2_over(void)
+{
+	/* dup2 closes what was there before. */
+	struct pair *pair = open_pair(), *other = open_pair();
+	NEED(dup2(pair->fd, other->fd) == other->fd);
+	say_reply("the one replaced has ended", peer(other, ACT_RECV_ONCE, 10, 0));
+	sent(pair, say_ret("write to the one in its place", write(other->fd, pattern_out(pair, 5), 5)));
+	peer_get(pair, 5);
+	peer_put(pair, 5);
+	arrived(pair, 5);
+	say_bytes("read from it", pair, data, read(other->fd, data, 10));
+	int null = open("/dev/null", O_RDWR);
+	NEED(dup2(null, other->fd) == other->fd);
+	say_ret("read from a file in its place", read(other->fd, data, 10));
+	put(pair, 5);
+	peer_get(pair, 5);
+	stays(pair);
+	NEED(dup2(null, pair->fd) == pair->fd);
+	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+}
+
+static void number_reused(void)
+{
+	/* The number of a closed connection goes to a file, a pipe, a datagram socket, another connection. */
+	struct pair *pair = open_pair();
+	int number = pair->fd, pipes[2];
+	char byte;
+	int low; /* whatever lower number was free is taken first */
+	while ((low = open("/dev/null", O_RDONLY)) < number)
+		NEED(low >= 0);
+	NEED(close(low) == 0);
+	NEED(close(number) == 0);
+	NEED(open("/dev/zero", O_RDWR) == number);
+	say_ret("read of a file", read(number, data, 10));
+	say_ret("recv of a file", recv(number, data, 10, MSG_DONTWAIT));
+	NEED(close(number) == 0);
+	NEED(pipe(pipes) == 0);
+	say("a pipe in its place: %d", pipes[0] == number);
+	NEED(write(pipes[1], "ab", 2) == 2);
+	say_ret("read of a pipe", read(pipes[0], &byte, 1));
+	close(pipes[0]);
+	close(pipes[1]);
+	int datagram = socket(AF_INET, SOCK_DGRAM, 0);
+	say("a datagram socket in its place: %d", datagram == number);
+	say_ret("recv of it", recv(datagram, data, 10, MSG_DONTWAIT));
+	close(datagram);
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pipes) == 0);
+	say("a socket pair in its place: %d", pipes[0] == number);
+	say_ret("send", send(pipes[0], "abc", 3, 0));
+	say_ret("recv", recv(pipes[1], data, 10, 0));
+	close(pipes[0]);
+	close(pipes[1]);
+	for (int i = 0; i < 3; i++) {
+		struct pair *next = open_pair();
+		put(next, 10);
+		peer_get(next, 10);
+		peer_put(next, 10);
+		get(next, 10);
+		stays(next);
+		NEED(close(next->fd) == 0);
+		say_reply("end", peer(next, ACT_RECV_ONCE, 1, 0));
+		peer(next, ACT_CLOSE, 0, 0);
+	}
+}
+
+static void ranges_closed(void)
+{
+	struct pair *pair = open_pair(), *other = open_pair();
+	NEED(dup2(pair->fd, 300) == 300);
+	NEED(dup2(pair->fd, 301) == 301);
+	NEED(close(pair->fd) == 0);
+	pair->fd = 301;
+	say_ret("close_range CLOEXEC", close_range(300, 302, CLOSE_RANGE_CLOEXEC));
+	say("FD_CLOEXEC %d", fcntl(301, F_GETFD));
+	put(pair, 5);
+	peer_get(pair, 5);
+	say_ret("close_range", close_range(300, 300, 0));
+	put(pair, 5);
+	peer_get(pair, 5);
+	stays(pair);
+	say_ret("close_range backwards", close_range(302, 300, 0));
+	say_ret("close_range of the rest", close_range(300, ~0u, 0));
+	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+	put(other, 5);
+	peer_get(other, 5);
+	peer_put(other, 5);
+	get(other, 5);
+	stays(other);
+	struct pair *later = open_pair(); /* and new ones are still promoted */
+	put(later, 5);
+	peer_get(later, 5);
+	stays(later);
+}
+
+static void everything_closed(void)
+{
+	/* What a daemon does when it begins: closes all it does not know, one by one or at once; then it goes on. */
+	for (int way = 0; way < 3; way++) {
+		struct pair *pair = open_pair();
+		NEED(dup2(pair->fd, 60) == 60);
+		NEED(close(pair->fd) == 0);
+		pair->fd = 60;
+		if (way == 0)
+			closefrom(60);
+		else if (way == 1)
+			for (int fd = 60; fd < 2048; fd++)
+				close(fd);
+		else
+			NEED(close_range(60, ~0u, CLOSE_RANGE_UNSHARE) == 0);
+		say_ret("read of the closed one", read(60, data, 1));
+		say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+		struct pair *later = open_pair();
+		peer_put(later, 10);
+		get(later, 10);
+		put(later, 10);
+		peer_get(later, 10);
+		stays(later);
+	}
+}
+
+static void lowest_number(void)
+{
+	/* A program counts on open() giving the lowest free number, whatever else lives in the process. */
+	struct pair *pair = open_pair();
+	int null = open("/dev/null", O_RDONLY), next = open("/dev/null", O_RDONLY);
+	say("next to each other: %d", next == null + 1);
+	NEED(close(null) == 0);
+	say("the lowest one: %d", open("/dev/null", O_RDONLY) == null);
+	put(pair, 1);
+	peer_get(pair, 1);
+	say("all below 40: %d", null < 40 && next < 40 && pair->fd < 40);
+}
+
+static int pass_in(int channel, int fd)
+{
+	char byte = 'f';
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = {0};
+	struct iovec one = {.iov_base = &byte, .iov_len = 1};
+	struct msghdr message = {
+		.msg_iov = &one, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(header), &fd, sizeof fd);
+	return (int)sendmsg(channel, &message, 0);
+}
+
+static int pass_out(int channel, int flags)
+{
+	char byte;
+	int fd = -1;
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = {0};
+	struct iovec one = {.iov_base = &byte, .iov_len = 1};
+	struct msghdr message = {
+		.msg_iov = &one, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	if (recvmsg(channel, &message, flags) != 1)
+		return -1;
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	if (!header || header->cmsg_type != SCM_RIGHTS)
+		return -1;
+	memcpy(&fd, CMSG_DATA(header), sizeof fd);
+	return fd;
+}
+
+static void passed_within(void)
+{
+	struct pair *pair = open_pair();
+	int channel[2];
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	say_ret("send it", pass_in(channel[0], pair->fd));
+	int copy = pass_out(channel[1], MSG_CMSG_CLOEXEC);
+	NEED(copy >= 0);
+	say("FD_CLOEXEC %d", fcntl(copy, F_GETFD));
+	sent(pair, say_ret("write to the copy", write(copy, pattern_out(pair, 10), 10)));
+	put(pair, 10);
+	peer_get(pair, 20);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_bytes("read from the copy", pair, data, read(copy, data, 4));
+	get(pair, 6);
+	NEED(close(pair->fd) == 0);
+	pair->fd = copy;
+	put(pair, 10);
+	peer_get(pair, 10);
+	/* in flight: closed here before it is taken out there */
+	NEED(pass_in(channel[0], pair->fd) == 1);
+	NEED(close(pair->fd) == 0);
+	say_reply("no end while it is on its way", peer(pair, ACT_POLL, POLLIN | POLLRDHUP, 20));
+	peer_put(pair, 10);
+	pair->fd = pass_out(channel[1], 0);
+	NEED(pair->fd >= 0);
+	get(pair, 10);
+	put(pair, 10);
+	peer_get(pair, 10);
+	/* thrown away with the channel it was on */
+	NEED(pass_in(channel[0], pair->fd) == 1);
+	NEED(close(pair->fd) == 0);
+	NEED(close(channel[0]) == 0 && close(channel[1]) == 0);
+	say_reply("the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+}
+
+static void passed_to_another(bool keep)
+{
+	int channel[2];
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+	pid_t child = fork(); /* before there is a connection: a stranger to it */
+	if (child == 0) {
+		NEED(close(channel[0]) == 0);
+		int fd = pass_out(channel[1], 0);
+		for (;;) {
+			uint8_t bytes[64];
+			ssize_t got = recv(fd, bytes, sizeof bytes, 0);
+			if (got <= 0)
+				_exit(got < 0);
+			if (send(fd, bytes, (size_t)got, 0) != got)
+				_exit(2);
+		}
+	}
+	NEED(close(channel[1]) == 0);
+	struct pair *pair = open_pair();
+	say_ret("send it", pass_in(channel[0], pair->fd));
+	if (!keep)
+		NEED(close(pair->fd) == 0);
+	/* the child echoes the peer's own bytes: what comes back is what went */
+	uint64_t at = pair->in;
+	for (int i = 0; i < 100; i++)
+		peer_put(pair, 8);
+	struct reply reply = peer(pair, ACT_ARRIVED, 800, 0);
+	say_reply("echoed by the one it was given to", reply);
+	if (keep) {
+		put(pair, 0);
+		NEED(close(pair->fd) == 0);
+	}
+	NEED(at == pair->in);
+	say_reply("the peer shuts down", peer(pair, ACT_SHUTDOWN, SHUT_WR, 0));
+	int status;
+	NEED(waitpid(child, &status, 0) == child);
+	say("the child's status %d", status);
+	say_reply("all echoed", peer(pair, ACT_ARRIVED, 800, 0));
+}
+
+static void passed_and_closed(void)
+{
+	passed_to_another(false);
+}
+
+static void passed_and_kept(void)
+{
+	passed_to_another(true);
+}
+
+static void taken_by_number(void)
+{
+	/* /proc/self/fd and fstat name it as before; open of a socket fails as before. */
+	struct pair *pair = open_pair();
+	char path[64], target[64];
+	snprintf(path, sizeof path, "/proc/self/fd/%d", pair->fd);
+	ssize_t len = readlink(path, target, sizeof target - 1);
+	NEED(len > 0);
+	say("%.8s", target);
+	say_ret("open of it", open(path, O_RDWR));
+	say_ret("fsync", fsync(pair->fd));
+	say_ret("ftruncate", ftruncate(pair->fd, 0));
+	put(pair, 1);
+	peer_get(pair, 1);
+	stays(pair);
+}
+
+const struct scene scenes_fd[] = {
+	SCENE(copies),		 SCENE(copy_closed_keeps), SCENE(dup2_over),	    SCENE(number_reused),
+	SCENE(ranges_closed),	 SCENE(everything_closed), SCENE(lowest_number),    SCENE(passed_within),
+	SCENE(passed_and_closed), SCENE(passed_and_kept),  SCENE(taken_by_number), {NULL, NULL},
+};

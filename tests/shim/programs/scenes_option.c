@@ -1,0 +1,440 @@
+/* Socket options, descriptor flags and ioctls that change how calls behave. */
+#include "scene.h"
+
+#include <linux/sockios.h>
+
+static uint8_t data[1 << 20];
+
+static void set_timeout(int fd, int option, int ms)
+{
+	struct timeval timeout = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+	NEED(setsockopt(fd, SOL_SOCKET, option, &timeout, sizeof timeout) == 0);
+}
+
+static void rcvtimeo(void)
+{
+	struct pair *pair = open_pair();
+	struct iovec one = {.iov_base = data, .iov_len = 100};
+	struct msghdr header = {.msg_iov = &one, .msg_iovlen = 1};
+	struct mmsghdr messages = {.msg_hdr = header};
+	set_timeout(pair->fd, SO_RCVTIMEO, 60);
+	int64_t began = now_ms();
+	say_ret("recv", recv(pair->fd, data, 100, 0));
+	say_near("recv", now_ms() - began, 60);
+	began = now_ms();
+	say_ret("read", read(pair->fd, data, 100));
+	say_near("read", now_ms() - began, 60);
+	began = now_ms();
+	say_ret("recvmsg", recvmsg(pair->fd, &header, 0));
+	say_near("recvmsg", now_ms() - began, 60);
+	began = now_ms();
+	say_ret("recvmmsg", recvmmsg(pair->fd, &messages, 1, 0, NULL));
+	say_near("recvmmsg", now_ms() - began, 60);
+	began = now_ms();
+	say_ret("recv PEEK", recv(pair->fd, data, 100, MSG_PEEK));
+	say_near("recv PEEK", now_ms() - began, 60);
+	peer_put(pair, 10);
+	began = now_ms();
+	say_bytes("recv WAITALL", pair, data, recv(pair->fd, data, 100, MSG_WAITALL));
+	say_near("recv WAITALL", now_ms() - began, 60);
+	began = now_ms();
+	say_ret("recv DONTWAIT", recv(pair->fd, data, 100, MSG_DONTWAIT));
+	say("%s", now_ms() - began < 50 ? "at once" : "LATE");
+	set_timeout(pair->fd, SO_RCVTIMEO, 5000);
+	peer_when_asleep(pair, ACT_SEND, 10, 0);
+	say_bytes("recv within the time", pair, data, recv(pair->fd, data, 100, 0));
+	peer_done();
+	set_timeout(dup(pair->fd), SO_RCVTIMEO, 40);
+	began = now_ms();
+	say_ret("readv, set through a duplicate", readv(pair->fd, &one, 1));
+	say_near("readv", now_ms() - began, 40);
+	set_timeout(pair->fd, SO_RCVTIMEO, 0);
+	peer_when_asleep(pair, ACT_SEND, 10, 0);
+	say_bytes("recv without a time", pair, data, recv(pair->fd, data, 100, 0));
+	peer_done();
+	struct timeval timeout = {.tv_sec = 7};
+	socklen_t len = sizeof timeout;
+	NEED(getsockopt(pair->fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, &len) == 0);
+	say("timeout %ld.%06ld", (long)timeout.tv_sec, (long)timeout.tv_usec);
+	stays(pair);
+}
+
+static void sndtimeo(void)
+{
+	struct pair *pair = open_pair();
+	long total = flood(pair);
+	set_timeout(pair->fd, SO_SNDTIMEO, 80);
+	total += send_until_error("send", pair, 0);
+	int64_t began;
+	ssize_t wrote;
+	do { /* the kernel may find a little room where there was none */
+		began = now_ms();
+		wrote = write(pair->fd, pattern_out(pair, CHUNK), CHUNK);
+		sent(pair, wrote);
+		total += wrote > 0 ? wrote : 0;
+	} while (wrote > 0);
+	say_ret("write", wrote);
+	say_near("write", now_ms() - began, 80);
+	began = now_ms();
+	total += send_until_error("send DONTWAIT", pair, MSG_DONTWAIT);
+	say("%s", now_ms() - began < 50 ? "at once" : "LATE");
+	set_timeout(pair->fd, SO_SNDTIMEO, 5000);
+	struct reply reply = peer(pair, ACT_RECV, total, 0);
+	say("the peer took %s", reply.result == total && !reply.wrong ? "all that was sent" : "SOMETHING ELSE");
+	sent(pair, say_ret("send into room", send(pair->fd, pattern_out(pair, 100), 100, 0)));
+	peer_get(pair, 100);
+	set_timeout(pair->fd, SO_SNDTIMEO, 100);
+	enum { LEN = 64 << 20 };
+	uint8_t *much = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(much != MAP_FAILED);
+	fill_pattern(KEY_OUT, pair->out, much, LEN);
+	wrote = send(pair->fd, much, LEN, 0);
+	say("send of more than fits: %s", wrote > 0 && wrote < LEN ? "a part" : "NOT A PART");
+	sent(pair, wrote);
+	reply = peer(pair, ACT_RECV, wrote, 0);
+	say("the peer took %s", reply.result == wrote && !reply.wrong ? "all that was sent" : "SOMETHING ELSE");
+	stays(pair);
+}
+
+static void rcvlowat(void)
+{
+	struct pair *pair = open_pair();
+	int low = 10;
+	struct pollfd item = {.fd = pair->fd, .events = POLLIN};
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0);
+	peer_put(pair, 5);
+	arrived(pair, 5);
+	int ready = poll(&item, 1, 30);
+	say_poll("poll with 5 of 10", ready, item.revents);
+	int epoll = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+	NEED(epoll_ctl(epoll, EPOLL_CTL_ADD, pair->fd, &event) == 0);
+	say_ret("epoll with 5 of 10", epoll_wait(epoll, &event, 1, 0));
+	say_bytes("recv DONTWAIT takes what is there", pair, data, recv(pair->fd, data, 100, MSG_DONTWAIT));
+	peer_when_asleep(pair, ACT_SEND, 10, 5);
+	say_bytes("recv waits for 10", pair, data, recv(pair->fd, data, 100, 0));
+	peer_done();
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	ready = poll(&item, 1, 1000);
+	say_poll("poll with 10 of 10", ready, item.revents);
+	say_ret("epoll with 10 of 10", epoll_wait(epoll, &event, 1, 0));
+	say_bytes("recv 3 asks for no more than 3", pair, data, recv(pair->fd, data, 3, 0));
+	ready = poll(&item, 1, 0);
+	say_poll("poll with 7 of 10", ready, item.revents);
+	peer_when_asleep(pair, ACT_SHUTDOWN, SHUT_WR, 0);
+	ready = poll(&item, 1, 5000);
+	say_poll("poll at the end with 7 of 10", ready, item.revents);
+	peer_done();
+	say_bytes("recv", pair, data, recv(pair->fd, data, 100, 0));
+	say_ret("recv at the end", recv(pair->fd, data, 100, 0));
+}
+
+static void fionread(void)
+{
+	struct pair *pair = open_pair();
+	int value = -1;
+	say_ret("FIONREAD", ioctl(pair->fd, FIONREAD, &value));
+	say("empty: %d", value);
+	peer_put(pair, 100);
+	arrived(pair, 100);
+	get(pair, 30);
+	NEED(ioctl(dup(pair->fd), FIONREAD, &value) == 0);
+	say("through a duplicate: %d", value);
+	NEED(ioctl(pair->fd, SIOCINQ, &value) == 0);
+	say("SIOCINQ: %d", value);
+	recv(pair->fd, data, 10, MSG_PEEK);
+	NEED(ioctl(pair->fd, FIONREAD, &value) == 0);
+	say("after a peek: %d", value);
+	peer_put(pair, 3500);
+	arrived(pair, 3570);
+	get(pair, 3570);
+	NEED(ioctl(pair->fd, FIONREAD, &value) == 0);
+	say("empty again: %d", value);
+	stays(pair);
+	peer_put(pair, 9);
+	peer(pair, ACT_SHUTDOWN, SHUT_WR, 0);
+	await_fin(pair);
+	NEED(ioctl(pair->fd, FIONREAD, &value) == 0);
+	say("with the end behind: %d", value);
+	get(pair, 9);
+	NEED(ioctl(pair->fd, FIONREAD, &value) == 0);
+	say("at the end: %d", value);
+}
+
+static bool outq_becomes(int fd, bool zero)
+{
+	int64_t deadline = now_ms() + 5000;
+	int value = -1;
+	do {
+		NEED(ioctl(fd, SIOCOUTQ, &value) == 0);
+		if ((value == 0) == zero)
+			return true;
+		sched_yield();
+	} while (now_ms() < deadline);
+	return false;
+}
+
+static void siocoutq(void)
+{
+	struct pair *pair = open_pair();
+	put(pair, 1000);
+	say("nothing is on its way once the peer's side has it: %d", outq_becomes(pair->fd, true));
+	peer_get(pair, 1000);
+	long total = flood(pair);
+	int value = 0;
+	say_ret("SIOCOUTQ", ioctl(pair->fd, SIOCOUTQ, &value));
+	say("a full connection has bytes on the way: %d", value > 0);
+	NEED(ioctl(pair->fd, TIOCOUTQ, &value) == 0);
+	say("TIOCOUTQ: %d", value > 0);
+	peer_get(pair, (size_t)total);
+	say("none when the peer has read all: %d", outq_becomes(pair->fd, true));
+	stays(pair);
+}
+
+static void nonblock_toggled(void)
+{
+	struct pair *pair = open_pair();
+	int copy = dup(pair->fd), on = 1, off = 0;
+	nonblocking(copy, true);
+	say("O_NONBLOCK seen: %d", !!(fcntl(pair->fd, F_GETFL) & O_NONBLOCK));
+	say_ret("recv", recv(pair->fd, data, 10, 0));
+	say_ret("read", read(pair->fd, data, 10));
+	nonblocking(pair->fd, false);
+	peer_when_asleep(pair, ACT_SEND, 10, 0);
+	say_bytes("recv blocks again", pair, data, recv(copy, data, 10, 0));
+	peer_done();
+	NEED(ioctl(pair->fd, FIONBIO, &on) == 0);
+	say("O_NONBLOCK seen: %d", !!(fcntl(copy, F_GETFL) & O_NONBLOCK));
+	say_ret("recv", recv(copy, data, 10, 0));
+	NEED(ioctl(copy, FIONBIO, &off) == 0);
+	peer_when_asleep(pair, ACT_SEND, 10, 0);
+	say_bytes("read blocks again", pair, data, read(pair->fd, data, 10));
+	peer_done();
+	pid_t child = fork();
+	if (child == 0) {
+		nonblocking(copy, true); /* shared by the fork too */
+		_exit(0);
+	}
+	NEED(waitpid(child, NULL, 0) == child);
+	say_ret("recv after a child set it", recv(pair->fd, data, 10, 0));
+	flood(pair);
+	send_until_error("send when full", pair, 0);
+	nonblocking(pair->fd, false);
+	send_until_error("send DONTWAIT when full", pair, MSG_DONTWAIT);
+}
+
+static void linger_zero(void)
+{
+	struct pair *pair = open_pair();
+	struct linger linger = {.l_onoff = 1, .l_linger = 0};
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+	put(pair, 10);
+	peer_when_asleep(pair, ACT_POLL, 0, 5000);
+	say_ret("close", close(pair->fd));
+	struct reply reply = peer_done();
+	say("the peer polls %s", poll_names((uint32_t)reply.result));
+	say_reply("the peer reads what came before", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_reply("the peer reads", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_reply("the peer reads again", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_reply("the peer sends", peer(pair, ACT_SEND, 10, 0));
+}
+
+static void linger_some(void)
+{
+	struct pair *pair = open_pair();
+	struct linger linger = {.l_onoff = 1, .l_linger = 5};
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+	put(pair, 4000);
+	peer_when_asleep(pair, ACT_RECV, 4000, 0);
+	say_ret("close", close(pair->fd));
+	say_reply("the peer reads all", peer_done());
+	say_reply("the peer reads the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+}
+
+static void options_hold(void)
+{
+	struct pair *pair = open_pair();
+	static const struct {
+		const char *name;
+		int level, option, value;
+	} options[] = {
+		{"TCP_NODELAY", IPPROTO_TCP, TCP_NODELAY, 1},
+		{"SO_KEEPALIVE", SOL_SOCKET, SO_KEEPALIVE, 1},
+		{"TCP_KEEPIDLE", IPPROTO_TCP, TCP_KEEPIDLE, 7},
+		{"TCP_KEEPINTVL", IPPROTO_TCP, TCP_KEEPINTVL, 8},
+		{"SO_REUSEADDR", SOL_SOCKET, SO_REUSEADDR, 1},
+		{"SO_PRIORITY", SOL_SOCKET, SO_PRIORITY, 3},
+		{"TCP_QUICKACK", IPPROTO_TCP, TCP_QUICKACK, 1},
+		{"TCP_USER_TIMEOUT", IPPROTO_TCP, TCP_USER_TIMEOUT, 9000},
+		{"TCP_LINGER2", IPPROTO_TCP, TCP_LINGER2, 9},
+		{"SO_SNDBUF", SOL_SOCKET, SO_SNDBUF, 40000},
+		{"SO_RCVBUF", SOL_SOCKET, SO_RCVBUF, 40000},
+	};
+	static const struct {
+		const char *name;
+		int option;
+	} questions[] = {
+		{"SO_TYPE", SO_TYPE},		{"SO_DOMAIN", SO_DOMAIN}, {"SO_PROTOCOL", SO_PROTOCOL},
+		{"SO_ACCEPTCONN", SO_ACCEPTCONN}, {"SO_ERROR", SO_ERROR},
+	};
+	int value;
+	socklen_t len;
+	for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+		value = options[i].value;
+		say_ret(options[i].name, setsockopt(pair->fd, options[i].level, options[i].option, &value, sizeof value));
+		len = sizeof value;
+		NEED(getsockopt(pair->fd, options[i].level, options[i].option, &value, &len) == 0);
+		say("%s is %d (%u bytes)", options[i].name, value, len);
+		put(pair, 3);
+		peer_get(pair, 3);
+	}
+	for (size_t i = 0; i < sizeof questions / sizeof *questions; i++) {
+		len = sizeof value;
+		NEED(getsockopt(pair->fd, SOL_SOCKET, questions[i].option, &value, &len) == 0);
+		say("%s is %d", questions[i].name, value);
+	}
+	struct tcp_info info;
+	len = sizeof info;
+	NEED(getsockopt(pair->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0);
+	say("state %u", info.tcpi_state);
+	struct stat status;
+	NEED(fstat(pair->fd, &status) == 0);
+	say("it is a socket: %d", S_ISSOCK(status.st_mode));
+	peer_put(pair, 30);
+	get(pair, 30);
+}
+
+static void small_buffers(void)
+{
+	/* A program that sets its buffers small must still get its stream through. */
+	struct pair *pair = open_pair_raw();
+	int small = 4096;
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
+	if (choice.warm)
+		warm_up(pair);
+	peer_now(pair, ACT_RECV, 300000, 0);
+	put(pair, 300000);
+	say_reply("out", peer_done());
+	peer_now(pair, ACT_SEND, 300000, 0);
+	get(pair, 300000);
+	say_reply("in", peer_done());
+}
+
+static void cork(void)
+{
+	struct pair *pair = open_pair();
+	int on = 1, off = 0;
+	NEED(setsockopt(pair->fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on) == 0);
+	put(pair, 100);
+	put(pair, 100);
+	NEED(setsockopt(pair->fd, IPPROTO_TCP, TCP_CORK, &off, sizeof off) == 0);
+	peer_get(pair, 200);
+	sent(pair, say_ret("send MORE", send(pair->fd, pattern_out(pair, 50), 50, MSG_MORE)));
+	put(pair, 50);
+	peer_get(pair, 100);
+	stays(pair);
+}
+
+static void names(void)
+{
+	struct pair *pair = open_pair();
+	struct sockaddr_storage address;
+	char text[INET6_ADDRSTRLEN];
+	for (int i = 0; i < 2; i++) {
+		socklen_t len = sizeof address;
+		NEED((i ? getpeername : getsockname)(pair->fd, (struct sockaddr *)&address, &len) == 0);
+		const void *where = address.ss_family == AF_INET
+					    ? (void *)&((struct sockaddr_in *)&address)->sin_addr
+					    : (void *)&((struct sockaddr_in6 *)&address)->sin6_addr;
+		NEED(inet_ntop(address.ss_family, where, text, sizeof text));
+		say("%s %s, %u bytes, the right port: %d", i ? "remote" : "local", text, len,
+		    ntohs(((struct sockaddr_in *)&address)->sin_port) == (i ? pair->peer_port : pair->port));
+	}
+	stays(pair);
+}
+
+static void message_options(void)
+{
+	/* Options that make recvmsg deliver more than bytes. */
+	struct pair *pair = open_pair();
+	int on = 1;
+	uint8_t control[256];
+	struct iovec one = {.iov_base = data, .iov_len = 100};
+	struct msghdr header = {
+		.msg_iov = &one, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	NEED(setsockopt(pair->fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on) == 0);
+	peer_put(pair, 30);
+	arrived(pair, 30);
+	one.iov_len = 10;
+	say_bytes("recvmsg", pair, data, recvmsg(pair->fd, &header, 0));
+	for (struct cmsghdr *message = CMSG_FIRSTHDR(&header); message; message = CMSG_NXTHDR(&header, message)) {
+		int left;
+		memcpy(&left, CMSG_DATA(message), sizeof left);
+		say("message level %d type %d: %d", message->cmsg_level, message->cmsg_type, left);
+	}
+	get(pair, 20);
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) == 0);
+	peer_put(pair, 30);
+	arrived(pair, 30);
+	header.msg_control = control;
+	header.msg_controllen = sizeof control;
+	one.iov_len = 100;
+	say_bytes("recvmsg", pair, data, recvmsg(pair->fd, &header, 0));
+	for (struct cmsghdr *message = CMSG_FIRSTHDR(&header); message; message = CMSG_NXTHDR(&header, message))
+		say("message level %d type %d", message->cmsg_level, message->cmsg_type);
+	put(pair, 10);
+	peer_get(pair, 10);
+}
+
+static void sigio(void)
+{
+	struct pair *pair = open_pair();
+	sigset_t set;
+	sigemptyset(&set);
+	sigaddset(&set, SIGIO);
+	NEED(sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+	NEED(fcntl(pair->fd, F_SETOWN, getpid()) == 0);
+	NEED(fcntl(pair->fd, F_SETFL, O_RDWR | O_ASYNC) == 0);
+	struct timespec limit = {.tv_sec = 5};
+	while (sigtimedwait(&set, NULL, &(struct timespec){0}) == SIGIO)
+		; /* setting it up may signal by itself */
+	peer_put(pair, 10);
+	say_ret("SIGIO came", sigtimedwait(&set, NULL, &limit) == SIGIO);
+	get(pair, 10);
+	put(pair, 10);
+	peer_get(pair, 10);
+}
+
+static void disconnect(void)
+{
+	/* connect to AF_UNSPEC cuts the connection and frees the socket for another. */
+	struct pair *pair = open_pair();
+	if (!choice.active)
+		return; /* the other end keeps no listener to come back to */
+	struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+	say_ret("connect to AF_UNSPEC", connect(pair->fd, &nobody, sizeof nobody));
+	say_reply("the peer", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_ret("recv", recv(pair->fd, data, 10, 0));
+	signal(SIGPIPE, SIG_IGN);
+	say_ret("send", send(pair->fd, data, 10, 0));
+	uint16_t port;
+	int listener = loopback_listener(choice.family, &port, 0);
+	struct sockaddr_storage address;
+	socklen_t len = loopback_address(choice.family, port, true, &address);
+	say_ret("connect elsewhere", connect(pair->fd, (struct sockaddr *)&address, len));
+	int other = accept(listener, NULL, NULL);
+	for (int i = 0; i < 500; i++) {
+		NEED(send(pair->fd, "abcd", 4, 0) == 4 && recv(other, data, 4, MSG_WAITALL) == 4);
+		NEED(send(other, "efgh", 4, 0) == 4 && recv(pair->fd, data, 4, MSG_WAITALL) == 4);
+	}
+	say("%.4s", (char *)data);
+}
+
+const struct scene scenes_option[] = {
+	SCENE(rcvtimeo),     SCENE(sndtimeo),	   SCENE(rcvlowat),	 SCENE(fionread),   SCENE(siocoutq),
+	SCENE(nonblock_toggled), SCENE(linger_zero), SCENE(linger_some), SCENE(options_hold), SCENE(small_buffers),
+	SCENE(cork),	     SCENE(names),	   SCENE(message_options), SCENE(sigio),    SCENE(disconnect),
+	{NULL, NULL},
+};

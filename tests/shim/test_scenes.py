@@ -1,0 +1,102 @@
+"""The same socket calls over kernel TCP and under the shim: the same results.
+
+Each scene is a C program (programs/); each runs under several conditions, which differ in where the peer lives, which end
+connects, whether the connection is promoted before the scene or in its midst, in family, ring size and the names of the
+C library used. With SIDESTEP_TEST_FULL=1 all combinations run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from scene_runner import Build, Run, Variant, difference, run, scene_names
+
+from sidestep.testing import Sidestep
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A variant, and how the shim is set."""
+
+    variant: Variant
+    promote_after: str
+    ring_size: int | None = None
+
+    def __str__(self) -> str:
+        ring = f"-ring{self.ring_size}" if self.ring_size else ""
+        return f"{self.variant}-after{self.promote_after}{ring}"
+
+
+MODES = [
+    Mode(Variant(), "0"),
+    Mode(Variant(peer_process=True, active=False, family="6", build=Build.FORTIFIED), "4"),
+    Mode(Variant(peer_process=True, warm=False, family="m"), "4"),
+    Mode(Variant(active=False, warm=False, build=Build.FORTIFIED), "0"),
+    Mode(Variant(peer_process=True, family="m"), "0", ring_size=4096),
+]
+ALL_MODES = [
+    Mode(Variant(*choice), promote_after, ring_size)
+    for *choice, promote_after, ring_size in itertools.product(
+        (False, True), (False, True), (False, True), "46m", Build, ("0", "4"), (None, 4096)
+    )
+]
+_MODES = ALL_MODES if os.environ.get("SIDESTEP_TEST_FULL") else MODES
+
+
+@pytest.mark.parametrize("mode", _MODES, ids=str)
+@pytest.mark.parametrize("scene", list(scene_names()))
+def test_same_as_kernel_tcp(
+    scene: str,
+    mode: Mode,
+    scene_program: Callable[[Build], Path],
+    native_run: Callable[[str, Variant], Run],
+    provider: Callable[[str, int | None], Sidestep],
+) -> None:
+    native = native_run(scene, mode.variant)
+    assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
+    sidestep = provider(mode.promote_after, mode.ring_size)
+    shimmed = run(scene_program(mode.variant.build), scene, mode.variant, sidestep)
+    different = difference(native.transcript, shimmed.transcript)
+    assert shimmed.failure is None, f"under the shim: {shimmed.failure}\n{different or shimmed.transcript}"
+    assert not different, different
+
+
+@pytest.mark.parametrize("variant", [Variant(), Variant(peer_process=True, active=False)], ids=str)
+@pytest.mark.parametrize("scene", list(scene_names()))
+def test_scene_is_deterministic(scene: str, variant: Variant, scene_program: Callable[[Build], Path]) -> None:
+    if not os.environ.get("SIDESTEP_TEST_FULL"):
+        pytest.skip("checks the scenes themselves; SIDESTEP_TEST_FULL=1 runs it")
+    program = scene_program(variant.build)
+    first = run(program, scene, variant)
+    for _ in range(10):
+        assert difference(first.transcript, run(program, scene, variant).transcript) == ""
+
+
+def test_every_scene_is_in_the_program(scene_program: Callable[[Build], Path]) -> None:
+    listed = subprocess.run([scene_program(Build.PLAIN)], capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(listed) == sorted(scene_names())
+    assert len(set(listed)) == len(listed) > 150
+
+
+def test_fortified_build_calls_the_checked_names(scene_program: Callable[[Build], Path]) -> None:
+    """Otherwise nothing would say that the shim hooks them."""
+    symbols = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", scene_program(Build.FORTIFIED)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    called = {line.split()[-1].split("@")[0] for line in symbols.splitlines()}
+    wanted = {
+        "__read_chk", "__recv_chk", "__recvfrom_chk", "__poll_chk", "__ppoll_chk", "__fdelt_chk", "__fgets_chk",
+        "__fread_chk", "__fprintf_chk", "__dprintf_chk", "sendfile64", "fcntl64", "preadv64", "pwritev64", "freopen64",
+    }  # fmt: skip
+    assert wanted <= called, wanted - called
