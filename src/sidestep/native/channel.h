@@ -52,7 +52,8 @@ struct channel_side {
 	_Atomic uint64_t tx_switch_offset;
 	_Atomic uint64_t tx_back_at;  /* count of the ring's bytes (its tail) at which TCP takes over again */
 	_Atomic uint64_t rx_frozen;   /* head at which reading by ring stopped; valid with CHANNEL_RECALL */
-	uint8_t pad[CHANNEL_LINE - 48];
+	_Atomic uint32_t hint;        /* not 0: name this number in your hint ring whenever you publish or make room */
+	uint8_t pad[CHANNEL_LINE - 52];
 };
 
 /* What a side tells the other beside the stream. */

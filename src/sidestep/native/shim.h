@@ -104,9 +104,21 @@ struct conn {
 	struct conn *next_free;
 };
 
+/*
+ * Beside each bell, in the same file: the connections whose owner asked to be told which of many has news. Entries are
+ * (count << 32 | number the owner chose). The owner of the bell writes, its peers read.
+ */
+#define HINTS 511
+struct hint_ring {
+	_Atomic uint64_t tail;
+	_Atomic uint64_t entry[HINTS];
+};
+static_assert(sizeof(struct hint_ring) == 4096, "a page each");
+
 /* A wake-up target: one word a peer reads, and an eventfd it writes. word: sleepers in bits 0-15, generation above. */
 struct bell {
 	_Atomic uint64_t *word;
+	struct hint_ring *hints;
 	int fd;
 	int page_fd;
 	uint8_t id[16];
@@ -116,7 +128,8 @@ struct bell {
 };
 
 struct remote_bell {
-	const _Atomic uint64_t *word; /* in a page mapped read-only */
+	const _Atomic uint64_t *word;  /* in a page mapped read-only */
+	const struct hint_ring *hints; /* NULL: the peer gives none */
 	int fd;
 	uint8_t id[16];
 	uint32_t index;
@@ -124,6 +137,7 @@ struct remote_bell {
 	_Atomic uint64_t rung; /* generation this process rang last */
 	struct remote_bell *next;
 	void *page;
+	size_t page_len;
 };
 
 struct thread {
@@ -295,7 +309,7 @@ static inline uint32_t conn_notice(const struct conn *conn)
 	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
 }
 void conn_violation(struct conn *conn, int fd);
-uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits);
+uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
 ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
 ssize_t conn_send_file(struct conn *conn, int fd, int in_fd, off_t *offset, size_t count, bool nonblock);
@@ -330,8 +344,12 @@ static inline void bell_sleep_end(struct bell *bell)
 struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd);
 void remote_bell_unref(struct remote_bell *bell);
 void remote_bell_ring_slow(struct conn *conn, uint64_t generation);
+void conn_hint(struct conn *conn, uint32_t number);
 static inline void conn_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
+	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_relaxed);
+	if (unlikely(number))
+		conn_hint(conn, number);
 	uint64_t word = atomic_load_explicit(conn->remote_bell->word, memory_order_relaxed);
 
 	if (unlikely(word & 0xffff))

@@ -856,7 +856,7 @@ static size_t room_wanted(const struct conn *conn)
 	return conn->channel.tx_size / 4;
 }
 
-uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits)
+uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest)
 {
 	struct conn_slot *slot = conn->slot;
 	uint32_t ready = 0;
@@ -884,10 +884,19 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits)
 	}
 	if (word_load(slot->tx_path) == PATH_RING) {
 		int64_t room = channel_tx_space(&conn->channel, room_wanted(conn));
-		if (room < 0)
+		if (room >= 0 && room < (int64_t)room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
+			/* somebody waits for it: the consumer must tell when there is some; then look once more */
+			atomic_store(&conn->channel.tx_line->want_space, 1);
+			full_fence();
+			room = channel_tx_space(&conn->channel, room_wanted(conn));
+		}
+		if (room < 0) {
 			conn_violation(conn, fd);
-		if (room >= (int64_t)room_wanted(conn))
+		} else if (room >= (int64_t)room_wanted(conn)) {
 			ready |= EPOLLOUT | EPOLLWRNORM;
+			if (word_load(conn->channel.tx_line->want_space))
+				atomic_store_explicit(&conn->channel.tx_line->want_space, 0, memory_order_relaxed);
+		}
 	} else {
 		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
 	}

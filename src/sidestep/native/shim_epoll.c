@@ -18,7 +18,7 @@
 
 #define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
 #define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
-#define SCAN_MAX 256               /* members looked at in one pass while busy; before sleeping, all */
+#define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
 #define BELL_INDEX 0
 
@@ -31,6 +31,8 @@ struct member {
 	uint32_t events;
 	uint64_t data;
 	bool managed;
+	bool hot;          /* in set->hot */
+	bool hinted;       /* its peer names it when there is news */
 	bool disabled;     /* one-shot has fired */
 	bool on_ring;      /* how the kernel's entry is set: without OUT, because sending is by ring */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
@@ -44,6 +46,12 @@ struct member {
 
 struct set_bell {
 	struct bell *bell;
+	uint32_t refs;
+};
+
+struct feed {
+	struct remote_bell *bell;
+	uint64_t seen;
 	uint32_t refs;
 };
 
@@ -63,6 +71,14 @@ struct set {
 	struct bell *bell;
 	struct set_bell *bells; /* every bell with an entry in the kernel's set */
 	uint32_t bells_len, bells_cap;
+	/* with more than SCAN_MAX managed members */
+	bool hinting;           /* peers have been asked for hints */
+	bool scan_all;          /* hints were lost or are young: look at every member once */
+	uint32_t unhinted;      /* managed members nobody gives hints for */
+	struct member **hot;    /* members that were ready, or named, and may still be */
+	uint32_t hot_len, hot_cap;
+	struct feed *feeds;     /* the hint rings of the members' peers */
+	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
 	uint64_t pass;
 	_Atomic int64_t looked_at;
@@ -190,6 +206,94 @@ static void bell_exit(struct set *set, struct bell *bell)
 		}
 }
 
+/* ---- hints ---- */
+static void hot_add(struct set *set, struct member *member)
+{
+	if (!set->hinting || member->hot)
+		return;
+	if (!grow(&set->hot, &set->hot_cap, set->hot_len + 1, sizeof(*set->hot))) {
+		set->scan_all = true;
+		return;
+	}
+	member->hot = true;
+	set->hot[set->hot_len++] = member;
+}
+
+static void hot_drop(struct set *set, struct member *member)
+{
+	for (uint32_t i = 0; member->hot && i < set->hot_len; i++)
+		if (set->hot[i] == member) {
+			set->hot[i] = set->hot[--set->hot_len];
+			member->hot = false;
+		}
+}
+
+static void feed_enter(struct set *set, struct member *member)
+{
+	struct remote_bell *bell = member->conn->remote_bell;
+	uint32_t expected = 0, at = 0;
+
+	while (at < set->feeds_len && set->feeds[at].bell != bell)
+		at++;
+	/* A connection in several sets gives its hints to one of them. */
+	if (!bell->hints || (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
+	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, member->index)) {
+		set->unhinted++;
+		return;
+	}
+	if (at == set->feeds_len)
+		set->feeds[set->feeds_len++] = (struct feed){bell, atomic_load(&bell->hints->tail), 0};
+	set->feeds[at].refs++;
+	member->hinted = true;
+	/* What was published before the peer could see the request is found by looking. */
+	hot_add(set, member);
+}
+
+static void feed_exit(struct set *set, struct member *member)
+{
+	if (!set->hinting)
+		return;
+	hot_drop(set, member);
+	if (!member->hinted) {
+		set->unhinted--;
+		return;
+	}
+	member->hinted = false;
+	atomic_store(&member->conn->channel.local->hint, 0);
+	for (uint32_t i = 0; i < set->feeds_len; i++)
+		if (set->feeds[i].bell == member->conn->remote_bell && --set->feeds[i].refs == 0) {
+			set->feeds[i] = set->feeds[--set->feeds_len];
+			return;
+		}
+}
+
+/* Marks the members that peers have named since the last time. Every word read here is a peer's: it may only cost time. */
+static void feeds_read(struct set *set)
+{
+	for (uint32_t i = 0; i < set->feeds_len; i++) {
+		struct feed *feed = &set->feeds[i];
+		uint64_t tail = atomic_load_explicit(&feed->bell->hints->tail, memory_order_acquire);
+
+		if (likely(tail == feed->seen))
+			continue;
+		if (tail - feed->seen > HINTS) {
+			set->scan_all = true;
+			feed->seen = tail;
+			continue;
+		}
+		for (; feed->seen != tail; feed->seen++) {
+			uint64_t entry = atomic_load_explicit(&feed->bell->hints->entry[feed->seen % HINTS], memory_order_acquire);
+			uint32_t index = (uint32_t)entry;
+			if (entry >> 32 != (uint32_t)feed->seen) {
+				set->scan_all = true; /* not written yet, or overwritten: what it names was published before */
+			} else if (index < set->members_len && set->members[index] && set->members[index]->managed &&
+			           set->members[index]->conn->remote_bell == feed->bell) {
+				hot_add(set, set->members[index]);
+			}
+		}
+	}
+}
+
 static bool member_manage(struct member *member, int op)
 {
 	struct set *set = member->set;
@@ -211,6 +315,14 @@ static bool member_manage(struct member *member, int op)
 	set->managed[set->managed_len] = member;
 	atomic_fetch_add(&set->managed_len, 1);
 	atomic_store(&set->trim_due, true);
+	if (set->hinting) {
+		feed_enter(set, member);
+	} else if (set->managed_len > SCAN_MAX) {
+		set->hinting = true;
+		for (uint32_t i = 0; i < set->managed_len; i++)
+			feed_enter(set, set->managed[i]);
+		set->scan_all = true;
+	}
 	return true;
 }
 
@@ -220,6 +332,7 @@ static void member_unmanage(struct member *member)
 
 	if (!member->managed)
 		return;
+	feed_exit(set, member);
 	uint32_t last = atomic_fetch_sub(&set->managed_len, 1) - 1;
 	set->managed[member->at] = set->managed[last];
 	set->managed[member->at]->at = member->at;
@@ -388,11 +501,15 @@ void set_forget(int fd)
 		free(set->members);
 		free(set->managed);
 		free(set->bells);
+		free(set->hot);
+		free(set->feeds);
 		set_unlock(set);
 		pthread_mutex_destroy(&set->lock);
 		/* A thread may still sit in epoll_wait on it: the struct itself stays, it is small and sets are few. */
 		set->members_len = set->bells_len = 0;
-		set->members = set->managed = NULL;
+		set->members = set->managed = set->hot = NULL;
+		set->hot_len = set->feeds_len = 0;
+		set->feeds = NULL;
 		set->bells = NULL;
 		set->bell = NULL;
 	} else if (set->epfd == fd) {
@@ -505,6 +622,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		member->armed = member->out_armed = true;
 		member->reported = 0;
 		result = kernel_set(member, EPOLL_CTL_MOD);
+		hot_add(set, member);
 		wake_sitters(set);
 		break;
 	default:
@@ -533,7 +651,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, member->fd);
-	uint32_t ready = conn_ready(conn, member->fd, kernel_bits);
+	uint32_t ready = conn_ready(conn, member->fd, kernel_bits, member->events);
 	if (unlikely(member->on_ring != (word_load(conn->slot->tx_path) == PATH_RING))) {
 		kernel_set(member, EPOLL_CTL_MOD);
 		member->out_armed = true;
@@ -577,21 +695,46 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 }
 
 /* set lock held. Members with something to report that have not been in this pass; starts where the last one stopped. */
-static int collect(struct set *set, struct epoll_event *events, int room, bool all)
+static int collect(struct set *set, struct epoll_event *events, int room)
 {
 	uint32_t len = set->managed_len, looked = 0;
 	int n = 0;
 
+	if (set->hinting) {
+		feeds_read(set);
+		if (likely(!set->scan_all && !set->unhinted)) {
+			for (uint32_t left = set->hot_len; left && n < room; left--) {
+				if (set->cursor >= set->hot_len)
+					set->cursor = 0;
+				struct member *member = set->hot[set->cursor];
+				if (member->pass == set->pass) {
+					set->cursor++;
+				} else if (member_report(set, member, 0, &events[n])) {
+					n++;
+					set->cursor++;
+				} else { /* the next news of it comes with a hint */
+					set->hot[set->cursor] = set->hot[--set->hot_len];
+					member->hot = false;
+				}
+			}
+			return n;
+		}
+		set->scan_all = false;
+	}
 	if (set->cursor >= len)
 		set->cursor = 0;
-	while (n < room && looked < len && (all || looked < SCAN_MAX)) {
+	while (n < room && looked < len) {
 		struct member *member = set->managed[set->cursor];
-		if (member->pass != set->pass && member_report(set, member, 0, &events[n]))
+		if (member->pass != set->pass && member_report(set, member, 0, &events[n])) {
 			n++;
+			hot_add(set, member);
+		}
 		looked++;
 		if (++set->cursor >= len)
 			set->cursor = 0;
 	}
+	if (looked < len && set->hinting)
+		set->scan_all = true; /* the events' room ended first: the rest next time */
 	return n;
 }
 
@@ -610,8 +753,10 @@ static int translate(struct set *set, struct epoll_event *events, int len)
 		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass)
 			continue;
 		struct epoll_event event;
-		if (member_report(set, member, events[i].events, &event))
+		if (member_report(set, member, events[i].events, &event)) {
 			events[n++] = event;
+			hot_add(set, member);
+		}
 	}
 	return n;
 }
@@ -654,7 +799,7 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 		set_lock(set);
 		set->pass++;
 		set->spent = SPENT_SPUN;
-		n = collect(set, events, max, false);
+		n = collect(set, events, max);
 		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
 			int k = real.epoll_wait(epfd, events, max, 0);
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
@@ -700,7 +845,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
 			n = translate(set, events, k);
 		}
-		n += collect(set, events + n, max - n, false);
+		n += collect(set, events + n, max - n);
 		if (!n && !look && timeout_ns == 0) {
 			int k = real.epoll_wait(epfd, events, max, 0);
 			if (k > 0)
@@ -743,7 +888,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			atomic_fetch_add(&asleep[i]->refs, 1);
 		}
 		set->pass++;
-		n = collect(set, events, max, true);
+		n = collect(set, events, max);
 		set_unlock(set);
 		int k = 0, failed = 0;
 		if (!n) {
@@ -783,7 +928,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			set->spent = SPENT_SLEPT;
 			n = translate(set, events, k);
 			if (n < max)
-				n += collect(set, events + n, max - n, false);
+				n += collect(set, events + n, max - n);
 			set_unlock(set);
 			if (n)
 				return n;
@@ -892,7 +1037,7 @@ bool set_has_ready(struct file *file)
 	set_lock(set);
 	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
 		struct member *member = set->managed[i];
-		found = !member->disabled && (conn_ready(member->conn, member->fd, 0) &
+		found = !member->disabled && (conn_ready(member->conn, member->fd, 0, member->events) &
 		                              (member->events | EPOLLERR | EPOLLHUP));
 	}
 	set_unlock(set);

@@ -26,7 +26,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 
 	if (!conn_switched(conn) && conn_progress(conn, poller->fds[i].fd))
 		set_conn_switched(conn);
-	uint32_t ready = conn_ready(conn, poller->fds[i].fd, kernel_bits);
+	uint32_t ready = conn_ready(conn, poller->fds[i].fd, kernel_bits, (unsigned short)poller->fds[i].events);
 	/* EPOLL* and POLL* are the same bits on Linux */
 	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
 }
@@ -68,9 +68,6 @@ static int collect_bells(struct poller *poller, struct bell *bells[BELLS_MAX])
 		int len = 0;
 		if (poller->conns[i]) {
 			found[len++] = poller->conns[i]->bell;
-			if (poller->fds[i].events & (POLLOUT | POLLWRNORM) &&
-			    word_load(poller->conns[i]->slot->tx_path) == PATH_RING)
-				atomic_store(&poller->conns[i]->channel.tx_line->want_space, 1);
 		} else if (poller->sets[i]) {
 			len = set_bells(poller->sets[i], found, BELLS_MAX);
 		}

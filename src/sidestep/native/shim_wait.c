@@ -26,6 +26,7 @@
 #endif
 
 #define BELL_LINE 64
+#define PAGE_LEN (4096 + BELL_PAGE_BELLS * sizeof(struct hint_ring)) /* the words, then a page of hints each: sparse */
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
@@ -51,13 +52,13 @@ static bool page_ready(void)
 	if (fd < 0)
 		return false;
 	uint8_t *base = MAP_FAILED;
-	if (ftruncate(fd, 4096) == 0)
-		base = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (ftruncate(fd, PAGE_LEN) == 0)
+		base = mmap(NULL, PAGE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0 ||
 	    getrandom(page.id, sizeof(page.id), GRND_NONBLOCK) != sizeof(page.id)) {
 		if (base != MAP_FAILED)
-			munmap(base, 4096);
+			munmap(base, PAGE_LEN);
 		real.close(fd);
 		return false;
 	}
@@ -88,6 +89,7 @@ struct bell *bell_new_locked(void)
 		bell->index = page.used++;
 	}
 	bell->word = (_Atomic uint64_t *)(page.base + (size_t)bell->index * BELL_LINE);
+	bell->hints = (struct hint_ring *)(page.base + 4096) + bell->index;
 	bell->fd = own_fd(fd);
 	bell->page_fd = page.fd;
 	bell->serial = ++serials;
@@ -162,10 +164,11 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 	bell = NULL;
 	if (index < BELL_PAGE_BELLS && seals >= 0 &&
 	    (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW) && fstat(page_fd, &st) == 0 &&
-	    st.st_size == 4096)
+	    st.st_size >= 4096)
 		bell = calloc(1, sizeof(*bell));
 	if (bell) {
-		bell->page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, page_fd, 0);
+		bell->page_len = st.st_size >= (off_t)PAGE_LEN ? PAGE_LEN : 4096;
+		bell->page = mmap(NULL, bell->page_len, PROT_READ, MAP_SHARED, page_fd, 0);
 		if (bell->page == MAP_FAILED) {
 			free(bell);
 			bell = NULL;
@@ -177,6 +180,8 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 		return NULL;
 	}
 	bell->word = (const _Atomic uint64_t *)((const uint8_t *)bell->page + (size_t)index * BELL_LINE);
+	if (bell->page_len == PAGE_LEN)
+		bell->hints = (const struct hint_ring *)((const uint8_t *)bell->page + 4096) + index;
 	bell->fd = own_fd(event_fd);
 	memcpy(bell->id, id, 16);
 	bell->index = index;
@@ -199,8 +204,19 @@ void remote_bell_unref(struct remote_bell *bell)
 	if (*at)
 		*at = bell->next;
 	own_fd_close(bell->fd);
-	munmap(bell->page, 4096);
+	munmap(bell->page, bell->page_len);
 	free(bell);
+}
+
+/* Names the connection to a peer that holds too many to look at each. Ends with a full fence. */
+void conn_hint(struct conn *conn, uint32_t number)
+{
+	struct hint_ring *hints = conn->bell->hints;
+	uint64_t count = atomic_fetch_add(&hints->tail, 1);
+
+	/* Its place first, then its content: a reader that comes in between sees an entry of another round. */
+	atomic_store(&hints->entry[count % HINTS], count << 32 | number);
+	full_fence();
 }
 
 void remote_bell_ring_slow(struct conn *conn, uint64_t generation)
