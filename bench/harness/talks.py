@@ -185,7 +185,7 @@ def idle_memory(connections: int) -> Measure:
         del settings
         count = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
         before = machine.memory_kib("MemAvailable")
-        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "12"]))
+        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "25"]))
         evidence = talk.held(world, 300.0, 2 * count)
         time.sleep(SETTLE_S)
         used = before - machine.memory_kib("MemAvailable")

@@ -81,7 +81,6 @@ struct conn {
 	struct file file;
 	_Atomic uint8_t managed; /* holds a segment */
 	uint8_t rpc_pending;
-	uint8_t spread_done;
 	uint32_t generation; /* of the slot */
 	uint64_t serial;     /* unique in the process */
 	struct conn_slot *slot;
@@ -97,10 +96,8 @@ struct conn {
 	struct bell *bell;               /* ours: the peer rings it */
 	struct remote_bell *remote_bell; /* the peer's: we ring it */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
-	int segment_fd;                  /* kept only while the socket survives exec; else -1 */
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
 	uint64_t token;
-	int64_t idle_check_ns;
 	struct conn *next_free;
 };
 

@@ -159,7 +159,6 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	conn->serial = atomic_fetch_add(&conn_serials, 1) + 1;
 	conn->refs = 1;
 	conn->fds = 1;
-	conn->segment_fd = -1;
 	conn->pending_segment_fd = -1;
 	conn->spin_ns = config.spin_ns;
 	file_put(fd, &conn->file);
@@ -191,9 +190,8 @@ static void conn_destroy(struct conn *conn)
 		bell_unref(conn->bell);
 	conn->remote_bell = NULL;
 	conn->bell = NULL;
-	own_fd_close(conn->segment_fd);
 	own_fd_close(conn->pending_segment_fd);
-	conn->segment_fd = conn->pending_segment_fd = -1;
+	conn->pending_segment_fd = -1;
 	if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1)
 		slot_free(slot);
 	conn->next_free = free_conns;
@@ -431,9 +429,6 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	conn->probe_countdown = PROBE_EVERY;
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
-	int fd_flags = real.fcntl64(fd, F_GETFD, 0);
-	if (fd_flags >= 0 && !(fd_flags & FD_CLOEXEC))
-		conn->segment_fd = own_fd(real.fcntl64(segment_fd, F_DUPFD_CLOEXEC, 3));
 	atomic_store(&conn->managed, 1);
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
 	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);

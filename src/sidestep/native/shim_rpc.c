@@ -217,7 +217,8 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	struct bell *local = conn->bell;
 
 	if (fds_len != (claimer ? 3 : 2) || fd < 0 || !local || slot_has(slot, SLOT_PIN) || word_load(slot->holders) != 1) {
-		refused(conn, word_load(slot->holders) != 1 ? REASON_SHARED_BY_FORK : REASON_NONE);
+		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
+		refused(conn, word_load(slot->holders) != 1 ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;
 	}
 	int failed = 0;
