@@ -1,0 +1,682 @@
+/* channel_test.c - tests of channel.[ch]. Without arguments: lists them; with one: runs it, silently if it holds. */
+#include "check.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PAGE 4096u
+
+/* ---- making and mapping ---- */
+static void test_create_refuses_bad_sizes(void)
+{
+	static const uint32_t bad[] = {0, 1, 2048, 4095, 4097, 12288, (64u << 20) + 1, 128u << 20, 1u << 31, UINT32_MAX};
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		CHECK(channel_create(bad[i], PAGE) == -EINVAL, "%u", bad[i]);
+		CHECK(channel_create(PAGE, bad[i]) == -EINVAL, "%u", bad[i]);
+	}
+}
+
+static void test_create_makes_a_sealed_segment(void)
+{
+	for (uint32_t tx = CHANNEL_RING_MIN; tx; tx = tx < CHANNEL_RING_MAX ? tx * 2 : 0) {
+		struct stat st;
+		int fd = channel_create(tx, CHANNEL_RING_MIN);
+		CHECK(fd >= 0, "%u: %d", tx, fd);
+		CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+		CHECK(fcntl(fd, F_GET_SEALS) == (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
+		CHECK(fstat(fd, &st) == 0 && st.st_size == (off_t)(CHANNEL_HEADER_SIZE + tx + CHANNEL_RING_MIN));
+		CHECK(ftruncate(fd, 0) < 0 && ftruncate(fd, st.st_size + PAGE) < 0);
+		struct own_words own = {0};
+		struct channel_end end;
+		CHECK(channel_map(&end, fd, 0, &own.tail, &own.head, &own.head_seen) == 0);
+		CHECK(end.tx_size == tx && end.rx_size == CHANNEL_RING_MIN);
+		channel_unmap(&end);
+		channel_unmap(&end); /* twice is allowed */
+		close(fd);
+	}
+}
+
+/* A segment as a peer might send it. */
+struct forged {
+	uint32_t magic, version, size0, size1;
+	off_t len;
+	int seals;
+};
+
+#define SEALED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define TWO_PAGES (CHANNEL_HEADER_SIZE + 2 * PAGE)
+#define HONEST {CHANNEL_MAGIC, CHANNEL_VERSION, PAGE, PAGE, TWO_PAGES, SEALED}
+
+static int map_forged(const struct forged *forged)
+{
+	int fd = memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	uint32_t words[4] = {forged->magic, forged->version, forged->size0, forged->size1};
+	struct own_words own = {0};
+	struct channel_end end;
+
+	CHECK(fd >= 0 && ftruncate(fd, forged->len) == 0);
+	if (forged->len >= (off_t)sizeof(words))
+		CHECK(pwrite(fd, words, sizeof(words), 0) == sizeof(words));
+	CHECK(!forged->seals || fcntl(fd, F_ADD_SEALS, forged->seals) == 0);
+	int result = channel_map(&end, fd, 1, &own.tail, &own.head, &own.head_seen);
+	if (result == 0)
+		channel_unmap(&end);
+	close(fd);
+	return result;
+}
+
+static void test_map_refuses_bad_geometry(void)
+{
+	static const uint32_t sizes[] = {0, 1, 4095, 4097, 8191, 12288, 128u << 20, 1u << 31, UINT32_MAX, 0xfffff000u};
+	struct forged honest = HONEST, forged;
+
+	CHECK(map_forged(&honest) == 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		forged = honest;
+		forged.size0 = sizes[i];
+		CHECK(map_forged(&forged) == -EPROTO, "size0 %u", sizes[i]);
+		forged = honest;
+		forged.size1 = sizes[i];
+		CHECK(map_forged(&forged) == -EPROTO, "size1 %u", sizes[i]);
+	}
+	/* sizes whose sum, cut to 32 bits, would fit the file */
+	forged = honest;
+	forged.size0 = forged.size1 = 0x80001000u;
+	CHECK(map_forged(&forged) == -EPROTO);
+	forged = honest;
+	forged.size1 = 2 * PAGE; /* larger than the file */
+	CHECK(map_forged(&forged) == -EPROTO);
+	forged.len = TWO_PAGES + PAGE;
+	CHECK(map_forged(&forged) == 0);
+	forged.len++;
+	CHECK(map_forged(&forged) == -EPROTO);
+	forged = honest;
+	forged.magic ^= 1u << 31;
+	CHECK(map_forged(&forged) == -EPROTO);
+	for (uint32_t version = 0; version < 4; version++) {
+		forged = honest;
+		forged.version = version;
+		CHECK(map_forged(&forged) == (version == CHANNEL_VERSION ? 0 : -EPROTO));
+	}
+	static const off_t lengths[] = {0, 1, 16, PAGE, TWO_PAGES - 1, TWO_PAGES - PAGE, (off_t)1 << 40};
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+		forged = honest;
+		forged.len = lengths[i];
+		CHECK(map_forged(&forged) == -EPROTO, "length %lld", (long long)lengths[i]);
+	}
+}
+
+static void test_map_refuses_bad_seals(void)
+{
+	static const int weak[] = {0, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_GROW | F_SEAL_SEAL,
+	                           F_SEAL_SHRINK | F_SEAL_SEAL, SEALED | F_SEAL_WRITE};
+	struct forged forged = HONEST;
+
+	for (size_t i = 0; i < sizeof(weak) / sizeof(*weak); i++) {
+		forged.seals = weak[i];
+		CHECK(map_forged(&forged) == -EPROTO, "seals %d", weak[i]);
+	}
+	/* FUTURE_WRITE makes a writable mapping impossible */
+	forged.seals = SEALED | 0x10;
+	CHECK(map_forged(&forged) < 0);
+}
+
+static void test_map_refuses_other_files(void)
+{
+	struct own_words own = {0};
+	struct channel_end end;
+	int pipes[2];
+
+	CHECK(pipe2(pipes, O_CLOEXEC) == 0);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC), zero = open("/dev/zero", O_RDWR | O_CLOEXEC);
+	int program = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	CHECK(null >= 0 && zero >= 0 && program >= 0);
+	const int others[] = {-1, 1 << 20, pipes[0], pipes[1], null, zero, program};
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+		CHECK(channel_map(&end, others[i], 0, &own.tail, &own.head, &own.head_seen) == -EINVAL, "number %zu", i);
+	/* a descriptor that may only be read cannot be mapped writable */
+	char path[64];
+	int segment = channel_create(PAGE, PAGE);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", segment);
+	int reader = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK(reader >= 0 && channel_map(&end, reader, 0, &own.tail, &own.head, &own.head_seen) == -EACCES);
+	for (size_t i = 2; i < sizeof(others) / sizeof(*others); i++)
+		close(others[i]);
+	close(segment);
+	close(reader);
+}
+
+/* ---- the stream ---- */
+static void run_pattern(struct end *from, struct end *to, size_t write_len, size_t read_len, uint64_t *position)
+{
+	uint64_t sent = *position, received = *position, stop = sent + 3 * (uint64_t)from->channel.tx_size + 17;
+
+	while (received < stop) {
+		size_t want = stop - sent < write_len ? (size_t)(stop - sent) : write_len;
+		sent += end_send(from, 1, sent, want);
+		received += end_receive(to, 1, received, read_len);
+		int64_t unread = channel_tx_unread(&from->channel);
+		CHECK(unread == (int64_t)(sent - received), "unread %lld", (long long)unread);
+		CHECK(channel_rx_avail(&to->channel) == unread);
+		CHECK(channel_tx_space(&from->channel, SIZE_MAX) == (int64_t)from->channel.tx_size - unread);
+	}
+	*position = stop;
+}
+
+static void test_every_size_pattern(void)
+{
+	static const uint32_t rings[][2] = {{PAGE, PAGE}, {PAGE, 4 * PAGE}, {16 * PAGE, PAGE}};
+	static const size_t lens[] = {1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 1000, 2048, 4095, 4096, 4097, 70000};
+	const size_t lens_len = sizeof(lens) / sizeof(*lens);
+
+	for (size_t r = 0; r < sizeof(rings) / sizeof(*rings); r++) {
+		struct end ends[2];
+		uint64_t position[2] = {0, 0};
+		ends_open(ends, rings[r][0], rings[r][1], NULL);
+		for (size_t w = 0; w < lens_len; w++)
+			for (size_t i = 0; i < lens_len; i++)
+				for (int from = 0; from < 2; from++) {
+					/* byte by byte through a large ring is the same code over and over */
+					if (ends[from].channel.tx_size > PAGE && (lens[w] < 63 || lens[i] < 63))
+						continue;
+					run_pattern(&ends[from], &ends[1 - from], lens[w], lens[i], &position[from]);
+				}
+		ends_close(ends);
+	}
+}
+
+static void test_wrap_of_the_ring(void)
+{
+	struct end ends[2];
+	uint64_t position = 0;
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	/* every start in the ring, so every split of a message that wraps */
+	for (uint32_t turn = 0; turn < 2 * PAGE; turn++) {
+		CHECK(end_send(&ends[0], 1, position, 97) == 97);
+		CHECK(end_receive(&ends[1], 1, position, 97) == 97);
+		position += 97;
+	}
+	ends_close(ends);
+}
+
+/* The counts are free-running: they may pass 2^64. */
+static void test_wrap_of_the_counts(void)
+{
+	struct end ends[2];
+
+	for (uint64_t before = 1; before < 3 * PAGE; before += 511) {
+		uint64_t start = 0 - before, position = start;
+		ends_open(ends, PAGE, PAGE, NULL);
+		ends[0].own.tail = ends[0].own.head_seen = ends[1].own.head = start;
+		ends[0].channel.tx_line->tail = start;
+		ends[0].channel.tx_peer_line->head = start;
+		while (position - start < 5 * (uint64_t)PAGE) {
+			size_t sent = end_send(&ends[0], 1, position, 1000);
+			CHECK(sent == 1000 && end_send(&ends[0], 1, position + sent, PAGE) == PAGE - 1000);
+			CHECK(end_send(&ends[0], 1, 0, 1) == 0);
+			CHECK(channel_tx_unread(&ends[0].channel) == (int64_t)PAGE);
+			CHECK(end_receive(&ends[1], 1, position, SIZE_MAX) == PAGE);
+			position += PAGE;
+		}
+		ends_close(ends);
+	}
+}
+
+static void test_full_and_empty(void)
+{
+	struct end ends[2];
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	CHECK(channel_rx_avail(&ends[1].channel) == 0 && channel_tx_unread(&ends[0].channel) == 0);
+	CHECK(end_receive(&ends[1], 1, 0, 100) == 0);
+	CHECK(end_send(&ends[0], 1, 0, SIZE_MAX) == PAGE);
+	CHECK(channel_tx_space(&ends[0].channel, 1) == 0 && channel_rx_avail(&ends[1].channel) == PAGE);
+	CHECK(end_send(&ends[0], 1, 0, 1) == 0);
+	CHECK(end_receive(&ends[1], 1, 0, 1) == 1);
+	CHECK(channel_tx_space(&ends[0].channel, 1) == 1);
+	CHECK(end_send(&ends[0], 1, PAGE, 100) == 1);
+	CHECK(end_receive(&ends[1], 1, 1, SIZE_MAX) == PAGE);
+	CHECK(channel_rx_avail(&ends[1].channel) == 0);
+	ends_close(ends);
+}
+
+static void test_pieces_name_the_bytes(void)
+{
+	struct end ends[2];
+	struct dice dice = {7};
+	uint64_t position = 0;
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	for (int turn = 0; turn < 3000; turn++) {
+		struct iovec out[2];
+		size_t len = 1 + dice_below(&dice, PAGE), at = 0;
+		int pieces = channel_tx_pieces(&ends[0].channel, len, out);
+		CHECK(pieces == 1 || pieces == 2);
+		CHECK(pieces == 2 || out[0].iov_len == len);
+		for (int i = 0; i < pieces; i++) {
+			uint8_t *bytes = out[i].iov_base;
+			CHECK(bytes >= ends[0].channel.tx_data && bytes + out[i].iov_len <= ends[0].channel.tx_data + PAGE);
+			CHECK(out[i].iov_len > 0);
+			for (size_t j = 0; j < out[i].iov_len; j++)
+				bytes[j] = stream_byte(1, position + at++);
+		}
+		CHECK(at == len);
+		channel_tx_publish(&ends[0].channel, len);
+		size_t offset = dice_below(&dice, len);
+		pieces = channel_rx_pieces(&ends[1].channel, offset, len - offset, out);
+		at = offset;
+		for (int i = 0; i < pieces; i++) {
+			const uint8_t *bytes = out[i].iov_base;
+			CHECK(bytes >= ends[1].channel.rx_data && bytes + out[i].iov_len <= ends[1].channel.rx_data + PAGE);
+			for (size_t j = 0; j < out[i].iov_len; j++)
+				CHECK(bytes[j] == stream_byte(1, position + at++));
+		}
+		CHECK(at == len);
+		CHECK(end_receive(&ends[1], 1, position, len) == len);
+		position += len;
+	}
+	ends_close(ends);
+}
+
+static void test_rings_do_not_touch_each_other(void)
+{
+	struct end ends[2];
+	struct dice dice = {11};
+	uint64_t position[2] = {0, 0};
+
+	ends_open(ends, PAGE, 2 * PAGE, NULL);
+	/* both rings are kept nearly full, so a byte written outside of one is a wrong byte in the other */
+	for (int side = 0; side < 2; side++)
+		CHECK(end_send(&ends[side], (uint64_t)side, 0, SIZE_MAX) == ends[side].channel.tx_size);
+	for (int turn = 0; turn < 20000; turn++) {
+		int side = (int)dice_below(&dice, 2);
+		size_t len = end_receive(&ends[1 - side], (uint64_t)side, position[side], 1 + dice_below(&dice, 300));
+		CHECK(end_send(&ends[side], (uint64_t)side, position[side] + ends[side].channel.tx_size, len) == len);
+		position[side] += len;
+	}
+	for (int side = 0; side < 2; side++)
+		end_receive(&ends[1 - side], (uint64_t)side, position[side], SIZE_MAX);
+	ends_close(ends);
+}
+
+static blkcnt_t blocks_of(int fd)
+{
+	struct stat st;
+
+	CHECK(fstat(fd, &st) == 0);
+	return st.st_blocks;
+}
+
+static void test_trim_gives_pages_back(void)
+{
+	struct end ends[2];
+	const uint32_t size = 64 * PAGE;
+	int fd;
+
+	ends_open(ends, size, size, &fd);
+	for (int turn = 0; turn < 3; turn++) {
+		uint64_t position = (uint64_t)turn * (size + 99);
+		for (uint64_t done = 0; done < size + 99;) {
+			size_t sent = end_send(&ends[0], 1, position + done, size);
+			CHECK(end_receive(&ends[1], 1, position + done, SIZE_MAX) == sent);
+			done += sent;
+			if (done > size)
+				done = size + 99;
+		}
+		/* what the loop sent beyond size + 99 belongs to nobody: start the next turn where the counts are */
+		CHECK(channel_tx_unread(&ends[0].channel) == 0);
+		blkcnt_t before = blocks_of(fd);
+		channel_trim(&ends[0].channel);
+		blkcnt_t after = blocks_of(fd);
+		CHECK(before - after >= (blkcnt_t)(size / 512), "%lld -> %lld", (long long)before, (long long)after);
+	}
+	ends_close(ends);
+	close(fd);
+}
+
+/* ---- two threads, two processes ---- */
+#define TALK_LEN (512u << 10)
+
+/* Moves TALK_LEN bytes each way; `seeds` are of the two streams. */
+static void talk(struct end *end, int side, uint64_t seed)
+{
+	struct dice dice = {seed + (uint64_t)side};
+	uint64_t sent = 0, received = 0;
+
+	while (sent < TALK_LEN || received < TALK_LEN) {
+		size_t out = 1 + dice_below(&dice, dice_below(&dice, 8) ? 200 : 6000);
+		size_t moved;
+		if (out > TALK_LEN - sent)
+			out = (size_t)(TALK_LEN - sent);
+		moved = out ? end_send(end, seed + (uint64_t)side, sent, out) : 0;
+		sent += moved;
+		size_t in = end_receive(end, seed + 1 - (uint64_t)side, received, 1 + dice_below(&dice, 5000));
+		received += in;
+		if (!moved && !in)
+			sched_yield();
+	}
+	CHECK(channel_rx_avail(&end->channel) == 0);
+}
+
+struct talker {
+	struct end *end;
+	int side;
+};
+
+static void *talk_thread(void *argument)
+{
+	struct talker *talker = argument;
+
+	talk(talker->end, talker->side, 100);
+	return NULL;
+}
+
+static void talk_in_threads(struct end *first, struct end *second)
+{
+	struct talker talkers[2] = {{first, 0}, {second, 1}};
+	pthread_t threads[2];
+
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, talk_thread, &talkers[i]) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+static void test_two_threads_two_mappings(void)
+{
+	struct end ends[2];
+
+	ends_open(ends, 4 * PAGE, PAGE, NULL);
+	talk_in_threads(&ends[0], &ends[1]);
+	ends_close(ends);
+}
+
+/* One mapping: here a race detector sees both ends touch the same addresses. */
+static void test_two_threads_one_mapping(void)
+{
+	struct end ends[2], mirror;
+
+	ends_open(ends, 4 * PAGE, PAGE, NULL);
+	end_mirror(&mirror, &ends[0]);
+	talk_in_threads(&ends[0], &mirror);
+	ends_close(ends);
+}
+
+static void test_two_processes(void)
+{
+	struct end ends[2];
+	int status;
+
+	ends_open(ends, PAGE, 4 * PAGE, NULL);
+	fflush(NULL);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	talk(&ends[child == 0], child == 0, 200);
+	if (child == 0)
+		_exit(0);
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+	ends_close(ends);
+}
+
+/*
+ * Several threads of one side: one at a time moves bytes (the shim's rx_lock and tx_lock), others only look (a thread in
+ * epoll_wait, say). The peer is honest, so nobody may ever be told otherwise.
+ */
+struct crowd {
+	struct end *ends[2]; /* side 0 is looked at, side 1 is the honest peer */
+	_Atomic bool stop;
+	_Atomic uint64_t looks, lies;
+};
+
+static void *crowd_look(void *argument)
+{
+	struct crowd *crowd = argument;
+	const struct channel_end *end = &crowd->ends[0]->channel;
+
+	while (!atomic_load(&crowd->stop)) {
+		int64_t there = channel_rx_avail(end), space = channel_tx_space(end, (size_t)end->tx_size + 1);
+		int64_t unread = channel_tx_unread(end);
+		if (there < 0 || there > end->rx_size || space < 0 || space > end->tx_size || unread < 0 ||
+		    unread > end->tx_size)
+			atomic_fetch_add(&crowd->lies, 1);
+		atomic_fetch_add(&crowd->looks, 1);
+	}
+	return NULL;
+}
+
+static void *crowd_echo(void *argument)
+{
+	struct crowd *crowd = argument;
+	uint64_t received = 0, sent = 0;
+
+	while (!atomic_load(&crowd->stop)) {
+		received += end_receive(crowd->ends[1], 1, received, SIZE_MAX);
+		sent += end_send(crowd->ends[1], 2, sent, PAGE);
+	}
+	return NULL;
+}
+
+static void test_lookers_beside_a_mover(void)
+{
+	struct end ends[2];
+	pthread_t threads[3];
+	uint64_t received = 0, sent = 0;
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	struct crowd crowd = {.ends = {&ends[0], &ends[1]}};
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, crowd_look, &crowd) == 0);
+	CHECK(pthread_create(&threads[2], NULL, crowd_echo, &crowd) == 0);
+	while (sent < (8u << 20) || received < (8u << 20)) {
+		received += end_receive(&ends[0], 2, received, SIZE_MAX);
+		sent += end_send(&ends[0], 1, sent, PAGE);
+	}
+	atomic_store(&crowd.stop, true);
+	for (int i = 0; i < 3; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(crowd.looks > 0);
+	CHECK(crowd.lies == 0, "%llu of %llu looks at an honest peer found a violation",
+	      (unsigned long long)crowd.lies, (unsigned long long)crowd.looks);
+	ends_close(ends);
+}
+
+/* ---- the hostile peer ---- */
+
+/* Every call a victim makes on shared words, with what any value of them may do: an answer in bounds, or ECONNRESET. */
+static void look_everywhere(struct end *end)
+{
+	uint8_t bytes[64];
+	struct iovec out[2];
+	const struct channel_end *channel = &end->channel;
+	int64_t there = channel_rx_avail(channel);
+
+	CHECK(there == -ECONNRESET || (there >= 0 && there <= channel->rx_size), "there %lld", (long long)there);
+	if (there > 0) {
+		size_t len = (size_t)there;
+		int pieces = channel_rx_pieces(channel, 0, len, out);
+		uint64_t sum = 0;
+		for (int i = 0; i < pieces; i++)
+			for (size_t j = 0; j < out[i].iov_len; j++)
+				sum += ((const volatile uint8_t *)out[i].iov_base)[j];
+		(void)sum;
+		channel_rx_get(channel, len - 1, bytes, 1);
+		if (len >= sizeof(bytes))
+			channel_rx_get(channel, len - sizeof(bytes), bytes, sizeof(bytes));
+		channel_rx_consume(channel, len);
+	}
+	int64_t space = channel_tx_space(channel, sizeof(bytes));
+	CHECK(space == -ECONNRESET || (space >= 0 && space <= channel->tx_size), "space %lld", (long long)space);
+	int64_t unread = channel_tx_unread(channel);
+	CHECK(unread == -ECONNRESET || (unread >= 0 && unread <= channel->tx_size), "unread %lld", (long long)unread);
+	if (space > 0) {
+		size_t len = (size_t)space < sizeof(bytes) ? (size_t)space : sizeof(bytes);
+		int pieces = channel_tx_pieces(channel, (size_t)space, out);
+		for (int i = 0; i < pieces; i++)
+			memset(out[i].iov_base, 0x5a, out[i].iov_len);
+		memset(bytes, 0xa5, sizeof(bytes));
+		channel_tx_put(channel, (size_t)space - len, bytes, len);
+		channel_tx_publish(channel, (size_t)space);
+	}
+}
+
+static uint64_t hostile_value(struct dice *dice, uint64_t now)
+{
+	static const uint64_t values[] = {0, 1, 2, 3, PAGE - 1, PAGE, PAGE + 1, 1u << 31, UINT32_MAX, 1ull << 32,
+	                                  1ull << 63, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - PAGE};
+
+	switch (dice_below(dice, 4)) {
+	case 0: return values[dice_below(dice, sizeof(values) / sizeof(*values))];
+	case 1: return now + dice_below(dice, 3 * PAGE) - PAGE;
+	case 2: return 1ull << dice_below(dice, 64);
+	default: return dice_roll(dice);
+	}
+}
+
+static void test_hostile_words_one_at_a_time(void)
+{
+	struct dice dice = {3};
+
+	for (size_t w = 0; w < header_words_len; w++)
+		for (int turn = 0; turn < 200; turn++) {
+			struct end ends[2];
+			ends_open(ends, PAGE, PAGE, NULL);
+			uint64_t before = dice_below(&dice, PAGE), after = dice_below(&dice, PAGE);
+			end_send(&ends[1], 1, 0, before);
+			end_receive(&ends[0], 1, 0, after);
+			end_send(&ends[0], 2, 0, after);
+			header_poke(ends[1].channel.seg, &header_words[w], hostile_value(&dice, before));
+			for (int look = 0; look < 3; look++)
+				look_everywhere(&ends[0]);
+			ends_close(ends);
+		}
+}
+
+static void test_impossible_counts_are_refused(void)
+{
+	struct end ends[2];
+	/* one more than the ring holds, a head before or beyond what was sent: no reader may take them for bytes */
+	static const uint64_t tails[] = {PAGE + 1, 2 * PAGE, 1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - PAGE};
+	static const uint64_t heads[] = {101, PAGE, UINT64_MAX, 1ull << 63, UINT64_MAX - 100};
+
+	for (size_t i = 0; i < sizeof(tails) / sizeof(*tails); i++) {
+		ends_open(ends, PAGE, PAGE, NULL);
+		ends[1].channel.tx_line->tail = tails[i];
+		CHECK(channel_rx_avail(&ends[0].channel) == -ECONNRESET, "tail %llu", (unsigned long long)tails[i]);
+		ends_close(ends);
+	}
+	for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++) {
+		ends_open(ends, PAGE, PAGE, NULL);
+		CHECK(end_send(&ends[0], 1, 0, 100) == 100);
+		ends[1].channel.rx_line->head = heads[i];
+		CHECK(channel_tx_unread(&ends[0].channel) == -ECONNRESET, "head %llu", (unsigned long long)heads[i]);
+		CHECK(channel_tx_space(&ends[0].channel, PAGE) == -ECONNRESET);
+		CHECK(channel_tx_space(&ends[0].channel, 10) == PAGE - 100); /* what is known to be free needs no look */
+		ends_close(ends);
+	}
+	/* and it may not go back behind what it has said before */
+	ends_open(ends, PAGE, PAGE, NULL);
+	end_send(&ends[0], 1, 0, 100);
+	end_receive(&ends[1], 1, 0, 60);
+	CHECK(channel_tx_unread(&ends[0].channel) == 40);
+	ends[1].channel.rx_line->head = 59;
+	CHECK(channel_tx_unread(&ends[0].channel) == -ECONNRESET);
+	ends_close(ends);
+}
+
+/* Geometry is checked once and never read again. */
+static void test_geometry_is_not_read_again(void)
+{
+	struct end ends[2];
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	ends[1].channel.seg->ring_size[0] = ends[1].channel.seg->ring_size[1] = UINT32_MAX;
+	ends[1].channel.seg->magic = 0;
+	uint64_t position = 0;
+	run_pattern(&ends[0], &ends[1], 1000, 900, &position);
+	ends_close(ends);
+}
+
+struct scribbler {
+	struct channel_segment *seg;
+	_Atomic bool stop;
+};
+
+static void *scribble(void *argument)
+{
+	struct scribbler *scribbler = argument;
+	struct dice dice = {5};
+	uint64_t near = 0;
+
+	while (!atomic_load_explicit(&scribbler->stop, memory_order_relaxed)) {
+		size_t at = dice_below(&dice, header_words_len);
+		header_poke(scribbler->seg, &header_words[at], hostile_value(&dice, near));
+		near = atomic_load_explicit(&scribbler->seg->producer[dice_below(&dice, 2)].tail, memory_order_relaxed);
+	}
+	return NULL;
+}
+
+static void test_hostile_words_while_talking(void)
+{
+	struct end ends[2];
+	struct scribbler scribbler = {0};
+	pthread_t thread;
+
+	ends_open(ends, PAGE, 4 * PAGE, NULL);
+	scribbler.seg = ends[1].channel.seg;
+	CHECK(pthread_create(&thread, NULL, scribble, &scribbler) == 0);
+	for (int turn = 0; turn < 60000; turn++)
+		look_everywhere(&ends[0]);
+	atomic_store(&scribbler.stop, true);
+	CHECK(pthread_join(thread, NULL) == 0);
+	ends_close(ends);
+}
+
+#define TEST(name) {#name, test_##name}
+static const struct {
+	const char *name;
+	void (*run)(void);
+} tests[] = {
+	TEST(create_refuses_bad_sizes),
+	TEST(create_makes_a_sealed_segment),
+	TEST(map_refuses_bad_geometry),
+	TEST(map_refuses_bad_seals),
+	TEST(map_refuses_other_files),
+	TEST(every_size_pattern),
+	TEST(wrap_of_the_ring),
+	TEST(wrap_of_the_counts),
+	TEST(full_and_empty),
+	TEST(pieces_name_the_bytes),
+	TEST(rings_do_not_touch_each_other),
+	TEST(trim_gives_pages_back),
+	TEST(two_threads_two_mappings),
+	TEST(two_threads_one_mapping),
+	TEST(two_processes),
+	TEST(lookers_beside_a_mover),
+	TEST(hostile_words_one_at_a_time),
+	TEST(impossible_counts_are_refused),
+	TEST(geometry_is_not_read_again),
+	TEST(hostile_words_while_talking),
+};
+
+int main(int argc, char **argv)
+{
+	for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {
+		if (argc < 2)
+			puts(tests[i].name);
+		else if (strcmp(argv[1], tests[i].name) == 0) {
+			tests[i].run();
+			return 0;
+		}
+	}
+	if (argc < 2)
+		return 0;
+	fprintf(stderr, "%s: there is no test '%s'; without an argument the tests are listed\n", argv[0], argv[1]);
+	return 2;
+}

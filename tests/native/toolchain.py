@@ -1,0 +1,150 @@
+"""Builds the C programs of these tests, and the shim itself, with a sanitizer.
+
+What is built stays in build/native-tests under a name made from sources and flags, so a second run compiles nothing.
+The compiler is $CC, else gcc; libFuzzer targets need clang.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parent.parent
+NATIVE: Final = ROOT / "src" / "sidestep" / "native"
+OUTPUT: Final = ROOT / "build" / "native-tests"
+COMPILE_TIMEOUT_S: Final = 300
+WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
+GUARDED: Final = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # see check.h
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """How to compile for one sanitizer, and what its runtime is told."""
+
+    name: str
+    flags: tuple[str, ...]
+    runtimes: tuple[str, ...] = ()  # to be preloaded into programs that were not built with it
+    options: tuple[tuple[str, str], ...] = ()
+
+    def env(self, log: Path | None = None) -> dict[str, str]:
+        """Environment for the runtime; reports go to files named `log`.PID, else to stderr."""
+        path = "" if log is None else f":log_path={log}"
+        return {name: value + path for name, value in self.options}
+
+
+PLAIN: Final = Sanitizer("plain", ("-O2",))
+ADDRESS: Final = Sanitizer(
+    "address",
+    ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    ("libasan.so", "libubsan.so"),
+    (
+        # leaks: the programs under the shim are not ours; use_sigaltstack: threads come and go
+        ("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1"),
+        ("UBSAN_OPTIONS", "print_stacktrace=1:abort_on_error=1"),
+    ),
+)
+THREAD: Final = Sanitizer(
+    "thread",
+    # atomic_thread_fence is unknown to it: what a fence orders must be ordered by acquire and release as well
+    ("-O1", "-fno-omit-frame-pointer", "-fsanitize=thread", "-Wno-tsan"),
+    ("libtsan.so",),
+    (("TSAN_OPTIONS", "halt_on_error=0:exitcode=66:second_deadlock_stack=1"),),
+)
+SANITIZERS: Final = (PLAIN, ADDRESS, THREAD)
+
+
+def compiler() -> str:
+    """The C compiler."""
+    return os.environ.get("CC", "gcc")
+
+
+def _run(argv: Sequence[str | os.PathLike[str]]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+
+
+def require(sanitizer: Sanitizer) -> None:
+    """Fails the test, with the remedy, where the compiler cannot link a program with this sanitizer."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "empty.c"
+        source.write_text("int main(void) { return 0; }\n")
+        done = _run([compiler(), *sanitizer.flags, source, "-o", Path(scratch) / "empty"])
+    if done.returncode:
+        pytest.fail(
+            f"{compiler()} cannot build for the {sanitizer.name} sanitizer: {done.stderr.strip()}\n"
+            f"hint: on Debian, gcc brings it; with CC=clang install libclang-rt-dev; or set CC to a compiler that can"
+        )
+
+
+def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str | None = None) -> Path:
+    """The program or library `name` made from `sources`; compiled only if there is none of this content yet."""
+    cc = cc or compiler()
+    digest = hashlib.sha256("\0".join([cc, *flags]).encode())
+    headers = [*NATIVE.glob("*.h"), NATIVE / "layout.py", *HERE.glob("*.h")]
+    for path in sorted({*sources, *headers}):
+        digest.update(path.name.encode() + path.read_bytes())
+    target = OUTPUT / f"{digest.hexdigest()[:16]}-{name}"
+    if target.exists():
+        return target
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
+        made = Path(scratch) / "made"
+        subprocess.run([sys.executable, NATIVE / "layout.py", Path(scratch) / "layout.h"], check=True)
+        includes = [f"-I{scratch}", f"-I{NATIVE}", f"-I{HERE}"]
+        done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
+        if done.returncode:
+            pytest.fail(f"{cc} cannot build {name}:\n{done.stderr}")
+        made.rename(target)  # whole or not at all: several runs may meet here
+    return target
+
+
+def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
+    """The C test program tests/native/`name`.c, with the channel's own code, for `sanitizer`."""
+    require(sanitizer)
+    sources = [HERE / f"{name}.c", HERE / "check.c", NATIVE / "channel.c", *more]
+    return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED])
+
+
+def build_shim(sanitizer: Sanitizer) -> Path:
+    """libsidestep.so for `sanitizer`."""
+    require(sanitizer)
+    sources = [NATIVE / "channel.c", *sorted(NATIVE.glob("shim*.c"))]
+    # the flags that meson.build gives the library, for the same reasons
+    flags = [
+        *("-shared", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-semantic-interposition"),
+        *("-U_FORTIFY_SOURCE", "-U_FILE_OFFSET_BITS", "-Wno-unused-function"),
+        *("-Wl,-z,now", "-Wl,-z,relro", "-ldl"),
+    ]
+    return build(f"libsidestep-{sanitizer.name}.so", sources, [*sanitizer.flags, *flags])
+
+
+def runtimes(sanitizer: Sanitizer) -> list[str]:
+    """Paths of the sanitizer's runtime libraries, for LD_PRELOAD."""
+    found = []
+    for name in sanitizer.runtimes:
+        path = _run([compiler(), f"-print-file-name={name}"]).stdout.strip()
+        if not Path(path).is_absolute():
+            pytest.fail(f"{compiler()} has no shared {name}\nhint: use gcc for the tests of the sanitized shim")
+        found.append(str(Path(path).resolve()))
+    return found
+
+
+def clang() -> str | None:
+    """clang with libFuzzer, if there is one."""
+    found = shutil.which("clang")
+    if not found:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "empty.c"
+        source.write_text("int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }\n")
+        return found if not _run([found, "-fsanitize=fuzzer", source, "-o", Path(scratch) / "x"]).returncode else None
