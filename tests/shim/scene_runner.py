@@ -26,7 +26,7 @@ from sidestep.testing import Connection, Sidestep
 
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 WARM_UP_S: Final = 15.0
-SCENE_S: Final = 60.0
+SCENE_S: Final = 30.0
 _FLAGS: Final = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread")
 
 

@@ -1,8 +1,8 @@
 """The same socket calls over kernel TCP and under the shim: the same results.
 
-Each scene is a C program (programs/); each runs under several conditions, which differ in where the peer lives, which end
-connects, whether the connection is promoted before the scene or in its midst, in family, ring size and the names of the
-C library used. With SIDESTEP_TEST_FULL=1 all combinations run.
+Each scene is a C program (programs/); each runs under several conditions, which differ in where the peer lives, which
+end connects, whether the connection is promoted before the scene or in its midst, in family, ring size and the names of
+the C library used. With SIDESTEP_TEST_FULL=1 all combinations run.
 """
 
 from __future__ import annotations

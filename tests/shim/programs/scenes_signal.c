@@ -81,6 +81,7 @@ static void eintr_reads(void)
 	say_ret("recv PEEK", recv(pair->fd, data, 100, MSG_PEEK));
 	struck("recv PEEK");
 	peer_put(pair, 10);
+	arrived(pair, 10);
 	strike_when_asleep(1);
 	say_bytes("recv WAITALL with a part", pair, data, recv(pair->fd, data, 100, MSG_WAITALL));
 	struck("recv WAITALL");
@@ -94,18 +95,11 @@ static void eintr_restart(void)
 	struct pair *pair = open_pair();
 	handle(SIGUSR1, count_signal, SA_RESTART);
 	strike_when_asleep(3);
-	/* the bytes come when the three signals have been taken */
-	pthread_t mine = striker;
-	(void)mine;
-	int64_t began = now_ms();
-	peer_when_asleep(pair, ACT_SEND, 10, 0);
-	ssize_t got = recv(pair->fd, data, 10, 0);
-	say_bytes("recv goes on", pair, data, got);
-	(void)began;
+	peer_when_asleep(pair, ACT_SEND, 10, 0); /* before, amid or after the signals */
+	say_bytes("recv goes on", pair, data, recv(pair->fd, data, 10, 0));
 	peer_done();
+	NEED(pthread_join(striker, NULL) == 0);
 	struct timeval limit = {.tv_sec = 10};
-	strikes = 0;
-	pthread_join(striker, NULL);
 	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
 	strike_when_asleep(1);
 	say_ret("recv with a timeout does not", recv(pair->fd, data, 10, 0));
@@ -175,8 +169,7 @@ static void eintr_sends(void)
 	sent(pair, say_ret("send goes on", send(pair->fd, pattern_out(pair, 100), 100, 0)));
 	struct reply reply = peer_done();
 	say("the peer took all: %d", reply.result == total && !reply.wrong);
-	strikes = 0;
-	pthread_join(striker, NULL);
+	NEED(pthread_join(striker, NULL) == 0);
 	peer_get(pair, 100);
 	/* with a part gone, the count of that part */
 	handle(SIGUSR1, count_signal, 0);
