@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from stage import Mode, Stage, staged  # noqa: E402
+from stage import Mode, Stage, staged
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -83,4 +83,4 @@ class Collector(threading.Thread):
         self.join()
         if self._error:
             raise self._error
-        return sha256(bytes(self.data))
+        return sha256(self.data)

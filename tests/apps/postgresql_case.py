@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from stage import Mode, Stage, staged, wait_until  # noqa: E402
+from stage import Mode, Stage, staged, wait_until
 
 CHECKSUM = """
 select 'accounts', count(*), md5(string_agg(t::text, '|' order by aid)) from pgbench_accounts t

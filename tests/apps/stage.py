@@ -22,12 +22,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import pytest
 
+from sidestep.testing import Connection, Sidestep
+
 DEADLINE_S: Final = 30.0  # for one condition; only a broken run waits that long
-NUDGE_S: Final = 0.1  # between two nudges of a connection that is not yet where it should be
+NUDGE_FIRST_S: Final = 0.05  # before the first nudge of a connection that is not yet where it should be
+NUDGE_GROWTH: Final = 1.2  # each pause is that much longer: 27 nudges at most before the deadline
 HOST: Final = "127.0.0.1"
 MOVED: Final = frozenset({"attached", "promoted", "closed"})
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
@@ -43,35 +46,6 @@ class Mode(StrEnum):
     BOTH = "both"
     SERVER_ONLY = "server-only"
     CLIENT_ONLY = "client-only"
-
-
-class PathCount(Protocol):
-    """Bytes and messages of one direction by path, as in `sidestep ss --json`."""
-
-    tcp_bytes: int
-    ring_bytes: int
-
-
-class Connection(Protocol):
-    """One end of a connection, as in `sidestep ss --json`."""
-
-    pid: int
-    program: str
-    fd: int
-    local: str
-    remote: str
-    state: str
-    reason: str | None
-    segment: str | None
-    tx: PathCount
-    rx: PathCount
-
-
-class Sidestep(Protocol):
-    """What the stage uses of `sidestep.testing.Sidestep`."""
-
-    def env(self, **overrides: str) -> dict[str, str]: ...
-    def connections(self) -> list[Any]: ...
 
 
 def missing(name: str) -> str:
@@ -130,12 +104,22 @@ def payload(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | bytearray) -> str:
     """Checksum of `data`."""
     return hashlib.sha256(data).hexdigest()
 
 
 LOG: Final = -100  # as `stdout`: into the program's log, beside its standard error
+
+
+def all_of(*calls: Callable[[], object]) -> Callable[[], None]:
+    """One function that calls them all."""
+
+    def call() -> None:
+        for one in calls:
+            one()
+
+    return call
 
 
 class Program:
@@ -183,6 +167,11 @@ class Program:
                 raise AssertionError(self.complaint(f"wrote nothing for {deadline_s:g} s"))
         return os.read(self.stdout.fileno(), size_max)
 
+    def listens(self, port: int) -> bool:
+        """Wait until the program listens on `port`; False if it ends first."""
+        wait_until(lambda: is_listening(port) or self.popen.poll() is not None, f"{self.label} to listen")
+        return self.popen.poll() is None
+
     def line(self, deadline_s: float = DEADLINE_S) -> str:
         """The next line of standard output; raises AssertionError at its end."""
         while b"\n" not in self._unread:
@@ -192,6 +181,13 @@ class Program:
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
+
+    def take(self, size: int) -> bytes:
+        """`size` bytes of standard output, less only at its end."""
+        data = bytearray()
+        while len(data) < size and (piece := self.read(size - len(data))):
+            data += piece
+        return bytes(data)
 
     def until(self, word: str, deadline_s: float = DEADLINE_S) -> str:
         """Read lines up to and including the first that holds `word`."""
@@ -331,8 +327,7 @@ class Stage:
         for _ in range(5):
             port = free_port()
             server = self.start("server", argv_for(port), **kw)
-            wait_until(lambda: is_listening(port) or server.popen.poll() is not None, f"{server.label} to listen")
-            if server.popen.poll() is None:
+            if server.listens(port):
                 return server, port
         raise AssertionError(server.complaint("cannot be started"))
 
@@ -383,8 +378,10 @@ class Stage:
         self, port: int, enough: Callable[[list[Connection]], bool], what: str, nudge: Callable[[], object] | None
     ) -> None:
         end = time.monotonic() + DEADLINE_S
+        pause_s = NUDGE_FIRST_S
         while True:
-            patience = end if nudge is None else min(end, time.monotonic() + NUDGE_S)
+            patience = end if nudge is None else min(end, time.monotonic() + pause_s)
+            pause_s *= NUDGE_GROWTH
             while not enough(rows := self._of(port)):
                 if time.monotonic() > end:
                     raise AssertionError(f"waited {DEADLINE_S:g} s in vain for {what}\n{describe(rows)}")
@@ -458,9 +455,7 @@ def staged(mode: Mode, workdir: Path) -> Iterator[Stage]:
     with contextlib.ExitStack() as stack:
         sidestep = None
         if mode is not Mode.NATIVE:
-            from sidestep import testing  # `native` has to work without a build
-
-            sidestep = stack.enter_context(testing.Sidestep(promote_after="0"))
+            sidestep = stack.enter_context(Sidestep(promote_after="0"))
         stage = Stage(mode, workdir, sidestep)
         stack.callback(stage.close)
         yield stage

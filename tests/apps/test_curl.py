@@ -64,9 +64,7 @@ def test_parallel_downloads(stage: Stage) -> None:
     data = [payload(30_000_000, seed=n) for n in range(4)]  # more than the kernel's buffers could swallow at once
     for number, body in enumerate(data):
         (stage.workdir / f"file{number}").write_bytes(body)
-    server = stage.start(
-        "server", [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], stdout=-1
-    )
+    server = stage.start("server", [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], stdout=-1)
     port = int(server.until("Serving HTTP").split()[5])
     argv = [require("curl"), "-sSf", "--parallel", "--parallel-immediate", "--limit-rate", "20M"]
     for number in range(len(data)):

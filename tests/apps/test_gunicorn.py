@@ -8,8 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-import pytest
-from stage import PROGRAMS, Program, Stage, missing, sha256
+from stage import PROGRAMS, Program, Stage, all_of, missing, sha256
 
 SIZES = (0, 1, 1000, 65_536, 2_000_001)
 WORKERS = 3
@@ -32,7 +31,7 @@ def test_held_uploads(stage: Stage) -> None:
     clients = [stage.python("client", "http_client.py", port, "post", "/", 3_000_000) for _ in range(WORKERS)]
     for client in clients:
         assert json.loads(client.line()) == "begun"
-    stage.check_path(port, WORKERS, nudge=lambda: [client.nudge() for client in clients])
+    stage.check_path(port, WORKERS, nudge=all_of(*(client.nudge for client in clients)))
     for client in clients:
         client.stdin.close()
     answers = [json.loads(client.rest()) for client in clients]
@@ -50,7 +49,7 @@ def test_keep_alive(stage: Stage) -> None:
     expected = [[200, size, sha256(random.Random(size).randbytes(size))] for size in SIZES] * 10
     for client in clients:
         assert json.loads(client.line()) == expected
-    stage.check_path(port, len(clients), nudge=lambda: [client.nudge() for client in clients])
+    stage.check_path(port, len(clients), nudge=all_of(*(client.nudge for client in clients)))
     for client in clients:
         client.rest()
     assert server.stop() == 0

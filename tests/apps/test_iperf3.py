@@ -16,7 +16,9 @@ def test_throughput(stage: Stage, options: tuple[str, ...], streams: int) -> Non
     iperf3 = require("iperf3")
     server, port = stage.serve(lambda port: [iperf3, "-s", "-1", "-B", "127.0.0.1", "-p", str(port)])
     with stage.watching(port, streams):  # the control connection is idle meanwhile and may go either way
-        report = json.loads(stage.run("client", [iperf3, "-c", "127.0.0.1", "-p", str(port), "-t", "1", "-J", *options]))
+        report = json.loads(
+            stage.run("client", [iperf3, "-c", "127.0.0.1", "-p", str(port), "-t", "1", "-J", *options])
+        )
     assert "error" not in report, report["error"]
     assert len(report["end"]["streams"]) == streams
     sent, received = report["end"]["sum_sent"]["bytes"], report["end"]["sum_received"]["bytes"]

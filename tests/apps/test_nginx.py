@@ -72,9 +72,9 @@ def test_keep_alive_load(stage: Stage) -> None:
         report = stage.run(
             "client", [require("wrk"), "-t", "2", "-c", "16", "-d", "2s", f"http://127.0.0.1:{port}/small"]
         ).decode()
-    assert "Socket errors" not in report and "Non-2xx" not in report, report
+    assert not re.search("Socket errors|Non-2xx", report), report
     found = re.search(r"(\d+) requests in", report)
-    assert found and int(found[1]) > 1000, report
+    assert int(found[1] if found else 0) > 1000, report
     assert server.stop() == 0
 
 
@@ -101,7 +101,7 @@ def test_large_file(stage: Stage, large_file: tuple[Path, str], sendfile: bool) 
     curl = stage.converse("client", [require("curl"), "-sSf", f"http://127.0.0.1:{port}/large"])
     body = bytearray()
     # We are the ones who read what curl writes, so the connection lives for as long as we take our time.
-    stage.check_path(port, nudge=lambda: body.extend(curl.read(1 << 18)))
+    stage.check_path(port, nudge=lambda: body.extend(curl.take(LARGE_SIZE // 40)))
     body += curl.rest()
     assert len(body) == LARGE_SIZE
     assert sha256(body) == checksum

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from flow import Collector, Feeder
-from stage import Program, Stage, payload, require, sha256, wait_until
+from stage import Program, Stage, all_of, payload, require, sha256, wait_until
 
 SIZE = 16_000_000
 
@@ -18,7 +16,7 @@ def exchange(stage: Stage, port: int, server: Program, client: Program) -> None:
     feeders = by_client, by_server = Feeder(client, forth), Feeder(server, back)
     for feeder in feeders:
         feeder.nudge()
-    stage.check_path(port, nudge=lambda: [feeder.nudge() for feeder in feeders])
+    stage.check_path(port, nudge=all_of(*(feeder.nudge for feeder in feeders)))
     ring_bytes_min = by_client.left + by_server.left - 2  # all that is still to come but the last byte each
     for feeder in feeders:
         feeder.start()
@@ -36,9 +34,9 @@ def exchange(stage: Stage, port: int, server: Program, client: Program) -> None:
 
 
 @pytest.fixture
-def nc() -> Iterator[str]:
+def nc() -> str:
     """The OpenBSD netcat: the only one that can half-close (-N)."""
-    yield require("nc.openbsd")
+    return require("nc.openbsd")
 
 
 def test_netcat_both_ways(stage: Stage, nc: str) -> None:
@@ -83,15 +81,13 @@ def test_socat_forked_echo(stage: Stage) -> None:
     _, port = stage.serve(
         lambda port: [socat, "-t", "20", f"TCP4-LISTEN:{port},bind=127.0.0.1,fork", f"EXEC:{require('cat')}"]
     )
-    clients = [
-        stage.converse("client", [socat, "-t", "20", "STDIO", f"TCP4:127.0.0.1:{port}"]) for _ in range(3)
-    ]
+    clients = [stage.converse("client", [socat, "-t", "20", "STDIO", f"TCP4:127.0.0.1:{port}"]) for _ in range(3)]
     data = [payload(2_000_000, seed=n) for n in range(len(clients))]
     collectors = [Collector(client) for client in clients]
     feeders = [Feeder(client, part) for client, part in zip(clients, data, strict=True)]
     for feeder in feeders:
         feeder.nudge()
-    stage.check_path(port, len(clients), nudge=lambda: [feeder.nudge() for feeder in feeders])
+    stage.check_path(port, len(clients), nudge=all_of(*(feeder.nudge for feeder in feeders)))
     for feeder in feeders:
         feeder.start()
     for feeder in feeders:

@@ -53,14 +53,14 @@ def test_benchmark_counts(stage: Stage) -> None:
     calls = {name: int(count) for name, count in re.findall(r"cmdstat_(\w+):calls=(\d+)", stats)}
     for command in ("set", "get", "incr", "lpush", "mset"):
         assert 2 * asked <= calls[command] <= 2 * asked + 2 * 50 * 16, stats  # it may overshoot by what is in flight
-    assert "rejected_calls=0" in stats and not re.search(r"(rejected|failed)_calls=[1-9]", stats), stats
+    assert not re.search(r"(rejected|failed)_calls=[1-9]", stats), stats
 
 
 def test_benchmark_path(stage: Stage) -> None:
     """50 busy connections of redis-benchmark all take the path they should."""
     _, port = redis_server(stage)
     benchmark = stage.start("client", [
-        require("redis-benchmark"), "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", "2000000000", "-t", "get", "-q",
+        require("redis-benchmark"), "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", "2000000000", "-t", "get",
     ])  # fmt: skip
     stage.check_path(port, 50, ring_bytes_min=1000)
     assert benchmark.popen.poll() is None, benchmark.complaint("ended early")

@@ -1,9 +1,9 @@
-"""Runs a module of CPython's own tests and writes each test's outcome down as soon as it is known.
+"""Runs a module of tests, such as test.test_socket, and writes each test's outcome down as soon as it is known.
 
-usage: recorder.py MODULE FIRST RESOURCES TIMEOUT_S EXCLUDED...
+usage: recorder.py FD FIRST MODULE RESOURCES TIMEOUT_S EXCLUDED...
 
 FIRST is the index of the first test to run, so that a run can go on after a test that killed or hung it. RESOURCES is a
-comma-separated list as of `python -m test -u`; EXCLUDED are patterns of test ids. Output on file descriptor 3, a JSON
+comma-separated list as of `python -m test -u`; EXCLUDED are patterns of test ids. Output on file descriptor FD, a JSON
 list a line: ["start", index, id], ["end", id, outcome, detail], ["done", environment altered].
 """
 
@@ -18,16 +18,17 @@ import warnings
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from test import support
+from test import support  # the interpreter's own test package
 
+REPORT_FD: Final = 3
 Failure = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
 def say(*words: object) -> None:
     """Write one line."""
-    os.write(3, json.dumps(words).encode() + b"\n")
+    os.write(REPORT_FD, json.dumps(words).encode() + b"\n")
 
 
 class Recorder(unittest.TestResult):
@@ -93,14 +94,17 @@ def flatten(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 def main() -> None:
     """Run the tests from FIRST on."""
-    module, first, resources, timeout_s, *excluded = sys.argv[1:]
+    writer, first, module, resources, timeout_s, *excluded = sys.argv[1:]
+    if int(writer) != REPORT_FD:  # low, where it is in the way of no test that counts on high descriptors being free
+        os.dup2(int(writer), REPORT_FD, inheritable=False)
+        os.close(int(writer))
     support.use_resources = [name for name in resources.split(",") if name]
     support.verbose = 0
     faulthandler.enable()
     warnings.simplefilter("default")
     tests = [
         test
-        for test in flatten(unittest.defaultTestLoader.loadTestsFromName(f"test.{module}"))
+        for test in flatten(unittest.defaultTestLoader.loadTestsFromName(module))
         if not any(fnmatchcase(test.id(), pattern) for pattern in excluded)
     ]
     unittest.TestSuite(tests[int(first) :]).run(Recorder(int(first), float(timeout_s)))

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -49,20 +49,29 @@ class Exceptions:
         """Read exceptions.toml; every entry needs a reason."""
         listed = tomllib.loads((HERE / "exceptions.toml").read_text(encoding="utf-8"))
         tables = {
-            kind: {entry["tests"]: entry["reason"] for entry in listed.get(kind, [])} for kind in ("excluded", "differs")
+            kind: {entry["tests"]: entry["reason"] for entry in listed.get(kind, [])}
+            for kind in ("excluded", "differs")
         }
         assert all(reason for table in tables.values() for reason in table.values())
         return cls(**tables)
 
 
-def run_module(module: str, env: Mapping[str, str], workdir: Path, resources: str, excluded: list[str]) -> Run:
-    """Run `module` to its end, going on after tests that kill or hang the interpreter."""
+def run_module(
+    module: str,
+    env: Mapping[str, str],
+    workdir: Path,
+    *,
+    resources: str = "",
+    excluded: Sequence[str] = (),
+    timeout_s: float = TEST_TIMEOUT_S,
+) -> Run:
+    """Run `module` to its end, going on after tests that kill or hang the interpreter; `timeout_s` is for each test."""
     run = Run()
     first = 0
     for attempt in range(RESTARTS_MAX):
         cwd = workdir / str(attempt)
         cwd.mkdir(parents=True)
-        last = _run_from(first, module, env, cwd, resources, excluded, run)
+        last = _run_from(first, [module, resources, str(timeout_s), *excluded], env, cwd, run, timeout_s)
         if last is None:
             return run
         first = last + 1
@@ -70,16 +79,14 @@ def run_module(module: str, env: Mapping[str, str], workdir: Path, resources: st
 
 
 def _run_from(
-    first: int, module: str, env: Mapping[str, str], cwd: Path, resources: str, excluded: list[str], run: Run
+    first: int, options: Sequence[str], env: Mapping[str, str], cwd: Path, run: Run, timeout_s: float
 ) -> int | None:
     """Run from test `first` on; None at the end of the module, else the index of the test that ended the process."""
     reader, writer = os.pipe()
     log = cwd / "recorder.log"
     with log.open("wb") as output:
-        # The shell moves the pipe to descriptor 3, where it is in the way of no test that counts descriptors.
         process = subprocess.Popen(
-            ["/bin/sh", "-c", f'exec "$@" 3>&{writer} {writer}>&-', "sh", sys.executable, str(HERE / "recorder.py"), module,
-             str(first), resources, str(TEST_TIMEOUT_S), *excluded],
+            [sys.executable, str(HERE / "recorder.py"), str(writer), str(first), *options],
             cwd=cwd, env={**env, "PYTHONHASHSEED": "0"}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             pass_fds=[writer], start_new_session=True,
         )  # fmt: skip
@@ -91,7 +98,7 @@ def _run_from(
             ready.register(pipe, selectors.EVENT_READ)
             unread = b""
             # The recorder times its tests itself; this is for one that cannot even do that.
-            while ready.select(TEST_TIMEOUT_S * 1.5) and (piece := pipe.read(65536)):
+            while ready.select(timeout_s * 1.5) and (piece := pipe.read(65536)):
                 *lines, unread = (unread + piece).split(b"\n")
                 for line in lines:
                     match json.loads(line):
@@ -110,7 +117,7 @@ def _run_from(
     if done:
         return None
     tail = log.read_bytes()[-6000:].decode(errors="replace")
-    assert running, f"{module}: the recorder ended outside of any test\n{tail}"
+    assert running, f"{options[0]}: the recorder ended outside of any test\n{tail}"
     index, test = running
     verdict = "hang" if "Timeout (" in tail or process.returncode == -signal.SIGKILL else "crash"
     run.outcomes[test] = Outcome(verdict, f"exit status {process.returncode}\n{tail}")
@@ -128,12 +135,13 @@ def differences(native: Run, shimmed: Run, exceptions: Exceptions) -> list[str]:
         listed = [pattern for pattern in exceptions.differs if fnmatchcase(test, pattern)]
         used.update(listed)
         if not listed:
-            found.append(f"{test}: natively {before.verdict}, under sidestep {after.verdict}\n{before.detail}{after.detail}")
-    modules = {test.split(".")[1] for test in native.outcomes if test.startswith("test.")}
+            found.append(
+                f"{test}: natively {before.verdict}, under sidestep {after.verdict}\n{before.detail}{after.detail}"
+            )
     found += [
         f"exceptions.toml lists {pattern}, which does not differ"
         for pattern in exceptions.differs
-        if pattern not in used and pattern.split(".")[1] in modules
+        if pattern not in used and any(fnmatchcase(test, pattern) for test in native.outcomes)
     ]
     if shimmed.environment_altered and not native.environment_altered:
         found.append("under sidestep the tests left threads or processes behind, natively they did not")

@@ -78,7 +78,7 @@ async def talk(port: int, connections: int) -> None:
     timeouts = 0
     try:  # a read that times out leaves the connection fit for use
         await asyncio.wait_for(done[0][1].read(1), 0.01)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         timeouts += 1
     print(json.dumps({"verdicts": [verdict for verdict, _, _ in done], "timeouts": timeouts}), flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):

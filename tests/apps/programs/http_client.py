@@ -54,7 +54,7 @@ def held(port: int, path: str) -> None:
     assert response.status == 200, response.status
     body = bytearray(response.read(1_000_000))
     say("begun")
-    linger(lambda: body.extend(response.read(50_000)))
+    linger(lambda: body.extend(response.read(500_000)))
     body += response.read()
     say(checksum(body))
     connection.close()
@@ -85,7 +85,7 @@ def post(port: int, path: str, size: int) -> None:
 
 
 class Pest(threading.Thread):
-    """Asks again and again; a reused connection that the server closed before answering is opened anew (RFC 9112 9.3.1)."""
+    """Asks on and on; a reused connection that was closed before it answered is opened anew (RFC 9112 9.3.1)."""
 
     def __init__(self, port: int, path: str, told: threading.Condition, seen: dict[str, set[int]]) -> None:
         super().__init__(daemon=True)
@@ -97,7 +97,7 @@ class Pest(threading.Thread):
     def run(self) -> None:
         try:
             self.pester()
-        except BaseException as error:  # noqa: BLE001 - reported by the main thread
+        except BaseException as error:  # reported by the main thread
             self.error = error
             with self.told:
                 self.told.notify_all()

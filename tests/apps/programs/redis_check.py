@@ -69,7 +69,8 @@ def pubsub(client: redis.Redis, listener: redis.Redis) -> str:
     checksum = hashlib.sha256()
     for _ in sizes:
         message = channel.get_message(timeout=30)
-        assert message is not None and message["type"] == "message", message
+        assert message is not None, "no message in 30 s"
+        assert message["type"] == "message", message
         checksum.update(message["data"])
     sender.join()
     channel.unsubscribe()
@@ -96,7 +97,9 @@ def blocking_pop(client: redis.Redis, waiter: redis.Redis) -> list[str]:
 def main() -> None:
     port = int(sys.argv[1])
     clients = [
-        redis.Redis(host="127.0.0.1", port=port, client_name=f"check-{i}", socket_timeout=60, single_connection_client=True)
+        redis.Redis(
+            host="127.0.0.1", port=port, client_name=f"check-{i}", socket_timeout=60, single_connection_client=True
+        )
         for i in range(4)
     ]
     a, b, c, d = clients

@@ -10,10 +10,10 @@ import json
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import BinaryIO
+from io import BufferedIOBase
 
 
-def chunks(body: BinaryIO) -> Iterator[bytes]:
+def chunks(body: BufferedIOBase) -> Iterator[bytes]:
     """The pieces of a chunked body."""
     while size := int(body.readline(), 16):
         yield body.read(size)
@@ -26,7 +26,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def do_PUT(self) -> None:  # noqa: N802 - the name http.server asks for
+    def do_PUT(self) -> None:
         checksum, size = hashlib.sha256(), 0
         if self.headers.get("Transfer-Encoding") == "chunked":
             pieces = chunks(self.rfile)
