@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +60,8 @@ THREAD: Final = Sanitizer(
     # atomic_thread_fence is unknown to it: what a fence orders must be ordered by acquire and release as well
     ("-O1", "-fno-omit-frame-pointer", "-fsanitize=thread", "-Wno-tsan"),
     ("libtsan.so",),
-    (("TSAN_OPTIONS", "halt_on_error=0:exitcode=66:second_deadlock_stack=1"),),
+    # symbolize: the runtime would read debug information by calls that the shim hooks, holding its own locks
+    (("TSAN_OPTIONS", "halt_on_error=0:exitcode=66:second_deadlock_stack=1:symbolize=0:handle_segv=0"),),
 )
 SANITIZERS: Final = (PLAIN, ADDRESS, THREAD)
 
@@ -137,6 +139,27 @@ def runtimes(sanitizer: Sanitizer) -> list[str]:
             pytest.fail(f"{compiler()} has no shared {name}\nhint: use gcc for the tests of the sanitized shim")
         found.append(str(Path(path).resolve()))
     return found
+
+
+def preload(sanitizer: Sanitizer, shim: Path) -> str:
+    """LD_PRELOAD for a program under a sanitized shim."""
+    libraries = runtimes(sanitizer)
+    # ASan insists on being first. TSan calls, while it starts, functions that the shim defines and it has instrumented.
+    ordered = [*libraries, str(shim)] if sanitizer is ADDRESS else [str(shim), *libraries]
+    return ":".join(ordered)
+
+
+_FRAME = re.compile(r"\(([^()+]+)\+0x([0-9a-f]+)\)")
+
+
+def symbolized(report: str) -> str:
+    """A sanitizer's report with a source line beside each address that has one."""
+
+    def line(match: re.Match[str]) -> str:
+        done = _run(["addr2line", "-Cfspie", OUTPUT / match[1], f"0x{int(match[2], 16) - 1:x}"])
+        return f"{done.stdout.strip()} {match[0]}" if not done.returncode else match[0]
+
+    return _FRAME.sub(line, report)
 
 
 def clang() -> str | None:

@@ -1,0 +1,155 @@
+"""The shim under ASan with UBSan and under TSan, preloaded into real programs: promoted, right, and not one report."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toolchain
+from toolchain import ADDRESS, THREAD, Sanitizer
+
+from sidestep.testing import Sidestep
+
+BENCH = toolchain.ROOT / "bench" / "c"
+PROGRAMS = toolchain.HERE / "programs"
+CONNECTIONS = 4
+ENDS_WITHIN_S = 30
+
+pytestmark = pytest.mark.slow
+
+
+class Stage:
+    """Starts programs under the sanitized shim and collects what the sanitizer has to say."""
+
+    def __init__(self, sanitizer: Sanitizer, sidestep: Sidestep, directory: Path) -> None:
+        self.sanitizer = sanitizer
+        self.sidestep = sidestep
+        self.logs = directory / "reports"
+        self.logs.mkdir()
+        shim = toolchain.build_shim(sanitizer)
+        self.env = sidestep.env(
+            LD_PRELOAD=toolchain.preload(sanitizer, shim),
+            SIDESTEP_LOG=str(directory / "shim.log"),
+            PYTHONDONTWRITEBYTECODE="1",
+            PYTHONMALLOC="malloc",  # so that ASan sees Python's buffers too
+            **sanitizer.env(self.logs / "report"),
+        )
+
+    def popen(self, *argv: str | Path) -> subprocess.Popen[Any]:
+        pipe = subprocess.PIPE
+        return self.sidestep.popen(argv, env=self.env, stdin=pipe, stdout=pipe, text=True)
+
+    def bench(self, name: str, *more: str) -> Path:
+        """A program of bench/c, built for the sanitizer too, which then knows how its threads are ordered."""
+        sources = [BENCH / f"{part}.c" for part in (name, *more, "bench")]
+        headers = "".join(path.read_text() for path in sorted(BENCH.glob("*.h")))
+        flags = [*self.sanitizer.flags, "-D_GNU_SOURCE", f"-DHEADERS={len(headers)}", f"-I{BENCH}"]
+        return toolchain.build(f"{name}-{self.sanitizer.name}", sources, flags)
+
+    def all_promoted(self, count: int) -> None:
+        """Waits until both ends of `count` connections are promoted."""
+        self.sidestep.wait_for(lambda found: sum(c.promoted for c in found) == 2 * count)
+
+    def reports(self) -> list[str]:
+        return [toolchain.symbolized(path.read_text()) for path in sorted(self.logs.iterdir())]
+
+
+@pytest.fixture(params=[ADDRESS, THREAD], ids=lambda s: s.name)
+def stage(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(request.param, sidestep, tmp_path)
+    yield made
+    reports = made.reports()
+    assert not reports, f"{len(reports)} sanitizer reports; the first:\n{reports[0][:6000]}"
+
+
+def hold_and_end(stage: Stage, server: subprocess.Popen[Any], client: subprocess.Popen[Any], connections: int) -> None:
+    """The client says that it holds its connections; they are promoted; then both programs end well."""
+    assert client.stdout is not None
+    lines = []
+    while (line := client.stdout.readline()) and "holding" not in line:
+        lines.append(line)
+    assert "holding" in line, f"the client ended early, {client.wait(ENDS_WITHIN_S)}: {lines}"
+    stage.all_promoted(connections)
+    assert client.communicate(timeout=ENDS_WITHIN_S)[0] is not None
+    assert client.returncode == 0
+    server.terminate()
+    assert server.wait(ENDS_WITHIN_S) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "mode", [["-m", "blocking"], ["-m", "poll"], ["-m", "epoll"], ["-m", "epoll", "-e"]], ids="".join
+)
+def test_ping_pong(stage: Stage, mode: list[str]) -> None:
+    program = stage.bench("pingpong", "pingpong_events", "waiter")
+    server = stage.popen(program, "server", *mode)
+    assert server.stdout is not None
+    port = server.stdout.readline().split()[1]
+    options = ["-p", port, "-n", str(CONNECTIONS), "-w", "0", "-c", "2000", "-H"]
+    hold_and_end(stage, server, stage.popen(program, "client", *mode, *options), CONNECTIONS)
+
+
+@pytest.mark.parametrize("size", [64, 65536])
+def test_stream(stage: Stage, size: int) -> None:
+    program = stage.bench("stream")
+    mode = ["-m", "blocking", "-s", str(size), "-V"]
+    server = stage.popen(program, "server", *mode)
+    assert server.stdout is not None
+    port = server.stdout.readline().split()[1]
+    options = ["-p", port, "-w", "0", "-t", "0.5", "-H"]
+    hold_and_end(stage, server, stage.popen(program, "client", *mode, *options), 1)
+
+
+def test_python_with_threads(stage: Stage) -> None:
+    if stage.sanitizer is THREAD:
+        # the interpreter is not built with TSan, so what orders its threads is unseen: only the shim counts
+        stage.env["TSAN_OPTIONS"] += ":ignore_noninstrumented_modules=1"
+    program = PROGRAMS / "echo_threads.py"
+    server = stage.popen(sys.executable, program, "server")
+    assert server.stdout is not None
+    port = server.stdout.readline().strip()
+    hold_and_end(
+        stage, server, stage.popen(sys.executable, program, "client", port, str(CONNECTIONS), "300"), CONNECTIONS
+    )
+
+
+def test_redis(stage: Stage, tmp_path: Path) -> None:
+    if not shutil.which("redis-server") or not shutil.which("redis-benchmark"):
+        pytest.skip("redis is not installed; tests/setup does it")
+    if stage.sanitizer is THREAD:
+        pytest.skip("redis brings an allocator of its own that TSan cannot stand in for")
+    server, port = redis_server(stage, tmp_path)
+    clients = 8
+    asked = ["-h", "127.0.0.1", "-p", str(port), "-c", str(clients), "-t", "get,set", "-n", "2000000000"]
+    benchmark = stage.popen("redis-benchmark", *asked)
+    stage.sidestep.wait_for(
+        lambda found: sum(c.promoted and c.rx.ring_msgs > 500 for c in found) == 2 * clients, ENDS_WITHIN_S
+    )
+    benchmark.terminate()
+    assert benchmark.wait(ENDS_WITHIN_S) == -signal.SIGTERM
+    # the server saw every client leave, still answers, and ends well
+    stage.sidestep.wait_for(lambda found: not found)
+    asked = ["-h", "127.0.0.1", "-p", str(port), "shutdown", "nosave"]
+    assert stage.popen("redis-cli", *asked).wait(ENDS_WITHIN_S) == 0
+    assert server.wait(ENDS_WITHIN_S) == 0
+
+
+def redis_server(stage: Stage, directory: Path) -> tuple[subprocess.Popen[Any], int]:
+    """A server on a port that was free a moment ago; another one where somebody was quicker."""
+    for _ in range(5):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        options = ["--save", "", "--appendonly", "no", "--dir", str(directory), "--bind", "127.0.0.1"]
+        server = stage.popen("redis-server", *options, "--port", str(port))
+        assert server.stdout is not None
+        for line in server.stdout:
+            if "Ready to accept connections" in line:
+                return server, port
+        assert server.wait(ENDS_WITHIN_S) == 1
+    pytest.fail("no port was free for redis-server")
