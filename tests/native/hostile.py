@@ -1,0 +1,190 @@
+"""A peer that takes part honestly until its connection is promoted, and then does what it likes.
+
+It speaks the provider's protocol through `testing.ShimClient` and the channel's through a mapping of the segment, from
+a process without the shim. Everything it decides comes from one seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import select
+import socket
+import struct
+import time
+from dataclasses import replace
+from typing import Final, Self
+
+from sidestep.native import _channel, layout
+from sidestep.native.layout import Rpc
+from sidestep.testing import Channel, ShimClient
+
+WITHIN_S: Final = 20.0
+NOTICE_BITS: Final = 16  # CHANNEL_NOTICE values, and one beyond
+_EDGES: Final = (
+    0,
+    1,
+    2,
+    3,
+    4095,
+    4096,
+    4097,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 63,
+    (1 << 64) - 1,
+    (1 << 64) - 4096,
+)
+
+
+class HostilePeer:
+    """The connecting end of one connection to a victim under the shim, which echoes messages of `message_len` bytes."""
+
+    def __init__(self, client: ShimClient, port: int, *, ring_size: int = 4096, message_len: int = 64) -> None:
+        self.client = client
+        self.message_len = message_len
+        self.tcp = socket.create_connection(("127.0.0.1", port))
+        self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.tcp.setblocking(False)
+        self.tcp_sent = self.tcp_received = 0
+        made = Channel.make(None)
+        segment = _channel.create(ring_size, ring_size)
+        self.mine = replace(made, segment=segment, ring_size=(ring_size, ring_size), segment_id=os.urandom(16))
+        self.end = _channel.map(segment, 0)
+        self.words = mmap.mmap(segment, 0)
+        self.bell: int | None = None  # the victim's
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tcp.close()
+        self.end.close()
+        self.words.close()
+        self.mine.close()
+        if self.bell is not None:
+            os.close(self.bell)
+            self.bell = None
+
+    # ---- words ----
+
+    def peek(self, name: str) -> int:
+        offset, size = _channel.HEADER_WORDS[name]
+        return int.from_bytes(self.words[offset : offset + size], "little")
+
+    def poke(self, name: str, value: int) -> None:
+        offset, size = _channel.HEADER_WORDS[name]
+        struct.pack_into("=Q" if size == 8 else "=I", self.words, offset, value % (1 << 8 * size))
+
+    def ring(self, value: int = 1) -> None:
+        """Rings the victim's bell; a bell that is full has rung already."""
+        assert self.bell is not None
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.bell, value)
+
+    # ---- the honest part ----
+
+    def _exchange(self) -> None:
+        """Sends one message by the path it belongs to, and reads the echo from wherever it comes."""
+        message = os.urandom(self.message_len)
+        if self.peek("side[0].tx_switched"):
+            assert self.end.write(message) == len(message)
+            self.ring()
+        else:
+            assert self.tcp.send(message) == len(message)
+            self.tcp_sent += len(message)
+        answer = b""
+        deadline = time.monotonic() + WITHIN_S
+        while len(answer) < len(message):
+            switched = self.peek("side[1].tx_switched")
+            if switched and self.tcp_received == self.peek("side[1].tx_switch_offset"):
+                answer += self.end.read(len(message) - len(answer))
+            elif select.select([self.tcp], [], [], 0.001)[0]:
+                part = self.tcp.recv(len(message) - len(answer))
+                assert part, "the victim closed an honest connection"
+                answer += part
+                self.tcp_received += len(part)
+            assert time.monotonic() < deadline, f"no echo; switched {switched}"
+        assert answer == message
+
+    def promote(self) -> None:
+        """Offers, and plays by the rules until both directions use the rings."""
+        self.client.offer(self.tcp, self.mine, token=self.mine.bell)
+        self.client.wait_offer(self.tcp)
+        self._exchange()
+        packet = self.client.receive()
+        with packet.descriptors as passed:
+            assert (packet.message.type, packet.message.token) == (Rpc.CLAIMED, self.mine.bell), packet.message
+            self.bell = os.dup(passed.numbers[0])
+        self.poke("side[0].attached", 1)
+        self.poke("side[0].rx_ready", 1)
+        self.ring()
+        deadline = time.monotonic() + WITHIN_S
+        while not (self.peek("side[0].tx_switched") and self.peek("side[1].tx_switched")):
+            if self.peek("side[1].rx_ready") and not self.peek("side[0].tx_switched"):
+                self.poke("side[0].tx_switch_offset", self.tcp_sent)
+                self.poke("side[0].tx_switched", 1)
+            self._exchange()
+            assert time.monotonic() < deadline, "the connection was not promoted"
+        for _ in range(3):
+            self._exchange()
+
+    # ---- the other part ----
+
+    def _value(self, dice: random.Random, now: int) -> int:
+        match dice.randrange(5):
+            case 0:
+                return dice.choice(_EDGES)
+            case 1:
+                return now + dice.randrange(-5000, 5000)
+            case 2:
+                return dice.randrange(NOTICE_BITS)
+            case 3:
+                return 1 << dice.randrange(64)
+            case _:
+                return dice.getrandbits(64)
+
+    def _act(self, dice: random.Random, name: str) -> None:
+        match dice.randrange(12):
+            case 0 | 1 | 2 | 3 | 4 | 5:
+                self.poke(name, self._value(dice, self.peek(name)))
+            case 6 | 7:
+                self.ring(dice.choice([1, 1, 1, 1000]))
+            case 8:  # bytes anywhere in either ring
+                at = dice.randrange(_channel.HEADER_SIZE, len(self.words) - 64)
+                self.words[at : at + 64] = dice.randbytes(64)
+            case 9:  # our own bell word: sleepers that are none, generations that go back
+                line = dice.randrange(layout.BELL_PAGE_BELLS) * 64 if dice.randrange(2) else 0
+                os.pwrite(self.mine.bell_page, struct.pack("=Q", self._value(dice, 0) % (1 << 64)), line)
+            case 10:
+                with contextlib.suppress(OSError):  # the victim may have closed the connection
+                    self.tcp.send(dice.randbytes(dice.randrange(1, 200)))
+            case _:
+                with contextlib.suppress(OSError):
+                    self.end.write(dice.randbytes(dice.randrange(1, 5000)))
+
+    def attack(self, seed: int) -> str:
+        """Random words, bells and bytes; then the connection is reset. The moves made, for a failure to print."""
+        dice = random.Random(seed)
+        # mostly the words that a side 0 writes and its peer reads
+        ours = [n for n in _channel.HEADER_WORDS if n.startswith(("side[0]", "producer[0]", "consumer[1]"))]
+        anything = list(_channel.HEADER_WORDS)
+        # few words an attack: with many, the first impossible count hides what the others would have done
+        names = dice.sample(ours, dice.randrange(1, 4)) if dice.randrange(4) else anything
+        pauses = dice.random() < 0.5
+        for _ in range(dice.choice([3, 30, 300])):
+            self._act(dice, dice.choice(names))
+            if pauses and dice.randrange(4) == 0:
+                self.ring()
+                os.sched_yield()
+        if dice.randrange(3) == 0:
+            with contextlib.suppress(OSError):
+                self.tcp.shutdown(socket.SHUT_WR)
+            self.ring()
+            os.sched_yield()
+        self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.tcp.close()
+        return f"seed {seed}, words {names if len(names) < 9 else 'any'}"
