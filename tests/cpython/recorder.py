@@ -10,6 +10,7 @@ list a line: ["start", index, id], ["end", id, outcome, detail], ["done", enviro
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -107,7 +108,10 @@ def main() -> None:
         for test in flatten(unittest.defaultTestLoader.loadTestsFromName(module))
         if not any(fnmatchcase(test.id(), pattern) for pattern in excluded)
     ]
-    unittest.TestSuite(tests[int(first) :]).run(Recorder(int(first), float(timeout_s)))
+    suite = unittest.TestSuite(tests[int(first) :])
+    del tests  # the suite lets go of each test after it, and so must we: some collect garbage hundreds of times
+    gc.freeze()
+    suite.run(Recorder(int(first), float(timeout_s)))
     faulthandler.cancel_dump_traceback_later()
     say("done", support.environment_altered)
 
