@@ -114,7 +114,10 @@ class HostilePeer:
         """Offers, and plays by the rules until both directions use the rings."""
         self.client.offer(self.tcp, self.mine, token=self.mine.bell)
         self.client.wait_offer(self.tcp)
-        self._exchange()
+        deadline = time.monotonic() + WITHIN_S
+        while not select.select([self.client.sock], [], [], 0.001)[0]:
+            self._exchange()  # the victim claims in one of its calls, once the provider has welcomed it
+            assert time.monotonic() < deadline, "the victim never claimed"
         packet = self.client.receive()
         with packet.descriptors as passed:
             assert (packet.message.type, packet.message.token) == (Rpc.CLAIMED, self.mine.bell), packet.message
@@ -133,6 +136,28 @@ class HostilePeer:
             self._exchange()
 
     # ---- the other part ----
+
+    def flood(self) -> None:
+        """Sends more than the victim's answers have room for, and reads none of them."""
+        deadline = time.monotonic() + WITHIN_S
+        while self.peek("producer[1].want_space") == 0:
+            self.end.write(bytes(self.message_len))
+            self.ring()
+            assert time.monotonic() < deadline, "the victim never ran out of room"
+
+    def wait_end(self) -> None:
+        """Waits until the victim has closed its end of the TCP connection; TimeoutError if it does not."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            self.ring()
+            if select.select([self.tcp], [], [], 0.01)[0]:
+                try:
+                    if not self.tcp.recv(65536):
+                        return
+                except ConnectionResetError:
+                    return
+            if time.monotonic() > deadline:
+                raise TimeoutError("the victim goes on with a peer that broke the rules")
 
     def _value(self, dice: random.Random, now: int) -> int:
         match dice.randrange(5):

@@ -16,12 +16,13 @@ import toolchain
 from hostile import HostilePeer
 from toolchain import ADDRESS
 
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Connection, ShimClient, Sidestep
 
 BENCH = toolchain.ROOT / "bench" / "c"
 ATTACKS = 40
 NEIGHBOURS = 2
 WITHIN_S = 20
+CHANNEL_RECALL = 8  # channel.h
 
 pytestmark = pytest.mark.slow
 
@@ -37,41 +38,58 @@ def echo_blocking() -> Path:
     return toolchain.build("echo-blocking", [toolchain.HERE / "programs" / "echo_blocking.c"], ADDRESS.flags)
 
 
+class Scene:
+    """A victim under the sanitized shim, and a provider's client for the peers that attack it."""
+
+    def __init__(self, sidestep: Sidestep, directory: Path, mode: list[str]) -> None:
+        self.reports = directory / "reports"
+        self.reports.mkdir()
+        self.sidestep = sidestep
+        preload = toolchain.preload(ADDRESS, toolchain.build_shim(ADDRESS))
+        self.env = sidestep.env(LD_PRELOAD=preload, **ADDRESS.env(self.reports / "report"))
+        # the benchmark's blocking server gives up at the first reset; this one must not
+        server: list[str | Path] = [echo_blocking()] if "blocking" in mode else [pingpong(), "server", *mode]
+        self.victim = sidestep.popen(server, env=self.env, stdout=subprocess.PIPE, text=True)
+        assert self.victim.stdout is not None
+        self.port = int(self.victim.stdout.readline().split()[1])
+
+    def of_victim(self) -> list[Connection]:
+        """The victim's live connections."""
+        return [c for c in self.sidestep.connections() if c.pid == self.victim.pid]
+
+    def end(self) -> None:
+        """All connections of the victim are gone; it ends when told to, and the sanitizer had nothing to say."""
+        self.sidestep.wait_for(lambda _: not self.of_victim(), WITHIN_S)
+        self.victim.terminate()
+        assert self.victim.wait(WITHIN_S) == -signal.SIGTERM
+        found = [toolchain.symbolized(path.read_text()) for path in self.reports.iterdir()]
+        assert not found, found[0][:6000]
+
+
+MODES = [["-m", "blocking"], ["-m", "poll"], ["-m", "epoll"], ["-m", "epoll", "-e"]]
+
+
 @pytest.mark.parametrize("seed", [1, 1_000_001])
-@pytest.mark.parametrize(
-    "mode", [["-m", "blocking"], ["-m", "poll"], ["-m", "epoll"], ["-m", "epoll", "-e"]], ids="".join
-)
+@pytest.mark.parametrize("mode", MODES, ids="".join)
 def test_only_its_own_connection_dies(sidestep: Sidestep, tmp_path: Path, mode: list[str], seed: int) -> None:
-    reports = tmp_path / "reports"
-    reports.mkdir()
-    env = sidestep.env(
-        LD_PRELOAD=toolchain.preload(ADDRESS, toolchain.build_shim(ADDRESS)), **ADDRESS.env(reports / "report")
-    )
-    program = pingpong()
-    # the benchmark's blocking server gives up at the first reset; this one must not
-    server: list[str | Path] = [echo_blocking()] if "blocking" in mode else [program, "server", *mode]
-    victim = sidestep.popen(server, env=env, stdout=subprocess.PIPE, text=True)
-    assert victim.stdout is not None
-    port = int(victim.stdout.readline().split()[1])
-    options = ["-p", str(port), "-n", str(NEIGHBOURS), "-w", "0", "-c", "1000000000"]
-    neighbour = sidestep.popen([program, "client", *mode, *options], env=env, stdout=subprocess.PIPE, text=True)
+    scene = Scene(sidestep, tmp_path, mode)
+    options = ["-p", str(scene.port), "-n", str(NEIGHBOURS), "-w", "0", "-c", "1000000000"]
+    neighbour = sidestep.popen([pingpong(), "client", *mode, *options], env=scene.env, stdout=subprocess.PIPE)
     sidestep.wait_for(lambda found: sum(c.promoted for c in found) == 2 * NEIGHBOURS)
 
     def answered() -> dict[str, int]:
-        return {c.remote: c.rx.ring_msgs for c in sidestep.connections() if c.pid == victim.pid and c.promoted}
+        return {c.remote: c.rx.ring_msgs for c in scene.of_victim() if c.promoted}
 
     before = answered()
-    made = []
     with ShimClient(sidestep.socket) as client:
         client.hello()
         for number in range(ATTACKS):
-            with HostilePeer(client, port) as peer:
+            with HostilePeer(client, scene.port) as peer:
                 peer.promote()
-                made.append(peer.attack(seed + number))
-            assert victim.poll() is None, f"the victim ended with {victim.returncode} after {made[-1]}"
+                moves = peer.attack(seed + number)
+            assert scene.victim.poll() is None, f"the victim ended with {scene.victim.returncode} after {moves}"
     # the victim has closed every hostile connection, and no other
-    sidestep.wait_for(lambda found: sum(c.pid == victim.pid for c in found) == NEIGHBOURS, WITHIN_S)
-    assert victim.poll() is None
+    sidestep.wait_for(lambda _: len(scene.of_victim()) == NEIGHBOURS, WITHIN_S)
     assert neighbour.poll() is None
     # the neighbour's connections are the same as before, promoted, and alive
     after = answered()
@@ -81,8 +99,27 @@ def test_only_its_own_connection_dies(sidestep: Sidestep, tmp_path: Path, mode: 
         assert time.monotonic() < deadline, f"the neighbour stands still: {after}, now {answered()}"
     neighbour.terminate()
     assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
-    sidestep.wait_for(lambda found: not any(c.pid == victim.pid for c in found), WITHIN_S)
-    victim.terminate()
-    assert victim.wait(WITHIN_S) == -signal.SIGTERM
-    found = [toolchain.symbolized(path.read_text()) for path in reports.iterdir()]
-    assert not found, found[0][:6000]
+    scene.end()
+
+
+@pytest.mark.parametrize("word", ["producer[0].tail", "consumer[1].head", "side[0].tx_back_at", "side[0].rx_frozen"])
+@pytest.mark.parametrize("mode", MODES, ids="".join)
+def test_an_impossible_count_ends_the_connection(
+    sidestep: Sidestep, tmp_path: Path, mode: list[str], word: str
+) -> None:
+    scene = Scene(sidestep, tmp_path, mode)
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        for value in (1 << 62, 8193):
+            with HostilePeer(client, scene.port) as peer:
+                peer.promote()
+                if word == "consumer[1].head":
+                    # the victim looks at it when what it knows to be free is used up
+                    peer.flood()
+                peer.poke(word, peer.peek("producer[0].tail") + value)
+                if word == "side[0].tx_back_at":
+                    peer.poke("side[0].tx_back", 1)
+                elif word == "side[0].rx_frozen":
+                    peer.poke("side[0].notice", CHANNEL_RECALL)
+                peer.wait_end()
+    scene.end()
