@@ -125,12 +125,22 @@ static inline int64_t channel_tx_space(const struct channel_end *end, size_t wan
 	return (int64_t)(end->tx_size - (tail - fresh));
 }
 
-/* Bytes sent that the peer has not read; -ECONNRESET if its head is impossible. */
-static inline int64_t channel_tx_unread(const struct channel_end *end)
+/*
+ * The same for a caller that does not own the direction: another thread may send meanwhile. Stores nothing and accuses
+ * nobody; what looks impossible is for the owner to judge, and is no room here.
+ */
+static inline size_t channel_tx_peek(const struct channel_end *end)
 {
-	int64_t space = channel_tx_space(end, (size_t)end->tx_size + 1);
+	uint64_t head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire);
+	uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_acquire); /* after head */
 
-	return space < 0 ? space : (int64_t)end->tx_size - space;
+	return tail - head > end->tx_size ? 0 : (size_t)(end->tx_size - (tail - head));
+}
+
+/* Bytes sent that the peer has not read, for any caller. */
+static inline size_t channel_tx_unread(const struct channel_end *end)
+{
+	return end->tx_size - channel_tx_peek(end);
 }
 
 /* Copies len bytes to `offset` bytes past the tail; the caller has checked the space. Publishes nothing. */
@@ -162,6 +172,14 @@ static inline int64_t channel_rx_avail(const struct channel_end *end)
 	if (tail - head > end->rx_size)
 		return -ECONNRESET; /* the peer can write this word: load once, check the copy */
 	return (int64_t)(tail - head);
+}
+
+/* Bytes to read for a caller that does not own the direction: SIZE_MAX where the owner has something to judge. */
+static inline size_t channel_rx_peek(const struct channel_end *end)
+{
+	int64_t there = channel_rx_avail(end);
+
+	return there < 0 ? SIZE_MAX : (size_t)there;
 }
 
 /* Copies len bytes from `offset` bytes past the head; the caller has checked what is there. */

@@ -15,6 +15,7 @@ __thread struct thread self;
 _Atomic(struct file *) *fd_table;
 uint32_t fd_table_len;
 _Atomic uint32_t fd_end;
+_Atomic uint32_t own_first = UINT32_MAX, own_end;
 pthread_mutex_t shim_lock = PTHREAD_MUTEX_INITIALIZER;
 uint32_t shim_pid;
 struct config config = {
@@ -90,7 +91,7 @@ void shim_log(const char *format, ...)
 	if (len > 0) {
 		size_t total = (size_t)(at + len) < sizeof(line) - 2 ? (size_t)(at + len) : sizeof(line) - 2;
 		line[total++] = '\n';
-		if (real.write(log_fd, line, total) < 0)
+		if (raw_write(log_fd, line, total) < 0)
 			log_fd = -1; /* the disk is full or the reader gone: the program must not suffer */
 	}
 	errno = saved;
@@ -195,13 +196,20 @@ void thread_register(void)
 
 void shim_lock_take(void)
 {
+	int before;
+
 	critical_enter();
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
 	pthread_mutex_lock(&shim_lock);
+	self.cancel_state = before;
 }
 
 void shim_lock_drop(void)
 {
+	int before = self.cancel_state;
+
 	pthread_mutex_unlock(&shim_lock);
+	pthread_setcancelstate(before, &before);
 	critical_leave();
 }
 
@@ -249,6 +257,8 @@ void file_put(int fd, struct file *file)
 	atomic_store_explicit(&fd_table[fd], file, memory_order_release);
 }
 
+#define OWN_FD_BASE_MAX 16384 /* a higher number would make the kernel copy a larger table at every fork */
+
 int own_fd(int fd)
 {
 	struct rlimit limit;
@@ -258,14 +268,20 @@ int own_fd(int fd)
 		return -1;
 	/* High, so that programs get the low numbers they expect; below the soft limit, because that bounds every number. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
-		base = limit.rlim_cur < 64 ? 3 : (int)((limit.rlim_cur < FD_TABLE_SIZE ? limit.rlim_cur : FD_TABLE_SIZE) / 8 * 7);
+		base = limit.rlim_cur < OWN_FD_BASE_MAX / 7 * 8 ? (int)(limit.rlim_cur / 8 * 7) : OWN_FD_BASE_MAX;
 	high = real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
-	if (high < 0) {
-		high = fd; /* the table is full up there: keep the low number */
-		real.fcntl64(fd, F_SETFD, FD_CLOEXEC);
-	} else {
-		real.close(fd);
+	raw_close(fd);
+	if (high < 0 || (uint32_t)high >= fd_table_len) {
+		/* No room up there. The program's numbers are not ours to take: the caller does without, on TCP. */
+		if (high >= 0)
+			raw_close(high);
+		return -1;
 	}
+	uint32_t low = atomic_load(&own_first), end = atomic_load(&own_end);
+	while ((uint32_t)high < low && !atomic_compare_exchange_weak(&own_first, &low, (uint32_t)high))
+		;
+	while ((uint32_t)high >= end && !atomic_compare_exchange_weak(&own_end, &end, (uint32_t)high + 1))
+		;
 	file_put(high, &own_file);
 	return high;
 }
@@ -275,7 +291,7 @@ void own_fd_close(int fd)
 	if (fd < 0)
 		return;
 	file_put(fd, NULL);
-	real.close(fd);
+	raw_close(fd);
 }
 
 static void fork_prepare(void)

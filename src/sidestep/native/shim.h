@@ -27,6 +27,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -70,6 +71,9 @@ enum {
 	SLOT_RESEND = 1u << 12,    /* recalled: ring bytes from tx_resend on have still to go out by TCP */
 };
 
+/* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
+#define WANT_STICKY (1u << 31)
+
 enum { PATH_TCP = 0, PATH_RING = 1 };
 
 /* conn_slot spare words with a name (the layout keeps them for the shim) */
@@ -80,7 +84,7 @@ enum { PATH_TCP = 0, PATH_RING = 1 };
 struct conn {
 	struct file file;
 	_Atomic uint8_t managed; /* holds a segment */
-	uint8_t rpc_pending;
+	bool waited; /* seen in a hooked poll, select or epoll set */
 	uint32_t generation; /* of the slot */
 	uint64_t serial;     /* unique in the process */
 	struct conn_slot *slot;
@@ -141,7 +145,7 @@ struct thread {
 	uint32_t tid;
 	uint32_t critical;         /* nesting of critical sections */
 	uint32_t signals_deferred;
-	uint32_t no_spin_until_lo;
+	int cancel_state;          /* before the outermost lock was taken */
 	volatile uint64_t signals;             /* handlers run on this thread */
 	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
 	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
@@ -221,6 +225,56 @@ static inline void critical_leave(void)
 		critical_flush();
 }
 
+/* ---- system calls that are no cancellation points: for use under locks ---- */
+static inline int raw_poll(struct pollfd *fds, nfds_t len, int timeout_ms)
+{
+	struct timespec limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000000l};
+
+	return (int)real.syscall(SYS_ppoll, (long)fds, (long)len, (long)&limit, 0, _NSIG / 8, 0);
+}
+static inline ssize_t raw_read(int fd, void *buf, size_t n)
+{
+	return real.syscall(SYS_read, fd, (long)buf, (long)n, 0, 0, 0);
+}
+static inline ssize_t raw_write(int fd, const void *buf, size_t n)
+{
+	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
+}
+static inline ssize_t raw_send(int fd, const void *buf, size_t n, int flags)
+{
+	return real.syscall(SYS_sendto, fd, (long)buf, (long)n, flags, 0, 0);
+}
+static inline ssize_t raw_recv(int fd, void *buf, size_t n, int flags)
+{
+	return real.syscall(SYS_recvfrom, fd, (long)buf, (long)n, flags, 0, 0);
+}
+static inline ssize_t raw_recvmsg(int fd, struct msghdr *message, int flags)
+{
+	return real.syscall(SYS_recvmsg, fd, (long)message, flags, 0, 0, 0);
+}
+static inline ssize_t raw_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	return real.syscall(SYS_sendmsg, fd, (long)message, flags, 0, 0, 0);
+}
+static inline int raw_epoll_look(int epfd, struct epoll_event *events, int max)
+{
+	return (int)real.syscall(SYS_epoll_pwait, epfd, (long)events, max, 0, 0, _NSIG / 8);
+}
+static inline int raw_close(int fd)
+{
+	return (int)real.syscall(SYS_close, fd, 0, 0, 0, 0, 0);
+}
+static inline int64_t deadline_after(int64_t timeout_ns)
+{
+	int64_t now = now_ns();
+
+	return timeout_ns < 0 || timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+}
+static inline int64_t timespec_ns(const struct timespec *ts)
+{
+	return ts->tv_sec > 9000000000ll ? INT64_MAX : ts->tv_sec * 1000000000ll + ts->tv_nsec;
+}
+
 void shim_lock_take(void);
 void shim_lock_drop(void);
 
@@ -239,10 +293,9 @@ static inline void slot_lock(uint32_t *word)
 		slot_lock_slow(lock);
 }
 bool slot_trylock(uint32_t *word);
-/* A full fence too: what was published before is ordered before the look at the peer's bell that follows. */
 static inline void slot_unlock(uint32_t *word)
 {
-	atomic_exchange_explicit((_Atomic uint32_t *)word, 0, memory_order_seq_cst);
+	atomic_store_explicit((_Atomic uint32_t *)word, 0, memory_order_release);
 	critical_leave();
 }
 
@@ -278,6 +331,7 @@ static inline struct conn *conn_get(int fd)
 	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
 }
 void file_put(int fd, struct file *file); /* sets the entry */
+extern _Atomic uint32_t own_first, own_end; /* the shim's own descriptors lie between */
 extern _Atomic uint32_t fd_end; /* no entry at this number or above */
 int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
 void own_fd_close(int fd);
@@ -300,6 +354,7 @@ int conn_fd(struct conn *conn);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
+void conn_flush(struct conn *conn, int fd);
 bool conn_obey(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
 {
@@ -332,11 +387,14 @@ struct bell *bell_self(void); /* this thread's, made on first use; NULL when out
 void bell_unref(struct bell *bell);
 static inline void bell_sleep_begin(struct bell *bell)
 {
-	atomic_fetch_add(bell->word, (1u << 16) + 1); /* full fence: look again after this */
+	atomic_fetch_add(bell->word, (1u << 16) + 1);
+	full_fence(); /* look again after this */
 }
 static inline void bell_sleep_end(struct bell *bell)
 {
-	atomic_fetch_sub(bell->word, 1); /* full fence: look again after this */
+	/* A new generation: whoever still sleeps on this bell is rung again for what comes after the ring we took. */
+	atomic_fetch_add(bell->word, (1u << 16) - 1);
+	full_fence(); /* look again after this */
 }
 struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd);
 void remote_bell_unref(struct remote_bell *bell);
@@ -363,8 +421,8 @@ struct wait_clock {
 };
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
 /* Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. */
+/* The caller holds a reference, which a cancelled thread gives back. */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
-uint32_t crowded_budget(uint32_t budget);
 bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
 /*
  * Adapts a spin budget. A wait that ended while spinning, or in the kernel so soon that full spinning would have caught
@@ -401,7 +459,6 @@ struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the con
 void set_forget(int fd);
 void set_dup(int from, int to);
 void sets_after_fork(void);
-void set_rescan(struct set *set);
 bool set_has_ready(struct file *file);
 bool set_is_managed(struct file *file);
 int set_bells(struct file *file, struct bell **out, int room);

@@ -25,6 +25,8 @@
 #define PROBE_EVERY 64        /* ring writes between two looks at the native socket for the peer's end */
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 #define POOL_CHUNK 64
+#define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
+#define FLUSH_TURN_MS 100
 
 uint8_t arena_id[16];
 static struct arena_header *arena;
@@ -52,12 +54,12 @@ int arena_open(void)
 		return -errno;
 	if (ftruncate(fd, (off_t)len) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
 	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id)) {
-		real.close(fd);
+		raw_close(fd);
 		return -EIO;
 	}
 	arena = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (arena == MAP_FAILED) {
-		real.close(fd);
+		raw_close(fd);
 		return -ENOMEM;
 	}
 	arena->magic = ARENA_MAGIC;
@@ -219,12 +221,17 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 		word_store(slot->state, STATE_PINNED);
 }
 
+static bool tx_resend(struct conn *conn, int fd);
+
 /* The last holder closes: tells the peer whether it leaves data unread, which the FIN alone cannot. */
 static void tell_close(struct conn *conn)
 {
 	if (!atomic_load(&conn->managed) || word_load(conn->slot->holders) != 1)
 		return;
-	bool unread = word_load(conn->slot->rx_path) == PATH_RING && channel_rx_avail(&conn->channel) != 0;
+	/* ring bytes count even while receiving is still on TCP; unread TCP bytes the kernel sees itself */
+	bool unread = !slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0;
+	if (slot_has(conn->slot, SLOT_RESEND))
+		conn_flush(conn, conn_fd(conn));
 	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED); /* full fence */
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }
@@ -235,16 +242,15 @@ void conn_forget(int fd, bool closing)
 
 	if (!conn)
 		return;
+	if (closing && atomic_load(&conn->fds) == 1)
+		tell_close(conn);
 	file_put(fd, NULL);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
 		set_conn_closed(conn, fd, last);
 	if (last) {
-		if (word_load(conn->slot->state) == STATE_OFFERED) {
+		if (word_load(conn->slot->state) == STATE_OFFERED)
 			rpc_withdraw(conn);
-		}
-		if (closing)
-			tell_close(conn);
 	} else if (word_load(conn->slot->fd) == (uint32_t)fd) {
 		word_store(conn->slot->fd, (uint32_t)-1);
 	}
@@ -288,7 +294,6 @@ void conn_forked(bool in_child)
 				atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, 1);
 		} else {
 			conn->refs = conn->fds; /* waiting threads stayed in the parent */
-			conn->rpc_pending = 0;
 			conn->pending_segment_fd = -1;
 		}
 	}
@@ -643,7 +648,7 @@ static bool tx_resend(struct conn *conn, int fd)
 		size_t len = (size_t)(tail - slot_tx_resend(slot));
 		if (len > conn->channel.tx_size - at)
 			len = (size_t)(conn->channel.tx_size - at);
-		ssize_t n = real.send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+		ssize_t n = raw_send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && errno == EAGAIN)
@@ -777,7 +782,7 @@ void conn_probe(struct conn *conn, int fd)
 
 	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
 		return;
-	if (real.poll(&native, 1, 0) <= 0 || (native.revents & POLLNVAL)) {
+	if (raw_poll(&native, 1, 0) <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
 		return;
 	}
@@ -799,7 +804,7 @@ void conn_probe(struct conn *conn, int fd)
 	} else if (on_ring && (native.revents & POLLIN)) {
 		/* bytes on TCP after the switch: only of a peer that has gone back to it */
 		char byte;
-		if (real.recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
+		if (raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
 		    !atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire))
 			conn_violation(conn, fd);
 	}
@@ -827,15 +832,9 @@ void conn_probe(struct conn *conn, int fd)
 }
 
 /* ---- readiness ---- */
-static bool has_data(struct conn *conn, int fd, size_t wanted)
+static bool has_data(const struct conn *conn, size_t wanted)
 {
-	int64_t there = channel_rx_avail(&conn->channel);
-
-	if (unlikely(there < 0)) {
-		conn_violation(conn, fd);
-		return true;
-	}
-	return (size_t)there >= wanted;
+	return channel_rx_peek(&conn->channel) >= wanted;
 }
 
 static size_t low_water(struct conn *conn)
@@ -856,12 +855,17 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	struct conn_slot *slot = conn->slot;
 	uint32_t ready = 0;
 
-	if (unlikely(conn_notice(conn)))
+	uint32_t notice = conn_notice(conn);
+	if (unlikely(notice)) {
 		conn_obey(conn, fd);
+		if ((notice & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) && !slot_has(slot, SLOT_PEER_GONE))
+			conn_probe(conn, fd);
+	}
 	if (word_load(slot->rx_path) == PATH_RING) {
+		ready |= kernel_bits & EPOLLPRI;
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
 			conn_probe(conn, fd);
-		if (has_data(conn, fd, low_water(conn))) {
+		if (has_data(conn, low_water(conn))) {
 			ready |= EPOLLIN | EPOLLRDNORM;
 		} else if (unlikely(conn->channel.remote->tx_back) && slot_trylock(&slot->rx_lock)) {
 			if (conn->managed && word_load(slot->rx_path) == PATH_RING && rx_back(conn, fd))
@@ -873,32 +877,28 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
 			bool moved = conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_follow(conn, fd);
 			slot_unlock(&slot->rx_lock);
-			if (moved && has_data(conn, fd, low_water(conn)))
+			if (moved && has_data(conn, low_water(conn)))
 				ready |= EPOLLIN | EPOLLRDNORM;
 		}
 	}
 	if (word_load(slot->tx_path) == PATH_RING) {
-		int64_t room = channel_tx_space(&conn->channel, room_wanted(conn));
-		if (room >= 0 && room < (int64_t)room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
+		size_t room = channel_tx_peek(&conn->channel);
+		if (room < room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
 			/* somebody waits for it: the consumer must tell when there is some; then look once more */
-			atomic_store(&conn->channel.tx_line->want_space, 1);
+			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
-			room = channel_tx_space(&conn->channel, room_wanted(conn));
+			room = channel_tx_peek(&conn->channel);
 		}
-		if (room < 0) {
-			conn_violation(conn, fd);
-		} else if (room >= (int64_t)room_wanted(conn)) {
+		if (room >= room_wanted(conn))
 			ready |= EPOLLOUT | EPOLLWRNORM;
-			if (word_load(conn->channel.tx_line->want_space))
-				atomic_store_explicit(&conn->channel.tx_line->want_space, 0, memory_order_relaxed);
-		}
 	} else {
 		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
 	}
 	uint32_t flags = word_load(slot->flags);
 	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
 		ready |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
-	if (flags & (SLOT_PEER_GONE | SLOT_WR_SHUT | SLOT_RESET))
+	if ((flags & (SLOT_WR_SHUT | SLOT_RESET)) ||
+	    ((flags & SLOT_PEER_GONE) && word_load(slot->tx_path) == PATH_RING))
 		ready |= EPOLLOUT | EPOLLWRNORM;
 	if ((flags & SLOT_RESET) || ((flags & SLOT_FIN || flags & SLOT_RD_SHUT) && flags & SLOT_WR_SHUT))
 		ready |= EPOLLHUP;
@@ -918,6 +918,11 @@ static size_t iov_total(const struct iovec *iov, int iov_len)
 	for (int i = 0; i < iov_len; i++)
 		total += iov[i].iov_len;
 	return total;
+}
+
+static int64_t timeval_ns(const struct timeval *limit)
+{
+	return limit->tv_sec > 9000000000ll ? INT64_MAX : limit->tv_sec * 1000000000ll + limit->tv_usec * 1000ll;
 }
 
 static bool would_not_block(int fd, int flags)
@@ -988,7 +993,7 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		struct iovec rest[64];
 		struct msghdr message = {.msg_iov = rest,
 		                         .msg_iovlen = (size_t)iov_from(iov, iov_len, done, rest)};
-		ssize_t n = real.recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+		ssize_t n = raw_recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
 		if (n > 0) {
 			if (!(flags & MSG_PEEK)) {
 				word_add(slot->rx_tcp_bytes, (uint64_t)n);
@@ -997,14 +1002,23 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			*moved = (size_t)n;
 			return STEP_DONE;
 		}
-		if (n == 0)
-			return STEP_END;
-		if (errno != EAGAIN)
-			return STEP_ERROR;
-		if (!rx_follow(conn, fd))
-			return STEP_EMPTY;
+		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
+		int error = n < 0 ? errno : 0;
+		if (!rx_follow(conn, fd)) {
+			errno = error;
+			return n == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
+		}
+		if (n == 0) {
+			conn_probe(conn, fd);
+		} else if (error != EAGAIN) {
+			word_store(slot->error, (uint32_t)error);
+			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+		}
 	}
 	for (int turn = 0;; turn++) {
+		/* Loaded before the ring is looked at: an end seen after it may stand behind bytes not seen. */
+		uint32_t ended = atomic_load((_Atomic uint32_t *)&slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET);
+		bool failed = atomic_load((_Atomic uint32_t *)&slot->error) != 0;
 		int64_t there = channel_rx_avail(&conn->channel);
 		if (unlikely(there < 0)) {
 			conn_violation(conn, fd);
@@ -1015,17 +1029,19 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			return STEP_DONE;
 		}
 		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
-		int error = word_load(slot->error) != EPIPE ? take_error(conn) : 0;
+		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
 			return STEP_ERROR;
 		}
 		if (unlikely(conn->channel.remote->tx_back) && rx_back(conn, fd))
 			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
-		if (slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
+		if (ended)
 			return STEP_END;
-		if (turn || !look)
+		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
 			return STEP_EMPTY;
+		if (!look)
+			continue;
 		conn_probe(conn, fd); /* then look at the ring once more: what was sent before the FIN is there now */
 	}
 }
@@ -1036,6 +1052,7 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
 
 	atomic_fetch_add((_Atomic uint32_t *)&slot->rx_sitters, 1);
+	full_fence();
 	if (slot_has(slot, SLOT_RX_CONSENT)) { /* declared meanwhile: back to watching both */
 		atomic_fetch_sub((_Atomic uint32_t *)&slot->rx_sitters, 1);
 		return -2;
@@ -1044,9 +1061,10 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 	return native_rx_end(conn, fd, n, flags);
 }
 
+/* rx_lock held: the conn may be gone without it. */
 static void rx_finish(struct conn *conn)
 {
-	/* after slot_unlock: the fence between publishing head and reading want_space is made */
+	full_fence(); /* between publishing head and reading want_space */
 	if (unlikely(atomic_load_explicit(&conn->channel.rx_peer_line->want_space, memory_order_relaxed)))
 		conn_ring(conn);
 }
@@ -1055,7 +1073,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 {
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0, target;
 	struct wait_clock clock;
-	bool waited = false, look = false, timed = false, peek = flags & MSG_PEEK;
+	bool held = false, look = false, timed = false, peek = flags & MSG_PEEK;
 	int saved = errno;
 
 	if (unlikely(flags & (MSG_OOB | MSG_ERRQUEUE))) {
@@ -1069,67 +1087,91 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		target = total;
 	if (peek && target > conn->channel.rx_size)
 		target = conn->channel.rx_size;
+	struct conn_slot *slot = conn->slot;
+	ssize_t result;
 	for (;;) {
-		struct conn_slot *slot = conn->slot;
 		enum step step = STEP_CLOSED;
 
-		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
-			set_conn_switched(conn);
-		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
-			set_conn_switched(conn);
 		slot_lock(&slot->rx_lock);
-		if (likely(conn->managed))
+		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
 			step = rx_step(conn, fd, iov, iov_len, done, total - done, flags, look, &moved);
+			if (likely(step == STEP_DONE && !peek))
+				rx_finish(conn);
+		}
 		int error = errno;
+		uint32_t ended = word_load(slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET | SLOT_RX_BACK);
 		slot_unlock(&slot->rx_lock);
 		if (likely(step == STEP_DONE)) {
-			rx_finish(conn);
-			if (likely((peek ? moved : done + moved) >= target)) {
-				errno = saved;
-				return (ssize_t)(peek ? moved : done + moved);
+			if (likely((peek ? moved : done + moved) >= target) || (peek && ended)) {
+				result = (ssize_t)(peek ? moved : done + moved);
+				break;
 			}
 			if (!peek) {
 				done += moved;
 				continue;
 			}
 		} else if (step == STEP_NATIVE && !done) {
-			ssize_t n = native_recv(conn, fd, iov, iov_len, flags);
-			if (n != -2)
-				return n;
+			result = native_recv(conn, fd, iov, iov_len, flags);
+			if (result != -2) {
+				saved = errno;
+				break;
+			}
 			continue;
 		} else if (step != STEP_EMPTY) {
-			errno = saved;
-			if (done || step == STEP_END)
-				return (ssize_t)done;
-			errno = step == STEP_CLOSED ? EBADF : error;
-			return -1;
+			result = (ssize_t)done;
+			if (!done && step != STEP_END) {
+				result = -1;
+				saved = step == STEP_CLOSED ? EBADF : error;
+			}
+			break;
 		}
 		/* Not enough there. Before saying so to a caller that does not wait, ask the native socket for the end. */
 		if (look) {
-			errno = saved;
-			if (done || step == STEP_DONE)
-				return (ssize_t)(peek ? moved : done);
-			errno = EAGAIN;
-			return -1;
+			result = step == STEP_DONE ? (ssize_t)moved : (ssize_t)done;
+			if (!result) {
+				result = -1;
+				saved = EAGAIN;
+			}
+			break;
 		}
+		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
+			set_conn_switched(conn);
+		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
+			set_conn_switched(conn);
 		if (would_not_block(fd, flags)) {
 			look = true;
 			continue;
 		}
-		if (!waited) {
+		if (!held) {
 			struct timeval limit = {0};
 			socklen_t len = sizeof(limit);
 			real.getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
-			wait_clock_start(&clock, timed ? limit.tv_sec * 1000000000ll + limit.tv_usec * 1000ll : -1);
-			waited = true;
+			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
+			/* the number may be closed while we wait, and the conn with it */
+			conn_ref(conn);
+			held = true;
+			if (conn_get(fd) != conn) {
+				result = -1;
+				saved = EBADF;
+				break;
+			}
 		}
-		int result = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
-		if (result < 0) {
-			errno = done ? saved : result == -ETIMEDOUT ? EAGAIN : -result;
-			return done ? (ssize_t)done : -1;
+		int waited = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
+		if (waited == 0 && conn_get(fd) == conn)
+			continue;
+		result = (ssize_t)done;
+		if (!done) {
+			bool over = waited == 0 && slot_has(slot, SLOT_RD_SHUT | SLOT_FIN | SLOT_RESET);
+			result = over ? 0 : -1;
+			saved = over ? saved : waited == 0 ? EBADF : waited == -ETIMEDOUT ? EAGAIN : -waited;
 		}
+		break;
 	}
+	if (held)
+		conn_unref(conn);
+	errno = saved;
+	return result;
 }
 
 /* tx_lock held. Copies from iov, from byte `done` on, as much as fits; publishes in chunks. */
@@ -1209,6 +1251,7 @@ static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, i
 	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
 
 	atomic_fetch_add((_Atomic uint32_t *)&slot->tx_sitters, 1);
+	full_fence();
 	if (slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE)) {
 		atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
 		return -2;
@@ -1229,93 +1272,132 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 {
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0;
 	struct wait_clock clock;
-	bool waited = false, timed = false;
+	bool held = false, timed = false;
 	int saved = errno;
 
 	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING)
 		return slot_has(conn->slot, SLOT_WR_SHUT) ? send_failed(EPIPE, flags) : 0;
+	struct conn_slot *slot = conn->slot;
+	ssize_t result;
+	int signal_error = 0;
 	for (;;) {
-		struct conn_slot *slot = conn->slot;
-		enum step step;
+		enum step step = STEP_CLOSED;
+		bool moved_over = false;
 
+		slot_lock(&slot->tx_lock);
+		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
+			bool on_ring = word_load(slot->tx_path) == PATH_RING;
+			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
+			moved_over = !on_ring && word_load(slot->tx_path) == PATH_RING;
+			if (likely(step == STEP_DONE)) {
+				full_fence(); /* between publishing tail and reading the bell */
+				conn_ring(conn);
+			}
+		}
+		int error = errno;
+		bool notice = step == STEP_DONE && conn_notice(conn);
+		slot_unlock(&slot->tx_lock);
+		if (unlikely(moved_over))
+			set_conn_switched(conn);
+		/* a recall may have crossed this message: it must go out again */
+		if (unlikely(notice) && conn_get(fd) == conn && conn_obey(conn, fd))
+			set_conn_switched(conn);
+		if (likely(step == STEP_DONE)) {
+			done += moved;
+			if (likely(done == total)) {
+				result = (ssize_t)done;
+				break;
+			}
+			continue;
+		} else if (step == STEP_ERROR) {
+			result = (ssize_t)done;
+			if (!done) {
+				result = -1;
+				signal_error = error;
+			} else if (error != EPIPE) {
+				word_store(slot->error, (uint32_t)error); /* for the next call */
+			}
+			break;
+		} else if (step == STEP_CLOSED) {
+			result = done ? (ssize_t)done : -1;
+			saved = done ? saved : EBADF;
+			break;
+		} else if (step == STEP_NATIVE) {
+			result = (ssize_t)done;
+			if (!done) {
+				result = native_send(conn, fd, iov, iov_len, flags);
+				if (result == -2)
+					continue;
+				saved = errno;
+			}
+			break;
+		}
 		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
 			set_conn_switched(conn);
 		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
 			set_conn_switched(conn);
-		slot_lock(&slot->tx_lock);
-		bool on_ring = word_load(slot->tx_path) == PATH_RING;
-		if (likely(conn->managed))
-			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
-		else
-			step = STEP_CLOSED;
-		int error = errno;
-		bool moved_over = !on_ring && word_load(slot->tx_path) == PATH_RING;
-		slot_unlock(&slot->tx_lock);
-		if (unlikely(moved_over))
-			set_conn_switched(conn);
-		if (likely(step == STEP_DONE)) {
-			conn_ring(conn);
-			/* a recall may have crossed this message: it must go out again */
-			if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
-				set_conn_switched(conn);
-			done += moved;
-			if (likely(done == total)) {
-				errno = saved;
-				return (ssize_t)done;
-			}
-		} else if (step == STEP_ERROR) {
-			if (done) {
-				/* the rest of the error is for the next call */
-				if (error != EPIPE)
-					word_store(slot->error, (uint32_t)error);
-				return (ssize_t)done;
-			}
-			return send_failed(error, flags);
-		} else if (step == STEP_CLOSED) {
-			errno = EBADF;
-			return done ? (ssize_t)done : -1;
-		} else if (step == STEP_NATIVE) {
-			if (done) {
-				errno = saved;
-				return (ssize_t)done;
-			}
-			ssize_t n = native_send(conn, fd, iov, iov_len, flags);
-			if (n != -2)
-				return n;
-			continue;
-		}
 		if (would_not_block(fd, flags)) {
 			/* remember that somebody waits for room, then look once more */
-			atomic_store(&conn->channel.tx_line->want_space, 1);
+			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
 			set_conn_nospace(conn);
-			int64_t room = channel_tx_space(&conn->channel, 1);
-			if (done) {
-				errno = saved;
-				return (ssize_t)done;
-			}
-			if (room > 0)
+			result = (ssize_t)done;
+			if (done)
+				break;
+			if (channel_tx_peek(&conn->channel) > 0 && !slot_has(slot, SLOT_RESEND))
 				continue;
 			conn_probe(conn, fd);
-			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET))
+			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !slot_has(slot, SLOT_RESEND))
 				continue;
-			errno = EAGAIN;
-			return -1;
+			result = -1;
+			saved = EAGAIN;
+			break;
 		}
-		if (!waited) {
+		if (!held) {
 			struct timeval limit = {0};
 			socklen_t len = sizeof(limit);
 			real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
-			wait_clock_start(&clock, timed ? limit.tv_sec * 1000000000ll + limit.tv_usec * 1000ll : -1);
-			waited = true;
+			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
+			conn_ref(conn);
+			held = true;
+			if (conn_get(fd) != conn) {
+				result = -1;
+				saved = EBADF;
+				break;
+			}
 		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
-		int result = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
-		if (result < 0) {
-			errno = done ? saved : result == -ETIMEDOUT ? EAGAIN : -result;
-			return done ? (ssize_t)done : -1;
+		int waited = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
+		if (waited == 0 && conn_get(fd) == conn)
+			continue;
+		result = (ssize_t)done;
+		if (!done) {
+			result = -1;
+			saved = waited == 0 ? EBADF : waited == -ETIMEDOUT ? EAGAIN : -waited;
 		}
+		break;
+	}
+	if (held)
+		conn_unref(conn);
+	if (signal_error)
+		return send_failed(signal_error, flags);
+	errno = saved;
+	return result;
+}
+
+/* Sends what was recalled before the end is told, waiting a little where TCP's buffer is full. */
+void conn_flush(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	for (int turn = 0; turn < FLUSH_TURNS && slot_has(slot, SLOT_RESEND); turn++) {
+		slot_lock(&slot->tx_lock);
+		bool done = !conn->managed || tx_resend(conn, fd);
+		slot_unlock(&slot->tx_lock);
+		struct pollfd room = {.fd = fd, .events = POLLOUT};
+		if (!done)
+			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
 }
 

@@ -21,6 +21,7 @@
 #define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
 #define BELL_INDEX 0
+#define BELLS_MAX 64 /* bells of one set that a thread can sleep on; with more it naps */
 
 struct member {
 	struct set *set;
@@ -34,7 +35,8 @@ struct member {
 	bool hot;          /* in set->hot */
 	bool hinted;       /* its peer names it when there is news */
 	bool disabled;     /* one-shot has fired */
-	bool on_ring;      /* how the kernel's entry is set: without OUT, because sending is by ring */
+	bool rx_ring;      /* receiving was by ring when it was last looked at */
+	uint32_t in_kernel; /* events of the kernel's entry */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
 	bool out_armed;    /* edge: room is news */
 	uint32_t at;       /* in set->managed */
@@ -61,6 +63,10 @@ struct set {
 	_Atomic uint32_t sitters; /* threads in the kernel's wait that do not know of any managed member */
 	uint32_t refs;            /* descriptor numbers */
 	pthread_mutex_t lock;
+	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the bells of that moment */
+	_Atomic bool managed_ever; /* the kernel may hold events with our data */
+	uint32_t owner_pid;        /* a forked child shares the kernel's set and must not change it */
+	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 40 bits */
 	bool nested, shared;
@@ -95,15 +101,23 @@ static struct set *set_get(int epfd)
 	return file && file->kind == FILE_SET ? (struct set *)file : NULL;
 }
 
+/* Nothing that runs under the lock may be cancelled in the middle. */
 static void set_lock(struct set *set)
 {
+	int before;
+
 	critical_enter();
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
 	pthread_mutex_lock(&set->lock);
+	set->cancel_state = before;
 }
 
 static void set_unlock(struct set *set)
 {
+	int before = set->cancel_state;
+
 	pthread_mutex_unlock(&set->lock);
+	pthread_setcancelstate(before, &before);
 	critical_leave();
 }
 
@@ -125,6 +139,7 @@ static int set_created(int epfd)
 		return epfd; /* untracked: connections added to it are pinned */
 	set->file.kind = FILE_SET;
 	set->epfd = epfd;
+	set->owner_pid = shim_pid;
 	set->refs = 1;
 	set->secret = new_secret();
 	set->spin_ns = config.spin_ns;
@@ -163,17 +178,24 @@ static bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)
 
 static uint32_t kernel_events(const struct member *member)
 {
-	uint32_t events = member->disabled ? 0 : member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
+	struct conn_slot *slot = member->conn->slot;
+	uint32_t events = member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
 
-	if (word_load(member->conn->slot->tx_path) == PATH_RING)
+	if (member->disabled)
+		return EPOLLONESHOT; /* not even HUP, again and again */
+	if (word_load(slot->tx_path) == PATH_RING) {
+		/* a sender that waits for room must hear of the peer's end */
+		if ((events & (EPOLLOUT | EPOLLWRNORM)) && !slot_has(slot, SLOT_FIN))
+			events |= EPOLLRDHUP;
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
+	}
 	return events;
 }
 
 static int kernel_set(struct member *member, int op)
 {
-	member->on_ring = word_load(member->conn->slot->tx_path) == PATH_RING;
-	struct epoll_event event = {.events = kernel_events(member),
+	member->in_kernel = kernel_events(member);
+	struct epoll_event event = {.events = member->in_kernel,
 	                            .data.u64 = member->set->secret << INDEX_BITS | member->index};
 
 	return real.epoll_ctl(member->set->epfd, op, member->fd, &event);
@@ -199,7 +221,8 @@ static void bell_exit(struct set *set, struct bell *bell)
 {
 	for (uint32_t i = 0; i < set->bells_len; i++)
 		if (set->bells[i].bell == bell && --set->bells[i].refs == 0) {
-			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, bell->fd, NULL);
+			if (set->owner_pid == shim_pid)
+				real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, bell->fd, NULL);
 			set->bells[i] = set->bells[--set->bells_len];
 			bell_unref(bell);
 			return;
@@ -259,7 +282,8 @@ static void feed_exit(struct set *set, struct member *member)
 		return;
 	}
 	member->hinted = false;
-	atomic_store(&member->conn->channel.local->hint, 0);
+	if (set->owner_pid == shim_pid)
+		atomic_store(&member->conn->channel.local->hint, 0);
 	for (uint32_t i = 0; i < set->feeds_len; i++)
 		if (set->feeds[i].bell == member->conn->remote_bell && --set->feeds[i].refs == 0) {
 			set->feeds[i] = set->feeds[--set->feeds_len];
@@ -313,6 +337,7 @@ static bool member_manage(struct member *member, int op)
 	member->reported = 0;
 	member->at = set->managed_len;
 	set->managed[set->managed_len] = member;
+	atomic_store(&set->managed_ever, true);
 	atomic_fetch_add(&set->managed_len, 1);
 	atomic_store(&set->trim_due, true);
 	if (set->hinting) {
@@ -391,14 +416,14 @@ static void member_free(struct member *member)
 
 /* ---- what connections tell their sets ---- */
 
-/* Threads that entered the kernel before there was anything to watch learn of it now. */
-static void wake_sitters(struct set *set)
+/* set lock held. Threads that sleep in the set do not know of a change: one of them looks, and wakes the next. */
+static void wake_set(struct set *set)
 {
 	uint64_t one = 1;
 
 	full_fence();
-	if (atomic_load(&set->sitters) && set->bells_len &&
-	    real.write(set->bells[0].bell->fd, &one, sizeof(one)) < 0)
+	if ((atomic_load(&set->sitters) || atomic_load(&set->sleepers)) && set->bells_len &&
+	    raw_write(set->bells[0].bell->fd, &one, sizeof(one)) < 0)
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 
@@ -411,7 +436,7 @@ void set_conn_attached(struct conn *conn)
 		set_lock(set);
 		if (!member->managed && !member_manage(member, EPOLL_CTL_MOD))
 			member_free(member); /* the kernel does not know it either: it was closed behind our back */
-		wake_sitters(set);
+		wake_set(set);
 		set_unlock(set);
 	}
 }
@@ -427,6 +452,8 @@ void set_conn_switched(struct conn *conn)
 		if (member->managed) {
 			kernel_set(member, EPOLL_CTL_MOD);
 			member->out_armed = true;
+			hot_add(member->set, member);
+			wake_set(member->set);
 		}
 		set_unlock(member->set);
 	}
@@ -439,8 +466,13 @@ void set_conn_nospace(struct conn *conn)
 	if (!conn->members)
 		return;
 	shim_lock_take();
-	for (struct member *member = conn->members; member; member = member->next)
+	for (struct member *member = conn->members; member; member = member->next) {
+		set_lock(member->set);
 		member->out_armed = true;
+		if (member->managed)
+			hot_add(member->set, member);
+		set_unlock(member->set);
+	}
 	shim_lock_drop();
 }
 
@@ -454,7 +486,7 @@ void set_conn_closed(struct conn *conn, int fd, bool last)
 	while (conn->members) {
 		struct set *set = conn->members->set;
 		set_lock(set);
-		if (conn->members->managed)
+		if (conn->members->managed && set->owner_pid == shim_pid)
 			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, conn->members->fd, NULL);
 		member_free(conn->members);
 		set_unlock(set);
@@ -547,6 +579,32 @@ void sets_after_fork(void)
 	}
 }
 
+/* The kernel waits on a set inside a set, where nobody looks at rings: its members go back to TCP. */
+static void set_nest(struct set *set)
+{
+	struct conn *conns[64];
+	int fds[64], n;
+
+	set->nested = true;
+	do {
+		n = 0;
+		shim_lock_take();
+		set_lock(set);
+		for (uint32_t i = 0; i < set->managed_len && n < 64; i++)
+			if (!slot_has(set->managed[i]->conn->slot, SLOT_PIN)) {
+				conns[n] = set->managed[i]->conn;
+				fds[n] = set->managed[i]->fd;
+				conn_ref(conns[n++]);
+			}
+		set_unlock(set);
+		shim_lock_drop();
+		for (int i = 0; i < n; i++) {
+			conn_demote(conns[i], fds[i], REASON_EPOLL_UNSUPPORTED, true);
+			conn_unref(conns[i]);
+		}
+	} while (n);
+}
+
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
 	struct set *set = set_get(epfd);
@@ -569,7 +627,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		return real.epoll_ctl(epfd, op, fd, event);
 	if (file->kind == FILE_SET) {
 		if (set && op == EPOLL_CTL_ADD)
-			((struct set *)file)->nested = true;
+			set_nest((struct set *)file);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
 	struct conn *conn = (struct conn *)file;
@@ -578,6 +636,9 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
+	conn->waited = true;
+	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 	shim_lock_take();
 	set_lock(set);
 	struct member *member = member_find(set, conn, fd);
@@ -594,7 +655,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		} else {
 			result = member_manage(member, EPOLL_CTL_ADD) ? 0 : -1;
 			if (result == 0)
-				wake_sitters(set);
+				wake_set(set);
 		}
 		if (result < 0 && member) {
 			int failed = errno;
@@ -623,7 +684,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		member->reported = 0;
 		result = kernel_set(member, EPOLL_CTL_MOD);
 		hot_add(set, member);
-		wake_sitters(set);
+		wake_set(set);
 		break;
 	default:
 		result = real.epoll_ctl(epfd, op, fd, event);
@@ -633,9 +694,6 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	int failed = errno;
 	set_unlock(set);
 	shim_lock_drop();
-	/* another thread may sleep in the set: what it waits for has changed, so it must look again */
-	if (result == 0 && set->managed_len && op != EPOLL_CTL_DEL)
-		set_rescan(set);
 	errno = failed;
 	return result;
 }
@@ -652,10 +710,14 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, member->fd);
 	uint32_t ready = conn_ready(conn, member->fd, kernel_bits, member->events);
-	if (unlikely(member->on_ring != (word_load(conn->slot->tx_path) == PATH_RING))) {
+	bool rx_ring = word_load(conn->slot->rx_path) == PATH_RING;
+	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
+		/* a MOD also makes the kernel tell an edge again that was taken for the ring's */
 		kernel_set(member, EPOLL_CTL_MOD);
 		member->out_armed = true;
+		member->armed |= member->rx_ring && !rx_ring;
 	}
+	member->rx_ring = rx_ring;
 	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
 
 	if (!told)
@@ -664,13 +726,14 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_relaxed);
 		uint32_t ends = told & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
 		bool edge = member->armed || (ends & ~member->reported) ||
-		            ((told & EPOLLIN) && word_load(conn->slot->rx_path) == PATH_RING && tail != member->seen_tail) ||
+		            ((told & EPOLLIN) && rx_ring && tail != member->seen_tail) ||
 		            ((told & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING && member->out_armed) ||
-		            (kernel_bits & ((word_load(conn->slot->rx_path) == PATH_TCP ? EPOLLIN | EPOLLPRI : 0) |
+		            (kernel_bits & ((rx_ring ? EPOLLPRI : EPOLLIN | EPOLLPRI) |
 		                            (word_load(conn->slot->tx_path) == PATH_TCP ? EPOLLOUT : 0)));
 		if (!edge)
 			return false;
-		member->seen_tail = tail;
+		if (rx_ring)
+			member->seen_tail = tail;
 		member->reported = ends;
 		member->armed = false;
 		if (told & EPOLLOUT)
@@ -742,6 +805,7 @@ static int collect(struct set *set, struct epoll_event *events, int room)
 static int translate(struct set *set, struct epoll_event *events, int len)
 {
 	int n = 0;
+	bool rung = false;
 
 	for (int i = 0; i < len; i++) {
 		if (events[i].data.u64 >> INDEX_BITS != set->secret) {
@@ -750,6 +814,7 @@ static int translate(struct set *set, struct epoll_event *events, int len)
 		}
 		uint32_t index = (uint32_t)(events[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
+		rung |= index == BELL_INDEX;
 		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass)
 			continue;
 		struct epoll_event event;
@@ -757,6 +822,12 @@ static int translate(struct set *set, struct epoll_event *events, int len)
 			events[n++] = event;
 			hot_add(set, member);
 		}
+	}
+	/* The edge was ours alone. Threads that sleep on are rung again for what comes after the look that follows. */
+	if (rung && atomic_load(&set->sleepers)) {
+		for (uint32_t i = 0; i < set->bells_len; i++)
+			atomic_fetch_add(set->bells[i].bell->word, 1u << 16);
+		full_fence();
 	}
 	return n;
 }
@@ -767,10 +838,30 @@ static void set_sleep_begin(struct set *set)
 		bell_sleep_begin(set->bells[i].bell);
 }
 
-static void set_sleep_end(struct bell *const *bells, uint32_t len)
+struct set_sleep {
+	struct set *set;
+	struct bell **bells;
+	uint32_t len;
+};
+
+static void set_sleep_undo(void *argument)
 {
-	for (uint32_t i = 0; i < len; i++)
-		bell_sleep_end(bells[i]);
+	struct set_sleep *sleep = argument;
+
+	for (uint32_t i = 0; i < sleep->len; i++)
+		bell_sleep_end(sleep->bells[i]);
+	atomic_fetch_sub(&sleep->set->sleepers, 1);
+	shim_lock_take();
+	for (uint32_t i = 0; i < sleep->len; i++)
+		bell_unref(sleep->bells[i]);
+	shim_lock_drop();
+}
+
+static void set_wake(struct set *set)
+{
+	set_lock(set);
+	wake_set(set);
+	set_unlock(set);
 }
 
 static void set_trim(struct set *set)
@@ -786,8 +877,6 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 {
 	uint32_t budget = atomic_load_explicit(&set->spin_ns, memory_order_relaxed);
 	bool crowded = !spin_allowed();
-	if (crowded)
-		budget = crowded_budget(budget);
 	int64_t start = now_ns(), now = start;
 	int n = 0;
 
@@ -801,7 +890,7 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 		set->spent = SPENT_SPUN;
 		n = collect(set, events, max);
 		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
-			int k = real.epoll_wait(epfd, events, max, 0);
+			int k = raw_epoll_look(epfd, events, max);
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
 			n = k > 0 ? translate(set, events, k) : 0;
 		}
@@ -821,11 +910,10 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 }
 
 /* The wait of a set with managed members. timeout_ns < 0: for ever. */
-static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns)
+static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns, uint64_t signals)
 {
 	int64_t start = now_ns(), now = start;
-	int64_t deadline = timeout_ns < 0 ? INT64_MAX : now + timeout_ns;
-	uint64_t signals = self.signals;
+	int64_t deadline = deadline_after(timeout_ns);
 	bool spun = false;
 
 	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
@@ -837,7 +925,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		int n = 0;
 		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
 		if (look) {
-			int k = real.epoll_wait(epfd, events, max, 0);
+			int k = raw_epoll_look(epfd, events, max);
 			if (k < 0) {
 				set_unlock(set);
 				return -1;
@@ -847,7 +935,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		}
 		n += collect(set, events + n, max - n);
 		if (!n && !look && timeout_ns == 0) {
-			int k = real.epoll_wait(epfd, events, max, 0);
+			int k = raw_epoll_look(epfd, events, max);
 			if (k > 0)
 				n = translate(set, events, k);
 		}
@@ -865,10 +953,10 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			return -1;
 		}
 		/* sleep */
-		struct bell *asleep[16];
+		struct bell *asleep[BELLS_MAX];
 		uint32_t asleep_len;
 		set_lock(set);
-		if (set->bells_len > 16) {
+		if (set->bells_len > BELLS_MAX) {
 			/* too many kinds of bells for one sleep: nap instead */
 			set_unlock(set);
 			int k = real.epoll_wait(epfd, events, max, 1);
@@ -881,6 +969,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			now = now_ns();
 			continue;
 		}
+		atomic_fetch_add(&set->sleepers, 1);
 		set_sleep_begin(set); /* full fence; then look once more, at all of them */
 		asleep_len = set->bells_len;
 		for (uint32_t i = 0; i < asleep_len; i++) {
@@ -890,7 +979,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		set->pass++;
 		n = collect(set, events, max);
 		set_unlock(set);
-		int k = 0, failed = 0;
+		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
 		if (!n) {
 			int64_t until = deadline;
 			bool trim = atomic_load(&set->trim_due);
@@ -898,8 +987,11 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 				until = now_ns() + TRIM_AFTER_NS;
 			else
 				trim = false;
+			struct set_sleep sleep = {set, asleep, asleep_len};
+			pthread_cleanup_push(set_sleep_undo, &sleep);
 			k = sleep_epoll(epfd, events, max, until, signals);
 			failed = errno;
+			pthread_cleanup_pop(0);
 			if (trim && k == 0) {
 				atomic_store(&set->trim_due, false);
 				set_trim(set);
@@ -907,11 +999,9 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 				atomic_store(&set->trim_due, true);
 			}
 		}
-		set_sleep_end(asleep, asleep_len);
-		shim_lock_take();
-		for (uint32_t i = 0; i < asleep_len; i++)
-			bell_unref(asleep[i]);
-		shim_lock_drop();
+		set_sleep_undo(&(struct set_sleep){set, asleep, asleep_len});
+		if (n == max)
+			set_wake(set); /* there may be more than we can tell */
 		if (n)
 			return n;
 		now = now_ns();
@@ -929,6 +1019,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			n = translate(set, events, k);
 			if (n < max)
 				n += collect(set, events + n, max - n);
+			if (n == max)
+				wake_set(set);
 			set_unlock(set);
 			if (n)
 				return n;
@@ -940,18 +1032,6 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	}
 }
 
-/* Wakes the threads asleep in a set, so that they look at members that were added or changed meanwhile. */
-void set_rescan(struct set *set)
-{
-	uint64_t one = 1;
-
-	set_lock(set);
-	if (set->bells_len && (atomic_load(set->bells[0].bell->word) & 0xffff) &&
-	    real.write(set->bells[0].bell->fd, &one, sizeof(one)) < 0)
-		shim_log("cannot wake a waiting thread: %d", errno);
-	set_unlock(set);
-}
-
 static int wait_common(int epfd, struct epoll_event *events, int max, int64_t timeout_ns, const sigset_t *mask,
                        int (*kernel)(int, struct epoll_event *, int, const void *, const sigset_t *),
                        const void *timeout)
@@ -961,21 +1041,22 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 
 	if (unlikely(!set || max <= 0 || !events))
 		return kernel(epfd, events, max, timeout, mask);
-	if (likely(!atomic_load_explicit(&set->managed_len, memory_order_relaxed))) {
+	uint64_t signals = self.signals; /* before the mask lets any in */
+	if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_relaxed))) {
 		if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 			rpc_poll();
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
 		atomic_fetch_add(&set->sitters, 1);
-		if (likely(!atomic_load(&set->managed_len))) {
+		if (likely(!atomic_load(&set->managed_ever))) {
 			int n = kernel(epfd, events, max, timeout, mask);
 			atomic_fetch_sub(&set->sitters, 1);
-			if (likely(!atomic_load_explicit(&set->managed_len, memory_order_acquire)) || n < 0)
+			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0)
 				return n;
 			int failed = errno;
 			set_lock(set);
 			set->pass++;
 			n = translate(set, events, n);
-			wake_sitters(set); /* the next one that does not know yet */
+			wake_set(set); /* the next one that does not know yet */
 			set_unlock(set);
 			errno = failed;
 			if (n || timeout_ns == 0)
@@ -991,7 +1072,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 	}
 	if (mask)
 		pthread_sigmask(SIG_SETMASK, mask, &old);
-	int n = set_wait(set, epfd, events, max, timeout_ns);
+	int n = set_wait(set, epfd, events, max, timeout_ns, signals);
 	int failed = errno;
 	if (mask)
 		pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -1023,7 +1104,7 @@ EXPORT int epoll_pwait(int epfd, struct epoll_event *events, int max, int timeou
 EXPORT int epoll_pwait2(int epfd, struct epoll_event *events, int max, const struct timespec *timeout,
                         const sigset_t *mask)
 {
-	int64_t ns = timeout ? timeout->tv_sec * 1000000000ll + timeout->tv_nsec : -1;
+	int64_t ns = timeout ? timespec_ns(timeout) : -1;
 
 	return wait_common(epfd, events, max, ns, mask, kernel_wait2, timeout);
 }
@@ -1049,14 +1130,17 @@ bool set_is_managed(struct file *file)
 	return atomic_load(&((struct set *)file)->managed_len) != 0;
 }
 
+/* Each comes with a reference. */
 int set_bells(struct file *file, struct bell **out, int room)
 {
 	struct set *set = (struct set *)file;
 	int n = 0;
 
 	set_lock(set);
-	for (uint32_t i = 0; i < set->bells_len && n < room; i++)
+	for (uint32_t i = 0; i < set->bells_len && n < room; i++) {
+		atomic_fetch_add(&set->bells[i].bell->refs, 1);
 		out[n++] = set->bells[i].bell;
+	}
 	set_unlock(set);
 	return n;
 }

@@ -10,6 +10,7 @@
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/sendfile.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -150,7 +151,7 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 		return real.connect(fd, address, len);
 	struct conn_slot *slot = conn->slot;
 	if (slot_has(slot, SLOT_CONNECTED) && address->sa_family == AF_UNSPEC)
-		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, false); /* the socket starts over: its counts do too */
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true); /* the socket starts over: its counts do too */
 	int result = real.connect(fd, address, len);
 	if ((result == 0 || errno == EINPROGRESS || errno == EINTR) && !slot_has(slot, SLOT_CONNECTED)) {
 		int saved = errno;
@@ -186,17 +187,21 @@ EXPORT int shutdown(int fd, int how)
 		return real.shutdown(fd, how);
 	struct conn_slot *slot = conn->slot;
 	bool managed = conn->managed, wr = how == SHUT_WR || how == SHUT_RDWR;
+	/* Told before it is done: a waiter that the kernel wakes must not take our own end for the peer's. */
+	uint32_t bits = (wr ? SLOT_WR_SHUT : 0) | (how == SHUT_RD || how == SHUT_RDWR ? SLOT_RD_SHUT : 0), before;
+	if (managed && wr && slot_has(slot, SLOT_RESEND))
+		conn_flush(conn, fd);
 	if (managed && wr) {
 		slot_lock(&slot->tx_lock);
 		if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */
 			atomic_store(&conn->channel.local->shut_wr, 1);
 	}
+	before = word_load(slot->flags);
+	slot_set(slot, bits);
 	int result = real.shutdown(fd, how);
 	int saved = errno;
-	if (result == 0 && wr)
-		slot_set(slot, SLOT_WR_SHUT);
-	if (result == 0 && (how == SHUT_RD || how == SHUT_RDWR))
-		slot_set(slot, SLOT_RD_SHUT);
+	if (result < 0)
+		slot_clear(slot, bits & ~before);
 	if (managed && wr)
 		slot_unlock(&slot->tx_lock);
 	errno = saved;
@@ -297,17 +302,18 @@ static int range_apply(unsigned first, unsigned last, int flags)
 	unsigned start = first;
 	int result = 0;
 
-	for (unsigned fd = first; fd <= last && fd < fd_table_len; fd++) {
+	for (unsigned fd = first; !(flags & CLOSE_RANGE_CLOEXEC) && fd <= last && fd < atomic_load(&fd_end); fd++) {
 		struct file *file = file_get((int)fd);
-		if (!file)
-			continue;
-		if (file->kind == FILE_OWN) {
-			if (fd > start && real.close_range(start, fd - 1, flags) < 0)
-				result = -1;
-			start = fd + 1;
-		} else if (!(flags & CLOSE_RANGE_CLOEXEC)) {
+		if (file && file->kind != FILE_OWN)
 			forget((int)fd, true);
-		}
+	}
+	unsigned own_low = atomic_load(&own_first);
+	for (unsigned fd = first > own_low ? first : own_low; fd <= last && fd < atomic_load(&own_end); fd++) {
+		if (!own((int)fd))
+			continue;
+		if (fd > start && real.close_range(start, fd - 1, flags) < 0)
+			result = -1;
+		start = fd + 1;
 	}
 	if (start <= last && real.close_range(start, last, flags) < 0)
 		result = -1;
@@ -365,7 +371,7 @@ static int dup_onto(int from, int to, int flags, bool three)
 		return -1;
 	}
 	struct file *target = file_get(to), *source = file_get(from);
-	if (from == to || (!target && !source))
+	if (from == to || (!target && !source) || (flags & ~O_CLOEXEC))
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to);
 	if (real.fcntl64(from, F_GETFD, 0) < 0)
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to); /* EBADF: `to` must stay as it is */
@@ -510,6 +516,11 @@ EXPORT pid_t vfork(void)
 	return real.fork();
 }
 
+EXPORT pid_t _Fork(void)
+{
+	return real.fork(); /* with the handlers that keep the shim's own state right */
+}
+
 EXPORT void _exit(int status)
 {
 	if (fd_table_len && shim_pid == (uint32_t)getpid())
@@ -523,6 +534,15 @@ EXPORT void _Exit(int status)
 }
 
 /* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
+static void hold_on_exec(int change)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && conn_fd(conn) == (int)fd && (real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, (uint32_t)change);
+	}
+}
+
 static void demote_inherited(void)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
@@ -537,13 +557,19 @@ static void demote_inherited(void)
 EXPORT int execve(const char *path, char *const argv[], char *const env[])
 {
 	demote_inherited();
-	return real.execve(path, argv, env);
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.execve(path, argv, env);
+	hold_on_exec(1);
+	return result;
 }
 
 EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 {
 	demote_inherited();
-	return real.execvpe(file, argv, env);
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.execvpe(file, argv, env);
+	hold_on_exec(1);
+	return result;
 }
 
 EXPORT int execv(const char *path, char *const argv[])
@@ -559,7 +585,10 @@ EXPORT int execvp(const char *file, char *const argv[])
 EXPORT int fexecve(int fd, char *const argv[], char *const env[])
 {
 	demote_inherited();
-	return real.fexecve(fd, argv, env);
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.fexecve(fd, argv, env);
+	hold_on_exec(1);
+	return result;
 }
 
 /* The l forms: libc's own would call its internal execve. */
@@ -694,9 +723,43 @@ EXPORT long syscall(long number, ...)
 	case SYS_epoll_ctl: return epoll_ctl((int)a[0], (int)a[1], (int)a[2], (struct epoll_event *)a[3]);
 	case SYS_epoll_pwait:
 		return epoll_pwait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3], (const sigset_t *)a[4]);
+	case SYS_epoll_pwait2:
+		return epoll_pwait2((int)a[0], (struct epoll_event *)a[1], (int)a[2], (const struct timespec *)a[3],
+		                    (const sigset_t *)a[4]);
+	case SYS_ppoll:
+		return ppoll((struct pollfd *)a[0], (nfds_t)a[1], (const struct timespec *)a[2], (const sigset_t *)a[3]);
+	case SYS_sendmmsg: return sendmmsg((int)a[0], (struct mmsghdr *)a[1], (unsigned)a[2], (int)a[3]);
+	case SYS_recvmmsg:
+		return recvmmsg((int)a[0], (struct mmsghdr *)a[1], (unsigned)a[2], (int)a[3], (struct timespec *)a[4]);
+	case SYS_sendfile: return sendfile((int)a[0], (int)a[1], (off_t *)a[2], (size_t)a[3]);
+	case SYS_splice:
+		return splice((int)a[0], (off_t *)a[1], (int)a[2], (off_t *)a[3], (size_t)a[4], (unsigned)a[5]);
+	case SYS_accept: return accept((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2]);
+	case SYS_getsockopt: return getsockopt((int)a[0], (int)a[1], (int)a[2], (void *)a[3], (socklen_t *)a[4]);
+	case SYS_setsockopt: return setsockopt((int)a[0], (int)a[1], (int)a[2], (const void *)a[3], (socklen_t)a[4]);
+	case SYS_ioctl: return ioctl((int)a[0], (unsigned long)a[1], (void *)a[2]);
+	case SYS_execve: return execve((const char *)a[0], (char *const *)a[1], (char *const *)a[2]);
+#ifdef SYS_poll
+	case SYS_poll: return poll((struct pollfd *)a[0], (nfds_t)a[1], (int)a[2]);
+	case SYS_select:
+		return select((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timeval *)a[4]);
+	case SYS_epoll_wait: return epoll_wait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3]);
+	case SYS_dup2: return dup2((int)a[0], (int)a[1]);
+#endif
 	case SYS_epoll_create1: return epoll_create1((int)a[0]);
 	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
 	case SYS_connect: return connect((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
 	}
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+/* libc's own names for some of these */
+EXPORT int __connect(int fd, const struct sockaddr *address, socklen_t len)
+{
+	return connect(fd, address, len);
+}
+
+EXPORT int __dup2(int from, int to)
+{
+	return dup2(from, to);
 }

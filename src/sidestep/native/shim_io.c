@@ -7,11 +7,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/sendfile.h>
 
-#define PASS_CHUNK 65536
+#define PASS_CHUNK 16384 /* bytes of stack */
 
 extern void __chk_fail(void) __attribute__((noreturn));
 
@@ -356,6 +357,8 @@ static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, un
 			errno = EAGAIN;
 			return -1;
 		}
+		if (there > PIPE_BUF)
+			there = PIPE_BUF; /* what a pipe that polls writable takes without waiting: pipe(7) */
 	}
 	put = real.write(out, buf, (size_t)there);
 	if (put > 0)
@@ -387,11 +390,23 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 		int ready = poll(&room, 1, quiet ? 0 : -1);
 		if (ready == 0)
 			errno = EAGAIN;
+		struct pollfd there = {.fd = in, .events = POLLIN};
+		if (ready == 1 && (flags & SPLICE_F_NONBLOCK) && real.poll(&there, 1, 0) == 0) {
+			ready = 0;
+			errno = EAGAIN;
+		}
 		if (ready == 1) {
-			/* room for a quarter ring is at least a page, so what is taken from the pipe is never lost */
 			n = real.read(in, buf, part);
-			if (n > 0)
-				n = conn_send(to, out, &(struct iovec){buf, (size_t)n}, 1, 0);
+			/* what was taken from the pipe must go out */
+			for (ssize_t sent = 0, put; n > 0 && sent < n; sent += put) {
+				put = conn_send(to, out, &(struct iovec){buf + sent, (size_t)(n - sent)}, 1, 0);
+				if (put < 0 && errno == EAGAIN && poll(&room, 1, -1) >= 0)
+					put = 0;
+				else if (put < 0)
+					n = sent ? sent : -1;
+				if (put < 0)
+					break;
+			}
 		}
 	}
 	int saved = errno;
@@ -401,4 +416,25 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 		native_tx_end(to, out, 0);
 	errno = saved;
 	return n;
+}
+
+/* libc's own names for some of these; programs and other libraries link to them */
+EXPORT ssize_t __read(int fd, void *buf, size_t n)
+{
+	return read(fd, buf, n);
+}
+
+EXPORT ssize_t __write(int fd, const void *buf, size_t n)
+{
+	return write(fd, buf, n);
+}
+
+EXPORT ssize_t __send(int fd, const void *buf, size_t n, int flags)
+{
+	return send(fd, buf, n, flags);
+}
+
+EXPORT ssize_t __recv(int fd, void *buf, size_t n, int flags)
+{
+	return recv(fd, buf, n, flags);
 }

@@ -40,10 +40,14 @@ static int poll_once(struct poller *poller, bool look)
 		for (nfds_t i = 0; i < poller->len; i++) {
 			poller->kernel[i] = (struct pollfd){.fd = poller->fds[i].fd, .events = poller->fds[i].events};
 			struct conn *conn = poller->conns[i];
-			if (conn && word_load(conn->slot->tx_path) == PATH_RING)
+			if (conn && word_load(conn->slot->tx_path) == PATH_RING) {
+				/* a sender that waits for room must hear of the peer's end */
+				if ((poller->fds[i].events & (POLLOUT | POLLWRNORM)) && !slot_has(conn->slot, SLOT_FIN))
+					poller->kernel[i].events |= POLLRDHUP;
 				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
+			}
 		}
-		if (real.poll(poller->kernel, poller->len, 0) < 0)
+		if (raw_poll(poller->kernel, poller->len, 0) < 0)
 			return -1;
 	}
 	for (nfds_t i = 0; i < poller->len; i++) {
@@ -59,34 +63,61 @@ static int poll_once(struct poller *poller, bool look)
 	return ready;
 }
 
-static int collect_bells(struct poller *poller, struct bell *bells[BELLS_MAX])
+struct sleep {
+	struct bell *bells[BELLS_MAX];
+	int len;
+	bool truncated; /* there are more: nap */
+};
+
+static void sleep_undo(void *argument)
 {
+	struct sleep *sleep = argument;
+
+	for (int i = 0; i < sleep->len; i++)
+		bell_sleep_end(sleep->bells[i]);
+	shim_lock_take();
+	for (int i = 0; i < sleep->len; i++)
+		bell_unref(sleep->bells[i]);
+	shim_lock_drop();
+}
+
+/* The distinct bells of what is waited for, each with a reference. */
+static void collect_bells(struct poller *poller, struct sleep *sleep)
+{
+	struct bell **bells = sleep->bells;
 	int n = 0;
 
-	for (nfds_t i = 0; i < poller->len && n < BELLS_MAX; i++) {
+	sleep->truncated = false;
+	for (nfds_t i = 0; i < poller->len; i++) {
 		struct bell *found[BELLS_MAX];
 		int len = 0;
 		if (poller->conns[i]) {
 			found[len++] = poller->conns[i]->bell;
+			atomic_fetch_add(&found[0]->refs, 1);
 		} else if (poller->sets[i]) {
 			len = set_bells(poller->sets[i], found, BELLS_MAX);
 		}
-		for (int j = 0; j < len && n < BELLS_MAX; j++) {
+		for (int j = 0; j < len; j++) {
 			int at = 0;
 			while (at < n && bells[at] != found[j])
 				at++;
-			if (at == n)
+			if (at == n && n < BELLS_MAX) {
 				bells[n++] = found[j];
+				continue;
+			}
+			sleep->truncated |= at == n;
+			shim_lock_take();
+			bell_unref(found[j]);
+			shim_lock_drop();
 		}
 	}
-	return n;
+	sleep->len = n;
 }
 
-static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_t *mask)
+static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t signals)
 {
 	int64_t start = now_ns(), now = start, looked_at = 0;
-	int64_t deadline = timeout_ns < 0 ? INT64_MAX : start + timeout_ns;
-	uint64_t signals = self.signals;
+	int64_t deadline = deadline_after(timeout_ns);
 	static __thread _Atomic uint32_t budget = UINT32_MAX;
 	bool crowded = true, first = true;
 
@@ -110,7 +141,6 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 		if (first) {
 			first = false;
 			crowded = !spin_allowed();
-			uint32_t limit = crowded ? crowded_budget(budget) : budget;
 			looked_at = now;
 			uint32_t peer = 0;
 			bool may_move = false;
@@ -119,7 +149,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 					peer = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
 					may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
 				}
-			while (config.spin_ns && now - start < limit && now < deadline && self.signals == signals) {
+			while (config.spin_ns && now - start < budget && now < deadline && self.signals == signals) {
 				uint32_t cpu = cpu_now();
 				bool again = now - looked_at > LOOK_EVERY_NS;
 				n = poll_once(poller, again);
@@ -143,43 +173,43 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, const sigset_
 		}
 		if (now >= deadline)
 			return 0;
-		struct bell *bells[BELLS_MAX];
-		int bells_len = collect_bells(poller, bells);
-		int bell_fd = self_bell_fd(bells, bells_len);
-		for (int i = 0; i < bells_len; i++)
-			bell_sleep_begin(bells[i]);
+		struct sleep sleep;
+		collect_bells(poller, &sleep);
+		int bell_fd = self_bell_fd(sleep.bells, sleep.len);
+		for (int i = 0; i < sleep.len; i++)
+			bell_sleep_begin(sleep.bells[i]);
+		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
 		n = poll_once(poller, true);
 		if (n == 0) {
 			poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
 			int64_t until = deadline;
-			if (bell_fd < 0 && until - now > 1000000)
-				until = now + 1000000; /* no descriptor for the bells: nap */
-			int k = sleep_poll(poller->kernel, poller->len + 1, until, signals, mask);
-			int failed = errno;
+			if ((bell_fd < 0 || sleep.truncated) && until - now > 1000000)
+				until = now + 1000000; /* no descriptor for the bells, or too many of them: nap */
+			pthread_cleanup_push(sleep_undo, &sleep);
+			k = sleep_poll(poller->kernel, poller->len + 1, until, signals, NULL);
+			failed = errno;
+			pthread_cleanup_pop(0);
 			if (k > 0 && poller->kernel[poller->len].revents)
 				self_bells_clear();
-			for (int i = 0; i < bells_len; i++)
-				bell_sleep_end(bells[i]);
-			now = now_ns();
-			if (config.spin_ns)
-				spin_adapt(&budget, now - start);
-			if (k < 0 && failed != EINTR) {
-				errno = failed;
-				return -1;
-			}
-			if (k < 0 || self.signals != signals) {
-				n = poll_once(poller, true);
-				if (n == 0) {
-					errno = EINTR;
-					n = -1;
-				}
-				return n;
-			}
-			continue;
 		}
-		for (int i = 0; i < bells_len; i++)
-			bell_sleep_end(bells[i]);
-		return n;
+		sleep_undo(&sleep);
+		if (n)
+			return n;
+		now = now_ns();
+		if (config.spin_ns)
+			spin_adapt(&budget, now - start);
+		if (k < 0 && failed != EINTR) {
+			errno = failed;
+			return -1;
+		}
+		if (k < 0 || self.signals != signals) {
+			n = poll_once(poller, true);
+			if (n == 0) {
+				errno = EINTR;
+				n = -1;
+			}
+			return n;
+		}
 	}
 }
 
@@ -194,6 +224,7 @@ static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 		if (likely(!file))
 			continue;
 		if (file->kind == FILE_CONN) {
+			((struct conn *)file)->waited = true;
 			if (((struct conn *)file)->managed)
 				managed++;
 			else if (!slot_has(((struct conn *)file)->slot, SLOT_PIN))
@@ -239,7 +270,10 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *timeout, const sigset_t *mask)
 {
 	bool native, retry;
+	uint64_t signals = self.signals; /* before the mask lets any in */
 
+	if (timeout && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= 1000000000))
+		return real.ppoll(fds, len, timeout, mask);
 	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 		rpc_poll();
 	if (likely(!classify(fds, len, &native))) {
@@ -278,7 +312,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	sigset_t old;
 	if (mask)
 		pthread_sigmask(SIG_SETMASK, mask, &old);
-	int result = poll_managed(&poller, timeout ? timeout->tv_sec * 1000000000ll + timeout->tv_nsec : -1, NULL);
+	int result = poll_managed(&poller, timeout ? timespec_ns(timeout) : -1, signals);
 	int saved = errno;
 	if (mask)
 		pthread_sigmask(SIG_SETMASK, &old, NULL);

@@ -53,12 +53,12 @@ static bool rpc_connect(void)
 	if (fd < 0)
 		return false;
 	if (real.connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
-		real.close(fd);
+		raw_close(fd);
 		return false;
 	}
 	rpc_fd = own_fd(fd);
 	welcomed = false;
-	return true;
+	return rpc_fd >= 0;
 }
 
 /* Sends one record with descriptors; false if it cannot go out now. */
@@ -84,7 +84,7 @@ static bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
 		header->cmsg_len = CMSG_LEN((size_t)fds_len * sizeof(int));
 		memcpy(CMSG_DATA(header), fds, (size_t)fds_len * sizeof(int));
 	}
-	if (real.sendmsg(rpc_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(*record))
+	if (raw_sendmsg(rpc_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(*record))
 		return true;
 	if (errno != EAGAIN)
 		rpc_lost();
@@ -103,7 +103,7 @@ static bool rpc_up(void)
 	int fd = arena_reader_fd();
 	bool sent = rpc_send(&hello, &fd, fd >= 0 ? 1 : 0);
 	if (fd >= 0)
-		real.close(fd);
+		raw_close(fd);
 	return sent;
 }
 
@@ -216,7 +216,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	struct remote_bell *remote = NULL;
 	struct bell *local = conn->bell;
 
-	if (fds_len != (claimer ? 3 : 2) || fd < 0 || !local || slot_has(slot, SLOT_PIN) || word_load(slot->holders) != 1) {
+	if (fds_len != (claimer ? 3 : 2) || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) || word_load(slot->holders) != 1) {
 		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
 		refused(conn, word_load(slot->holders) != 1 ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;
@@ -275,7 +275,7 @@ static struct conn *rpc_receive(bool *more)
 	struct conn *conn = NULL;
 
 	*more = false;
-	ssize_t n = real.recvmsg(rpc_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	ssize_t n = raw_recvmsg(rpc_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return NULL;
 	if (n <= 0) {
@@ -310,7 +310,7 @@ static struct conn *rpc_receive(bool *more)
 	}
 	for (int i = 0; i < fds_len; i++)
 		if (fds[i] >= 0)
-			real.close(fds[i]);
+			raw_close(fds[i]);
 	return conn;
 }
 
@@ -405,14 +405,14 @@ static void offer(struct conn *conn, int fd)
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
 	int fds[3] = {segment, conn->bell->fd, conn->bell->page_fd};
 	if (!random_bytes(record.segment_id, 16) || !describe(conn, fd, &record) || !pending_add(conn)) {
-		real.close(segment);
+		raw_close(segment);
 		return;
 	}
 	memcpy(conn->slot->segment_id, record.segment_id, 16);
 	word_store(conn->slot->state, STATE_OFFERED);
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
 	if (!rpc_send(&record, fds, 3)) {
-		real.close(segment);
+		raw_close(segment);
 		struct conn *mine = pending_take(conn->token);
 		if (mine) { /* else the provider is lost, and so is the conn's entry */
 			refused(conn, REASON_NO_PROVIDER);
@@ -420,7 +420,7 @@ static void offer(struct conn *conn, int fd)
 		}
 		return;
 	}
-	conn->pending_segment_fd = own_fd(segment);
+	conn->pending_segment_fd = own_fd(segment); /* -1 where descriptors are short: the answer is then refused */
 	shim_log("fd %d offered", fd);
 }
 
@@ -477,6 +477,13 @@ void rpc_consider(struct conn *conn, int fd)
 			return;
 	}
 	int saved = errno;
+	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
+	 * a wait for it has come through us, unless the user wants it at once. */
+	if (!conn->waited && config.promote_after_calls && (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
+		conn->calls = 0;
+		errno = saved;
+		return;
+	}
 	if (!slot->local_port)
 		conn_set_addresses(conn, fd);
 	if (!local_peer(slot)) {

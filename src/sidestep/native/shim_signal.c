@@ -32,6 +32,13 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 		self.deferred[self.signals_deferred++] = *info;
 		return;
 	}
+	if (handler.flags & (int)SA_RESETHAND) { /* the kernel was not told: a deferred signal must still find its handler */
+		struct sigaction none = {.sa_handler = SIG_DFL};
+		real.sigaction(sig, &none, NULL);
+	}
+	/* a fault in a locked section: its handler may never come back, and locks of ours are taken over by number */
+	uint32_t critical = self.critical;
+	self.critical = 0;
 	self.signals++;
 	if (!(handler.flags & SA_RESTART))
 		self.signals_interrupting++;
@@ -40,6 +47,7 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 		((void (*)(int, siginfo_t *, void *))(void *)handler.function)(sig, info, context);
 	else
 		handler.function(sig);
+	self.critical = critical;
 }
 
 void critical_flush(void)
@@ -66,7 +74,7 @@ EXPORT int sigaction(int sig, const struct sigaction *act, struct sigaction *old
 		mine = *act;
 		handlers[sig] = (struct handler){act->sa_handler, act->sa_flags};
 		mine.sa_sigaction = trampoline;
-		mine.sa_flags |= SA_SIGINFO;
+		mine.sa_flags = (mine.sa_flags | SA_SIGINFO) & ~(int)SA_RESETHAND;
 	}
 	int result = real.sigaction(sig, ours ? &mine : act, &before);
 	if (result < 0) {
@@ -77,6 +85,7 @@ EXPORT int sigaction(int sig, const struct sigaction *act, struct sigaction *old
 		before.sa_handler = previous.function;
 		if (!(previous.flags & SA_SIGINFO))
 			before.sa_flags &= ~SA_SIGINFO;
+		before.sa_flags |= previous.flags & (int)SA_RESETHAND;
 	}
 	if (old)
 		*old = before;
@@ -149,4 +158,9 @@ void signals_init(void)
 		if (real.sigaction(sig, NULL, &act) == 0 && act.sa_handler != SIG_DFL && act.sa_handler != SIG_IGN)
 			sigaction(sig, &act, NULL);
 	}
+}
+
+EXPORT int __sigaction(int sig, const struct sigaction *act, struct sigaction *old)
+{
+	return sigaction(sig, act, old);
 }

@@ -59,11 +59,15 @@ static bool page_ready(void)
 	    getrandom(page.id, sizeof(page.id), GRND_NONBLOCK) != sizeof(page.id)) {
 		if (base != MAP_FAILED)
 			munmap(base, PAGE_LEN);
-		real.close(fd);
+		raw_close(fd);
+		return false;
+	}
+	page.fd = own_fd(fd);
+	if (page.fd < 0) {
+		munmap(base, PAGE_LEN);
 		return false;
 	}
 	page.base = base;
-	page.fd = own_fd(fd);
 	page.used = 0;
 	page.free_lines = 0;
 	return true;
@@ -76,10 +80,11 @@ struct bell *bell_new_locked(void)
 
 	if (fd < 0)
 		return NULL;
-	if (page_ready())
+	fd = own_fd(fd);
+	if (fd >= 0 && page_ready())
 		bell = calloc(1, sizeof(*bell));
 	if (!bell) {
-		real.close(fd);
+		own_fd_close(fd);
 		return NULL;
 	}
 	if (page.free_lines) {
@@ -90,7 +95,7 @@ struct bell *bell_new_locked(void)
 	}
 	bell->word = (_Atomic uint64_t *)(page.base + (size_t)bell->index * BELL_LINE);
 	bell->hints = (struct hint_ring *)(page.base + 4096) + bell->index;
-	bell->fd = own_fd(fd);
+	bell->fd = fd;
 	bell->page_fd = page.fd;
 	bell->serial = ++serials;
 	/* A line is handed out again with another eventfd, so what peers know a bell by is an id of its own. */
@@ -156,8 +161,8 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 	for (bell = remote_bells; bell; bell = bell->next)
 		if (bell->index == index && memcmp(bell->id, id, 16) == 0) {
 			bell->refs++;
-			real.close(event_fd);
-			real.close(page_fd);
+			raw_close(event_fd);
+			raw_close(page_fd);
 			return bell;
 		}
 	int seals = fcntl(page_fd, F_GET_SEALS);
@@ -174,15 +179,20 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 			bell = NULL;
 		}
 	}
-	real.close(page_fd);
+	raw_close(page_fd);
 	if (!bell) {
-		real.close(event_fd);
+		raw_close(event_fd);
 		return NULL;
 	}
 	bell->word = (const _Atomic uint64_t *)((const uint8_t *)bell->page + (size_t)index * BELL_LINE);
 	if (bell->page_len == PAGE_LEN)
 		bell->hints = (const struct hint_ring *)((const uint8_t *)bell->page + 4096) + index;
 	bell->fd = own_fd(event_fd);
+	if (bell->fd < 0) {
+		munmap(bell->page, bell->page_len);
+		free(bell);
+		return NULL;
+	}
 	memcpy(bell->id, id, 16);
 	bell->index = index;
 	bell->refs = 1;
@@ -227,9 +237,9 @@ void remote_bell_ring_slow(struct conn *conn, uint64_t generation)
 
 	if (atomic_exchange_explicit(&bell->rung, generation, memory_order_relaxed) == generation)
 		return;
-	if (real.write(bell->fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
+	if (raw_write(bell->fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
 		/* the counter is full, which only a hostile process can do in this century: empty it and ring again */
-		if (real.read(bell->fd, &old, sizeof(old)) < 0 || real.write(bell->fd, &one, sizeof(one)) < 0)
+		if (raw_read(bell->fd, &old, sizeof(old)) < 0 || raw_write(bell->fd, &one, sizeof(one)) < 0)
 			shim_log("doorbell failed: %d", errno);
 	}
 	word_add(conn->slot->doorbells_sent, 1);
@@ -271,13 +281,13 @@ void self_bells_clear(void)
 {
 	struct epoll_event events[32];
 
-	real.epoll_wait(self.bell_epfd, events, 32, 0);
+	raw_epoll_look(self.bell_epfd, events, 32);
 }
 
 /* ---- the clock of one call ---- */
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
 {
-	clock->deadline = timeout_ns < 0 ? INT64_MAX : now_ns() + timeout_ns;
+	clock->deadline = deadline_after(timeout_ns);
 	clock->signals = self.signals;
 	clock->signals_interrupting = self.signals_interrupting;
 }
@@ -307,14 +317,6 @@ static uint32_t runnable_threads(void)
 		count += (uint32_t)(at[-1] - '0') * unit;
 	atomic_store_explicit(&runnable, count, memory_order_relaxed);
 	return count;
-}
-
-/* With more runnable threads than CPUs a yield or two lets the peer run; more would keep others from it. */
-uint32_t crowded_budget(uint32_t budget)
-{
-	static int div;
-	if (!div) div = getenv("CROWD_DIV") ? atoi(getenv("CROWD_DIV")) : 1;
-	return budget * div;
 }
 
 bool spin_allowed(void)
@@ -349,16 +351,12 @@ void spin_share(bool may_move, uint32_t cpu)
 
 static bool rx_ready_now(const struct conn *conn, size_t wanted)
 {
-	int64_t there = channel_rx_avail(&conn->channel);
-
-	return there < 0 || (size_t)there >= wanted;
+	return channel_rx_peek(&conn->channel) >= wanted;
 }
 
 static bool tx_ready_now(const struct conn *conn, size_t wanted)
 {
-	int64_t room = channel_tx_space(&conn->channel, wanted);
-
-	return room < 0 || (size_t)room >= wanted;
+	return channel_tx_peek(&conn->channel) >= wanted;
 }
 
 static bool ready_now(const struct conn *conn, int want, size_t space)
@@ -370,7 +368,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	if (want == WAIT_TX && slot_has(slot, SLOT_RESEND))
 		return false;
 	if (want == WAIT_TX)
-		return tx_ready_now(conn, space) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
+		return tx_ready_now(conn, space) || (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
 		return slot_has(slot, SLOT_RX_CONSENT) &&
 		       !slot_has(slot, SLOT_RX_BACK) &&
@@ -378,14 +376,12 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	return rx_ready_now(conn, space) || atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
-static bool spin(struct conn *conn, int want, size_t space, const struct wait_clock *clock)
+static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 {
 	uint32_t budget = atomic_load_explicit(&conn->spin_ns, memory_order_relaxed);
 	uint32_t peer_cpu = want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu)
 	                                    : word_load(conn->channel.tx_peer_line->cpu);
 	bool crowded = !spin_allowed(), won = false;
-	if (crowded)
-		budget = crowded_budget(budget);
 	int64_t start = now_ns(), now = start;
 
 	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
@@ -406,7 +402,7 @@ static bool spin(struct conn *conn, int want, size_t space, const struct wait_cl
 			}
 		}
 		now = now_ns();
-	} while (!won && now - start < budget && clock->signals == self.signals);
+	} while (!won && now - start < budget && signals == self.signals);
 	if (won)
 		word_add(conn->slot->spins_won, 1);
 	else
@@ -572,14 +568,16 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	struct bell *bell = conn->bell;
 	volatile int result = 0; /* lives across the cleanup handler's setjmp */
 
+	uint64_t signals = self.signals; /* a handler that runs from here on ends the sleep; before, it is judged below */
+
 	if (ready_now(conn, want, space))
 		return 0;
+	if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
+		return -EINTR;
 	bool on_ring = want == WAIT_TX || word_load(slot->rx_path) == PATH_RING;
 	int64_t start = config.spin_ns ? now_ns() : 0;
-	conn_ref(conn);
-	if (on_ring && config.spin_ns && spin(conn, want, space, clock)) {
+	if (on_ring && config.spin_ns && spin(conn, want, space, signals)) {
 		spin_adapt(&conn->spin_ns, 0);
-		conn_unref(conn);
 		return 0;
 	}
 	int64_t deadline = clock->deadline;
@@ -587,15 +585,15 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		deadline = now_ns() + RESEND_EVERY_NS;
 	struct sleep sleep = {bell, conn};
 	if (want == WAIT_TX)
-		atomic_store(&conn->channel.tx_line->want_space, 1);
+		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	bell_sleep_begin(bell);
 	pthread_cleanup_push(sleep_undo, &sleep);
-	if (!ready_now(conn, want, space)) {
+	if (!ready_now(conn, want, space) && conn_get(fd) == conn) {
 		int error;
-		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, clock->signals, &error)
-		                              : sleep_sending(conn, fd, deadline, clock->signals, &error);
+		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
+		                              : sleep_sending(conn, fd, deadline, signals, &error);
 		word_add(slot->sleeps, 1);
-		if (native && on_ring)
+		if (native && on_ring && conn_get(fd) == conn)
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
@@ -610,7 +608,6 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	if (config.spin_ns)
 		spin_adapt(&conn->spin_ns, now_ns() - start);
 	if (want == WAIT_TX)
-		atomic_store(&conn->channel.tx_line->want_space, 0);
-	conn_unref(conn);
+		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);
 	return result;
 }
