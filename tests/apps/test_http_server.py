@@ -29,7 +29,7 @@ def test_short_connections(stage: Stage) -> None:
 def test_held_download(stage: Stage) -> None:
     """A download held half way is where it should be, and ends well."""
     port = http_server(stage)
-    data = payload(30_000_000)
+    data = payload(40_000_000)
     (stage.workdir / "large").write_bytes(data)
     client = stage.python("client", "http_client.py", port, "held", "/large")
     assert json.loads(client.line()) == "begun"

@@ -44,11 +44,12 @@ def test_benchmark_counts(stage: Stage) -> None:
     _, port = redis_server(stage)
     benchmark, cli = require("redis-benchmark"), require("redis-cli")
     asked = 20_000
-    for pipeline in ("1", "16"):
-        stage.run("client", [
-            benchmark, "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", str(asked), "-P", pipeline, "-q",
-            "-d", "100", "-r", "1000", "-t", "set,get,incr,lpush,mset",
-        ])  # fmt: skip
+    with stage.watching(port):
+        for pipeline in ("1", "16"):
+            stage.run("client", [
+                benchmark, "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", str(asked), "-P", pipeline, "-q",
+                "-d", "100", "-r", "1000", "-t", "set,get,incr,lpush,mset",
+            ])  # fmt: skip
     stats = stage.run("client", [cli, "-p", str(port), "info", "commandstats"]).decode()
     calls = {name: int(count) for name, count in re.findall(r"cmdstat_(\w+):calls=(\d+)", stats)}
     for command in ("set", "get", "incr", "lpush", "mset"):

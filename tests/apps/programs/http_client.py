@@ -54,7 +54,7 @@ def held(port: int, path: str) -> None:
     assert response.status == 200, response.status
     body = bytearray(response.read(1_000_000))
     say("begun")
-    linger(lambda: body.extend(response.read(500_000)))
+    linger(lambda: body.extend(response.read(1_000_000)))
     body += response.read()
     say(checksum(body))
     connection.close()
