@@ -716,6 +716,11 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
+		const struct channel_side *remote = conn->channel.remote;
+		/* A peer that has ended its direction can send nothing again: what is in the ring is read from there. */
+		if (atomic_load(&remote->shut_wr) || slot_has(slot, SLOT_FIN) ||
+		    (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)))
+			recall = false;
 		tx_back(conn);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
 			if (recall) {
@@ -1080,6 +1085,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
 		return real.recvmsg(fd, &message, flags);
 	}
+	pthread_testcancel();
 	if (total == 0)
 		return 0;
 	target = flags & MSG_WAITALL ? total : low_water(conn);
@@ -1275,6 +1281,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	bool held = false, timed = false;
 	int saved = errno;
 
+	pthread_testcancel();
 	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING)
 		return slot_has(conn->slot, SLOT_WR_SHUT) ? send_failed(EPIPE, flags) : 0;
 	struct conn_slot *slot = conn->slot;

@@ -916,6 +916,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	int64_t deadline = deadline_after(timeout_ns);
 	bool spun = false;
 
+	pthread_testcancel();
 	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 		rpc_poll();
 	for (;;) {

@@ -121,6 +121,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	static __thread _Atomic uint32_t budget = UINT32_MAX;
 	bool crowded = true, first = true;
 
+	pthread_testcancel();
 	if (budget > config.spin_ns)
 		budget = config.spin_ns;
 	if (atomic_load_explicit(&rpc_pending, memory_order_relaxed))
