@@ -41,7 +41,8 @@ $(BIN)/python:
 # Dependencies first, so that a C file that does not compile leaves a usable .venv.
 $(VENV)/.dependencies: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > build/requirements.txt
+		print(*p["dependencies"], *p["optional-dependencies"]["dev"], \
+		*p["optional-dependencies"]["test"], sep="\n")' > build/requirements.txt
 	$(BIN)/pip install --quiet -r build/requirements.txt
 	@touch $@
 
@@ -57,7 +58,7 @@ demo: build
 	@$(BIN)/sidestep demo
 
 setup-apps: build
-	@if [ -x tests/setup ]; then tests/setup; fi
+	@tests/setup $(BIN)/python
 
 test: build setup-apps
 	$(BIN)/pytest $(PYTEST_ARGS)
