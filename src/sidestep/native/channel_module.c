@@ -34,6 +34,14 @@ static struct channel *mapped(PyObject *self)
 	return NULL;
 }
 
+/* Exact, unlike channel_tx_unread(), for a Channel has one user: bytes, or -ECONNRESET. */
+static int64_t unread_of(const struct channel *channel)
+{
+	int64_t space = channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1);
+
+	return space < 0 ? space : (int64_t)channel->end.tx_size - space;
+}
+
 static PyObject *number_or_raise(int64_t value)
 {
 	return value < 0 ? raise_errno((int)value) : PyLong_FromLongLong(value);
@@ -108,7 +116,7 @@ static PyObject *channel_give_back(PyObject *self, PyObject *unused)
 	struct channel *channel = mapped(self);
 	if (!channel)
 		return NULL;
-	int64_t unread = channel_tx_unread(&channel->end);
+	int64_t unread = unread_of(channel);
 	if (unread < 0)
 		return raise_errno((int)unread);
 	if (unread > 0) {
@@ -161,7 +169,7 @@ static PyObject *get_unread(PyObject *self, void *unused)
 {
 	(void)unused;
 	struct channel *channel = mapped(self);
-	return channel ? number_or_raise(channel_tx_unread(&channel->end)) : NULL;
+	return channel ? number_or_raise(unread_of(channel)) : NULL;
 }
 
 static PyObject *get_tx_size(PyObject *self, void *unused)

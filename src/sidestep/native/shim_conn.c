@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <linux/sockios.h>
@@ -909,6 +910,12 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		ready |= EPOLLHUP;
 	if (word_load(slot->error))
 		ready |= EPOLLERR;
+	if (unlikely(flags & (SLOT_FIN | SLOT_PEER_GONE)) && !kernel_bits) {
+		/* a look at the rings alone would leave out what the kernel knows of the end */
+		struct pollfd native = {.fd = fd};
+		if (raw_poll(&native, 1, 0) > 0)
+			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
+	}
 	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
 }
 
@@ -1074,8 +1081,34 @@ static void rx_finish(struct conn *conn)
 		conn_ring(conn);
 }
 
+/* What the kernel would refuse. A bad pointer beyond the first page faults here, where the kernel says EFAULT. */
+static bool iov_refused(const struct iovec *iov, int iov_len)
+{
+	if (iov_len < 0 || iov_len > IOV_MAX) {
+		errno = EINVAL;
+		return true;
+	}
+	if (iov_len && (uintptr_t)iov < 4096) {
+		errno = EFAULT;
+		return true;
+	}
+	for (int i = 0; i < iov_len; i++) {
+		if ((ssize_t)iov[i].iov_len < 0) {
+			errno = EINVAL;
+			return true;
+		}
+		if (iov[i].iov_len && (uintptr_t)iov[i].iov_base < 4096) {
+			errno = EFAULT;
+			return true;
+		}
+	}
+	return false;
+}
+
 ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
+	if (unlikely(iov_refused(iov, iov_len)))
+		return -1;
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0, target;
 	struct wait_clock clock;
 	bool held = false, look = false, timed = false, peek = flags & MSG_PEEK;
@@ -1086,8 +1119,11 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		return real.recvmsg(fd, &message, flags);
 	}
 	pthread_testcancel();
-	if (total == 0)
-		return 0;
+	if (total == 0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */
+		char byte;
+		ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
+		return n < 0 ? n : 0;
+	}
 	target = flags & MSG_WAITALL ? total : low_water(conn);
 	if (target > total)
 		target = total;
@@ -1276,6 +1312,8 @@ static ssize_t send_failed(int error, int flags)
 
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
+	if (unlikely(iov_refused(iov, iov_len)))
+		return -1;
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0;
 	struct wait_clock clock;
 	bool held = false, timed = false;

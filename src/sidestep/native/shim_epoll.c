@@ -724,7 +724,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	if (member->events & EPOLLET) {
 		uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_relaxed);
-		uint32_t ends = told & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+		uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
 		bool edge = member->armed || (ends & ~member->reported) ||
 		            ((told & EPOLLIN) && rx_ring && tail != member->seen_tail) ||
 		            ((told & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING && member->out_armed) ||

@@ -268,9 +268,15 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
-		int64_t there = word_load(conn->slot->rx_path) == PATH_RING ? channel_rx_avail(&conn->channel) : 0;
-		if (there > 0)
-			*(int *)argument = (int)there;
+		/* the ring's bytes, and those TCP still holds from before the switch or after the way back */
+		size_t there = slot_has(conn->slot, SLOT_RX_BACK) ? 0 : channel_rx_peek(&conn->channel);
+		if (there != SIZE_MAX)
+			*(int *)argument += (int)there;
+	} else if (result == 0 && command == SIOCOUTQ && argument && word_load(conn->slot->tx_path) == PATH_RING) {
+		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
+		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx_size / 4 * 3;
+		if (held > buffer)
+			*(int *)argument += (int)(held - buffer);
 	} else if (result == 0 && command == FIOASYNC) {
 		conn_demote(conn, fd, REASON_ASYNC_SIGNAL_IO, true);
 	}

@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/sendfile.h>
+#include <sys/stat.h>
 
 #define PASS_CHUNK 16384 /* bytes of stack */
 
@@ -25,6 +26,8 @@ EXPORT ssize_t read(int fd, void *buf, size_t n)
 		return real.read(fd, buf, n);
 	if (native_rx_begin(conn))
 		return native_rx_end(conn, fd, real.read(fd, buf, n), 0);
+	if (n == 0)
+		return 0;
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
 }
 
@@ -43,6 +46,8 @@ EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
 		return real.readv(fd, iov, len);
 	if (native_rx_begin(conn))
 		return native_rx_end(conn, fd, real.readv(fd, iov, len), 0);
+	if (len == 0)
+		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
 }
 
@@ -114,6 +119,10 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 		return native_rx_end(conn, fd, real.recvmsg(fd, message, flags), flags);
 	if (flags & (MSG_OOB | MSG_ERRQUEUE))
 		return real.recvmsg(fd, message, flags);
+	if (message->msg_iovlen > IOV_MAX) {
+		errno = EMSGSIZE;
+		return -1;
+	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {
 		message->msg_namelen = 0;
@@ -240,6 +249,10 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
 		return native_tx_end(conn, fd, real.sendmsg(fd, message, flags));
+	if (message->msg_iovlen > IOV_MAX) {
+		errno = EMSGSIZE;
+		return -1;
+	}
 	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 }
 
@@ -280,8 +293,15 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 	uint8_t buf[PASS_CHUNK];
 	size_t done = 0;
 	bool nonblock = real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK;
-	off_t own = offset ? *offset : lseek(in, 0, SEEK_CUR);
+	off_t own = lseek(in, 0, SEEK_CUR);
 	bool seekable = own >= 0;
+
+	if (offset && (*offset < 0 || !seekable)) {
+		errno = *offset < 0 ? EINVAL : ESPIPE;
+		return -1;
+	}
+	if (offset)
+		own = *offset;
 
 	while (done < count) {
 		size_t part = count - done < sizeof(buf) ? count - done : sizeof(buf);
@@ -380,7 +400,15 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 		return n;
 	}
 	ssize_t n = -1;
-	if (from && !native_from) {
+	struct stat st;
+	if (count == 0) {
+		n = 0;
+	} else if ((from && in_offset) || (to && out_offset) || fstat(from && !native_from ? out : in, &st) < 0 ||
+	           !S_ISFIFO(st.st_mode)) {
+		errno = EINVAL;
+	} else if ((from && out_offset) || (to && in_offset)) {
+		errno = ESPIPE;
+	} else if (from && !native_from) {
 		n = conn_to_pipe(from, in, out, count, flags);
 	} else {
 		uint8_t buf[4096];

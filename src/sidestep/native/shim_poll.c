@@ -17,7 +17,7 @@ struct poller {
 	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the bells */
 	struct conn **conns;   /* NULL: the kernel's alone */
 	struct file **sets;
-	uint32_t managed;
+	bool others; /* some are the kernel's alone: it is asked every time */
 };
 
 static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits)
@@ -129,7 +129,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	for (;;) {
 		/* rings first: an answer that is there costs no call at all */
 		static __thread int64_t last_look;
-		bool look = !first || now - last_look > LOOK_EVERY_NS;
+		bool look = !first || poller->others || now - last_look > LOOK_EVERY_NS;
 		int n = poll_once(poller, look);
 		if (look)
 			last_look = now;
@@ -287,7 +287,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	struct pollfd small_kernel[SMALL + 1];
 	struct conn *small_conns[SMALL];
 	struct file *small_sets[SMALL];
-	struct poller poller = {fds, len, small_kernel, small_conns, small_sets, 0};
+	struct poller poller = {fds, len, small_kernel, small_conns, small_sets, false};
 	void *large = NULL;
 	if (len > SMALL) {
 		large = malloc((len + 1) * (sizeof(struct pollfd) + 2 * sizeof(void *)));
@@ -301,14 +301,14 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		struct file *file = file_get(fds[i].fd);
 		poller.conns[i] = NULL;
 		poller.sets[i] = NULL;
-		if (!file)
-			continue;
-		if (file->kind == FILE_CONN && ((struct conn *)file)->managed) {
+		if (file && file->kind == FILE_CONN && ((struct conn *)file)->managed) {
 			poller.conns[i] = (struct conn *)file;
 			conn_ref(poller.conns[i]);
-		} else if (file->kind == FILE_SET && set_is_managed(file)) {
-			poller.sets[i] = file;
+			continue;
 		}
+		poller.others |= fds[i].fd >= 0;
+		if (file && file->kind == FILE_SET && set_is_managed(file))
+			poller.sets[i] = file;
 	}
 	sigset_t old;
 	if (mask)
