@@ -68,6 +68,7 @@ enum {
 	SLOT_NO_RX = 1u << 9,      /* counts differ: this direction never switches */
 	SLOT_NO_TX = 1u << 10,
 	SLOT_RX_BACK = 1u << 11,   /* demoted: receiving is on TCP again, for good */
+	SLOT_RECALLED = 1u << 13,  /* the peer's recall has been answered */
 	SLOT_RESEND = 1u << 12,    /* recalled: ring bytes from tx_resend on have still to go out by TCP */
 };
 
@@ -78,6 +79,7 @@ enum { PATH_TCP = 0, PATH_RING = 1 };
 
 /* conn_slot spare words with a name (the layout keeps them for the shim) */
 #define slot_rcvlowat(slot) (*(_Atomic uint64_t *)&(slot)->rx_spare[0])
+#define slot_tcp_at_back(slot) ((slot)->tx_spare[1]) /* tx_tcp_bytes when sending went back to TCP */
 #define slot_tx_resend(slot) ((slot)->tx_spare[0])
 #define slot_head_seen(slot) ((_Atomic uint64_t *)&(slot)->tx_head_seen)
 

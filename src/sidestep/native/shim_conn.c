@@ -633,6 +633,7 @@ static void tx_back(struct conn *conn)
 	atomic_store_explicit(&conn->channel.local->tx_back_at, atomic_load(conn->channel.own_tail), memory_order_relaxed);
 	atomic_store_explicit(&conn->channel.local->tx_back, 1, memory_order_release);
 	word_store(slot->tx_path, PATH_TCP);
+	slot_tcp_at_back(slot) = word_load(slot->tx_tcp_bytes);
 	slot_clear(slot, SLOT_TX_SWITCH);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
@@ -672,12 +673,17 @@ bool conn_obey(struct conn *conn, int fd)
 	bool moved = false;
 
 	if (!(notice & (CHANNEL_DEMOTE | CHANNEL_RECALL)) ||
-	    (slot_has(slot, SLOT_NO_TX) && !slot_has(slot, SLOT_RESEND)) || !slot_trylock(&slot->tx_lock))
+	    (slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX) && !slot_has(slot, SLOT_RESEND)) ||
+	    !slot_trylock(&slot->tx_lock))
 		return false;
-	if (conn->managed && !slot_has(slot, SLOT_NO_TX)) {
+	if (conn->managed && !slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX)) {
 		moved = word_load(slot->tx_path) == PATH_RING;
 		tx_back(conn);
-		if (moved && (notice & CHANNEL_RECALL)) {
+		/* We may have gone back by ourselves just before; then it can still be answered if nothing was sent since. */
+		bool in_order = conn->channel.local->tx_back && slot_tcp_at_back(slot) == word_load(slot->tx_tcp_bytes);
+		if (notice & CHANNEL_RECALL)
+			slot_set(slot, SLOT_RECALLED);
+		if (in_order && (notice & CHANNEL_RECALL)) {
 			full_fence();
 			uint64_t frozen = atomic_load_explicit(&conn->channel.remote->rx_frozen, memory_order_acquire);
 			uint64_t tail = atomic_load(conn->channel.own_tail);

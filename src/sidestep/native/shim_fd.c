@@ -202,8 +202,13 @@ EXPORT int shutdown(int fd, int how)
 	int saved = errno;
 	if (result < 0)
 		slot_clear(slot, bits & ~before);
-	if (managed && wr)
+	if (managed && wr) {
+		/* the kernel wakes its own sleepers; those that wait for room in the ring sleep on the bell */
+		uint64_t one = 1;
+		if (conn->managed && raw_write(conn->bell->fd, &one, sizeof(one)) < 0)
+			shim_log("cannot wake a waiting thread: %d", errno);
 		slot_unlock(&slot->tx_lock);
+	}
 	errno = saved;
 	return result;
 }
@@ -266,6 +271,9 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	struct conn *conn = conn_get(fd);
 	if (likely(!conn || !conn->managed))
 		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
+	/* a program that only asks moves the switch along, too */
+	if ((conn_notice(conn) && conn_obey(conn, fd)) || (!conn_switched(conn) && conn_progress(conn, fd)))
+		set_conn_switched(conn);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
 		/* the ring's bytes, and those TCP still holds from before the switch or after the way back */

@@ -348,6 +348,11 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 		return real.sendfile64(out, in, offset, count);
 	if (native_tx_begin(conn))
 		return native_tx_end(conn, out, real.sendfile64(out, in, offset, count));
+	int mode = real.fcntl64(in, F_GETFL, 0);
+	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in)) {
+		errno = mode >= 0 && conn_get(in) ? EINVAL : EBADF;
+		return -1;
+	}
 	return file_to_conn(conn, out, in, offset, count);
 }
 
