@@ -138,9 +138,9 @@ class HostilePeer:
     # ---- the other part ----
 
     def flood(self) -> None:
-        """Sends more than the victim's answers have room for, and reads none of them."""
+        """Sends more than the victim's answers have room for, and reads none: it has one more to answer and no room."""
         deadline = time.monotonic() + WITHIN_S
-        while self.peek("producer[1].want_space") == 0:
+        while self.end.avail < self.end.rx_size or self.end.unread < self.message_len:
             self.end.write(bytes(self.message_len))
             self.ring()
             assert time.monotonic() < deadline, "the victim never ran out of room"

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import toolchain
 from toolchain import ADDRESS, THREAD, Sanitizer
 
-from sidestep.testing import Sidestep
+from sidestep.testing import Connection, Sidestep
 
 BENCH = toolchain.ROOT / "bench" / "c"
 PROGRAMS = toolchain.HERE / "programs"
@@ -53,10 +53,6 @@ class Stage:
         flags = [*self.sanitizer.flags, "-D_GNU_SOURCE", f"-DHEADERS={len(headers)}", f"-I{BENCH}"]
         return toolchain.build(f"{name}-{self.sanitizer.name}", sources, flags)
 
-    def all_promoted(self, count: int) -> None:
-        """Waits until both ends of `count` connections are promoted."""
-        self.sidestep.wait_for(lambda found: sum(c.promoted for c in found) == 2 * count)
-
     def reports(self) -> list[str]:
         return [toolchain.symbolized(path.read_text()) for path in sorted(self.logs.iterdir())]
 
@@ -69,14 +65,29 @@ def stage(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) ->
     assert not reports, f"{len(reports)} sanitizer reports; the first:\n{reports[0][:6000]}"
 
 
-def hold_and_end(stage: Stage, server: subprocess.Popen[Any], client: subprocess.Popen[Any], connections: int) -> None:
-    """The client says that it holds its connections; they are promoted; then both programs end well."""
+def both_promoted(connections: int) -> Callable[[list[Connection]], bool]:
+    """Both ends of so many connections are promoted."""
+    return lambda found: sum(c.promoted for c in found) == 2 * connections
+
+
+def streamed(found: list[Connection]) -> bool:
+    """Bytes went one way by ring. The way back follows with the next call, which a program that holds does not make."""
+    return any(c.tx.ring_bytes for c in found) and any(c.rx.ring_bytes for c in found)
+
+
+def hold_and_end(
+    stage: Stage,
+    server: subprocess.Popen[Any],
+    client: subprocess.Popen[Any],
+    moved: Callable[[list[Connection]], bool],
+) -> None:
+    """The client says that it holds its connections; they have `moved`; then both programs end well."""
     assert client.stdout is not None
     lines = []
     while (line := client.stdout.readline()) and "holding" not in line:
         lines.append(line)
     assert "holding" in line, f"the client ended early, {client.wait(ENDS_WITHIN_S)}: {lines}"
-    stage.all_promoted(connections)
+    stage.sidestep.wait_for(moved)
     assert client.communicate(timeout=ENDS_WITHIN_S)[0] is not None
     assert client.returncode == 0
     server.terminate()
@@ -92,7 +103,7 @@ def test_ping_pong(stage: Stage, mode: list[str]) -> None:
     assert server.stdout is not None
     port = server.stdout.readline().split()[1]
     options = ["-p", port, "-n", str(CONNECTIONS), "-w", "0", "-c", "2000", "-H"]
-    hold_and_end(stage, server, stage.popen(program, "client", *mode, *options), CONNECTIONS)
+    hold_and_end(stage, server, stage.popen(program, "client", *mode, *options), both_promoted(CONNECTIONS))
 
 
 @pytest.mark.parametrize("size", [64, 65536])
@@ -103,7 +114,7 @@ def test_stream(stage: Stage, size: int) -> None:
     assert server.stdout is not None
     port = server.stdout.readline().split()[1]
     options = ["-p", port, "-w", "0", "-t", "0.5", "-H"]
-    hold_and_end(stage, server, stage.popen(program, "client", *mode, *options), 1)
+    hold_and_end(stage, server, stage.popen(program, "client", *mode, *options), streamed)
 
 
 def test_python_with_threads(stage: Stage) -> None:
@@ -114,9 +125,8 @@ def test_python_with_threads(stage: Stage) -> None:
     server = stage.popen(sys.executable, program, "server")
     assert server.stdout is not None
     port = server.stdout.readline().strip()
-    hold_and_end(
-        stage, server, stage.popen(sys.executable, program, "client", port, str(CONNECTIONS), "300"), CONNECTIONS
-    )
+    client = stage.popen(sys.executable, program, "client", port, str(CONNECTIONS), "300")
+    hold_and_end(stage, server, client, both_promoted(CONNECTIONS))
 
 
 def test_redis(stage: Stage, tmp_path: Path) -> None:
