@@ -311,6 +311,7 @@ static void fork_child(void)
 	self.tid = 0;
 	thread_init();
 	shim_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	pthread_setcancelstate(self.cancel_state, &(int){0});
 	critical_leave(); /* taken by fork_prepare */
 	conn_forked(true);
 	bells_after_fork();

@@ -1088,7 +1088,7 @@ static void rx_finish(struct conn *conn)
 }
 
 /* What the kernel would refuse. A bad pointer beyond the first page faults here, where the kernel says EFAULT. */
-static bool iov_refused(const struct iovec *iov, int iov_len)
+static bool iov_refused(const struct iovec *iov, int iov_len, int flags)
 {
 	if (iov_len < 0 || iov_len > IOV_MAX) {
 		errno = EINVAL;
@@ -1103,7 +1103,7 @@ static bool iov_refused(const struct iovec *iov, int iov_len)
 			errno = EINVAL;
 			return true;
 		}
-		if (iov[i].iov_len && (uintptr_t)iov[i].iov_base < 4096) {
+		if (iov[i].iov_len && (uintptr_t)iov[i].iov_base < 4096 && !(flags & MSG_TRUNC)) {
 			errno = EFAULT;
 			return true;
 		}
@@ -1113,7 +1113,7 @@ static bool iov_refused(const struct iovec *iov, int iov_len)
 
 ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
-	if (unlikely(iov_refused(iov, iov_len)))
+	if (unlikely(iov_refused(iov, iov_len, flags)))
 		return -1;
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0, target;
 	struct wait_clock clock;
@@ -1318,7 +1318,7 @@ static ssize_t send_failed(int error, int flags)
 
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
-	if (unlikely(iov_refused(iov, iov_len)))
+	if (unlikely(iov_refused(iov, iov_len, flags)))
 		return -1;
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0;
 	struct wait_clock clock;

@@ -21,6 +21,7 @@
 #define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
 #define BELL_INDEX 0
+#define TOLD_MAX 128 /* events taken from the kernel at a time */
 #define BELLS_MAX 64 /* bells of one set that a thread can sleep on; with more it naps */
 
 struct member {
@@ -801,24 +802,24 @@ static int collect(struct set *set, struct epoll_event *events, int room)
 	return n;
 }
 
-/* set lock held. Turns what the kernel reported into what the program is to see, in place. */
-static int translate(struct set *set, struct epoll_event *events, int len)
+/* set lock held. Turns what the kernel reported into what the program is to see; may be done in place. */
+static int translate(struct set *set, const struct epoll_event *told, int len, struct epoll_event *events)
 {
 	int n = 0;
 	bool rung = false;
 
 	for (int i = 0; i < len; i++) {
-		if (events[i].data.u64 >> INDEX_BITS != set->secret) {
-			events[n++] = events[i];
+		if (told[i].data.u64 >> INDEX_BITS != set->secret) {
+			events[n++] = told[i];
 			continue;
 		}
-		uint32_t index = (uint32_t)(events[i].data.u64 & ((1u << INDEX_BITS) - 1));
+		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
 		rung |= index == BELL_INDEX;
 		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass)
 			continue;
 		struct epoll_event event;
-		if (member_report(set, member, events[i].events, &event)) {
+		if (member_report(set, member, told[i].events, &event)) {
 			events[n++] = event;
 			hot_add(set, member);
 		}
@@ -875,6 +876,8 @@ static void set_trim(struct set *set)
 /* Spins over the rings and, every so often, the kernel. Returns events found, 0 when the budget is spent, -1 on a signal. */
 static int set_spin(struct set *set, int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals)
 {
+	struct epoll_event told[TOLD_MAX]; /* the program's array holds nothing but what is reported */
+	int told_max = max < TOLD_MAX ? max : TOLD_MAX;
 	uint32_t budget = atomic_load_explicit(&set->spin_ns, memory_order_relaxed);
 	bool crowded = !spin_allowed();
 	int64_t start = now_ns(), now = start;
@@ -890,9 +893,9 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 		set->spent = SPENT_SPUN;
 		n = collect(set, events, max);
 		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
-			int k = raw_epoll_look(epfd, events, max);
+			int k = raw_epoll_look(epfd, told, told_max);
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
-			n = k > 0 ? translate(set, events, k) : 0;
+			n = k > 0 ? translate(set, told, k, events) : 0;
 		}
 		set_unlock(set);
 		if (n || self.signals != signals)
@@ -912,6 +915,8 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 /* The wait of a set with managed members. timeout_ns < 0: for ever. */
 static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns, uint64_t signals)
 {
+	struct epoll_event told[TOLD_MAX];
+	int told_max = max < TOLD_MAX ? max : TOLD_MAX;
 	int64_t start = now_ns(), now = start;
 	int64_t deadline = deadline_after(timeout_ns);
 	bool spun = false;
@@ -926,19 +931,19 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		int n = 0;
 		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
 		if (look) {
-			int k = raw_epoll_look(epfd, events, max);
+			int k = raw_epoll_look(epfd, told, told_max);
 			if (k < 0) {
 				set_unlock(set);
 				return -1;
 			}
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
-			n = translate(set, events, k);
+			n = translate(set, told, k, events);
 		}
 		n += collect(set, events + n, max - n);
 		if (!n && !look && timeout_ns == 0) {
-			int k = raw_epoll_look(epfd, events, max);
+			int k = raw_epoll_look(epfd, told, told_max);
 			if (k > 0)
-				n = translate(set, events, k);
+				n = translate(set, told, k, events);
 		}
 		set_unlock(set);
 		if (n || timeout_ns == 0 || (deadline != INT64_MAX && now >= deadline))
@@ -960,10 +965,10 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		if (set->bells_len > BELLS_MAX) {
 			/* too many kinds of bells for one sleep: nap instead */
 			set_unlock(set);
-			int k = real.epoll_wait(epfd, events, max, 1);
+			int k = real.epoll_wait(epfd, told, told_max, 1);
 			set_lock(set);
 			set->pass++;
-			n = k > 0 ? translate(set, events, k) : 0;
+			n = k > 0 ? translate(set, told, k, events) : 0;
 			set_unlock(set);
 			if (n || (k < 0 && errno == EINTR))
 				return n ? n : -1;
@@ -990,7 +995,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 				trim = false;
 			struct set_sleep sleep = {set, asleep, asleep_len};
 			pthread_cleanup_push(set_sleep_undo, &sleep);
-			k = sleep_epoll(epfd, events, max, until, signals);
+			k = sleep_epoll(epfd, told, told_max, until, signals);
 			failed = errno;
 			pthread_cleanup_pop(0);
 			if (trim && k == 0) {
@@ -1017,7 +1022,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			set_lock(set);
 			set->pass++;
 			set->spent = SPENT_SLEPT;
-			n = translate(set, events, k);
+			n = translate(set, told, k, events);
 			if (n < max)
 				n += collect(set, events + n, max - n);
 			if (n == max)
@@ -1056,7 +1061,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 			int failed = errno;
 			set_lock(set);
 			set->pass++;
-			n = translate(set, events, n);
+			n = translate(set, events, n, events);
 			wake_set(set); /* the next one that does not know yet */
 			set_unlock(set);
 			errno = failed;
