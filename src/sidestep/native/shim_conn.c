@@ -834,7 +834,8 @@ void conn_probe(struct conn *conn, int fd)
 			 * say whether it had read all. */
 			if (!slot_has(slot, SLOT_PEER_GONE) && word_load(slot->tx_path) == PATH_RING &&
 			    (closed & CHANNEL_CLOSED_UNREAD || (!closed && channel_tx_unread(&conn->channel) != 0))) {
-				word_store(slot->error, ECONNRESET);
+				/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
+				word_store(slot->error, atomic_load(&remote->shut_wr) ? EPIPE : ECONNRESET);
 				bits |= SLOT_RESET;
 			}
 		}
@@ -1140,6 +1141,9 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	for (;;) {
 		enum step step = STEP_CLOSED;
 
+		/* every call moves the switch along, both directions: a program that only reads would never switch its sending */
+		if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
+			set_conn_switched(conn);
 		slot_lock(&slot->rx_lock);
 		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
 			step = rx_step(conn, fd, iov, iov_len, done, total - done, flags, look, &moved);
@@ -1183,8 +1187,6 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			break;
 		}
 		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
-			set_conn_switched(conn);
-		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
 			set_conn_switched(conn);
 		if (would_not_block(fd, flags)) {
 			look = true;
@@ -1335,6 +1337,8 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		enum step step = STEP_CLOSED;
 		bool moved_over = false;
 
+		if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
+			set_conn_switched(conn);
 		slot_lock(&slot->tx_lock);
 		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
 			bool on_ring = word_load(slot->tx_path) == PATH_RING;
@@ -1384,8 +1388,6 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			break;
 		}
 		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
-			set_conn_switched(conn);
-		if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
 			set_conn_switched(conn);
 		if (would_not_block(fd, flags)) {
 			/* remember that somebody waits for room, then look once more */

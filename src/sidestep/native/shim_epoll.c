@@ -638,6 +638,12 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
 	conn->waited = true;
+	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */
+	if (op == EPOLL_CTL_ADD && (event->events & EPOLLEXCLUSIVE) &&
+	    (event->events & ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE))) {
+		errno = EINVAL;
+		return -1;
+	}
 	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 	shim_lock_take();

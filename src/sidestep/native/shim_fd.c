@@ -669,6 +669,19 @@ EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
 	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
 }
 
+EXPORT int system(const char *command)
+{
+	if (command)
+		demote_inherited();
+	return real.system(command);
+}
+
+EXPORT FILE *popen(const char *command, const char *mode)
+{
+	demote_inherited();
+	return real.popen(command, mode);
+}
+
 /* Before root drops its rights: the provider must know us by the user who started us. */
 EXPORT int setuid(uid_t uid)
 {

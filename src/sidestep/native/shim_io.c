@@ -46,7 +46,10 @@ EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
 		return real.readv(fd, iov, len);
 	if (native_rx_begin(conn))
 		return native_rx_end(conn, fd, real.readv(fd, iov, len), 0);
-	if (len == 0)
+	size_t total = 0;
+	for (int i = 0; i < len && len <= IOV_MAX; i++)
+		total += iov[i].iov_len;
+	if (total == 0 && len >= 0 && len <= IOV_MAX)
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
 }
@@ -145,7 +148,7 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, s
 		if (got < 0)
 			return done ? (int)done : -1;
 		messages[done++].msg_len = (unsigned)got;
-		if (got == 0 || (timeout && now_ns() >= deadline))
+		if (timeout && now_ns() >= deadline)
 			break;
 		if (flags & MSG_WAITFORONE)
 			flags |= MSG_DONTWAIT;

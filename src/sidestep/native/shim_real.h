@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
@@ -73,6 +74,8 @@
 	   char *const e[]), \
 	  (pid, p, f, t, a, e)) \
 	X(int, posix_spawn_file_actions_adddup2, (posix_spawn_file_actions_t * f, int a, int b), (f, a, b)) \
+	X(int, system, (const char *c), (c)) \
+	X(FILE *, popen, (const char *c, const char *m), (c, m)) \
 	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode)) \
 	X(int, setuid, (uid_t u), (u)) \
 	X(int, seteuid, (uid_t u), (u)) \
