@@ -126,21 +126,29 @@ static inline int64_t channel_tx_space(const struct channel_end *end, size_t wan
 }
 
 /*
- * The same for a caller that does not own the direction: another thread may send meanwhile. Stores nothing and accuses
- * nobody; what looks impossible is for the owner to judge, and is no room here.
+ * The same for a caller that does not own the direction: another thread may send meanwhile, so a head that fits no tail is
+ * looked at again until the tail stands still. Stores nothing and accuses nobody: SIZE_MAX where the owner has something
+ * to judge, so that it is called.
  */
 static inline size_t channel_tx_peek(const struct channel_end *end)
 {
-	uint64_t head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire);
-	uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_acquire); /* after head */
+	for (;;) {
+		uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_acquire);
+		uint64_t head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire); /* after tail */
 
-	return tail - head > end->tx_size ? 0 : (size_t)(end->tx_size - (tail - head));
+		if (tail - head <= end->tx_size)
+			return (size_t)(end->tx_size - (tail - head));
+		if (atomic_load_explicit(end->own_tail, memory_order_relaxed) == tail)
+			return SIZE_MAX;
+	}
 }
 
-/* Bytes sent that the peer has not read, for any caller. */
+/* Bytes sent that the peer has not read, for any caller; all of a ring where its count is impossible. */
 static inline size_t channel_tx_unread(const struct channel_end *end)
 {
-	return end->tx_size - channel_tx_peek(end);
+	size_t room = channel_tx_peek(end);
+
+	return room > end->tx_size ? end->tx_size : end->tx_size - room;
 }
 
 /* Copies len bytes to `offset` bytes past the tail; the caller has checked the space. Publishes nothing. */
@@ -158,7 +166,7 @@ static inline void channel_tx_publish(const struct channel_end *end, size_t len)
 {
 	uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_relaxed) + len;
 
-	atomic_store_explicit(end->own_tail, tail, memory_order_relaxed);
+	atomic_store_explicit(end->own_tail, tail, memory_order_release); /* lookers: head is read after it */
 	/* W1 pairs with R1 in channel_rx_avail: the bytes are visible once tail is. */
 	atomic_store_explicit(&end->tx_line->tail, tail, memory_order_release);
 }
@@ -174,12 +182,21 @@ static inline int64_t channel_rx_avail(const struct channel_end *end)
 	return (int64_t)(tail - head);
 }
 
-/* Bytes to read for a caller that does not own the direction: SIZE_MAX where the owner has something to judge. */
+/*
+ * Bytes to read for a caller that does not own the direction; SIZE_MAX where the owner has something to judge. A tail that
+ * fits no head is looked at again until the head stands still: readiness that is none would hang a program.
+ */
 static inline size_t channel_rx_peek(const struct channel_end *end)
 {
-	int64_t there = channel_rx_avail(end);
+	for (;;) {
+		uint64_t head = atomic_load_explicit(end->own_head, memory_order_acquire);
+		uint64_t tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire);
 
-	return there < 0 ? SIZE_MAX : (size_t)there;
+		if (tail - head <= end->rx_size)
+			return (size_t)(tail - head);
+		if (atomic_load_explicit(end->own_head, memory_order_relaxed) == head)
+			return SIZE_MAX;
+	}
 }
 
 /* Copies len bytes from `offset` bytes past the head; the caller has checked what is there. */
@@ -219,7 +236,7 @@ static inline void channel_rx_consume(const struct channel_end *end, size_t len)
 {
 	uint64_t head = atomic_load_explicit(end->own_head, memory_order_relaxed) + len;
 
-	atomic_store_explicit(end->own_head, head, memory_order_relaxed);
+	atomic_store_explicit(end->own_head, head, memory_order_release); /* lookers: tail is read after it */
 	atomic_store_explicit(&end->rx_line->head, head, memory_order_release); /* W2 */
 }
 

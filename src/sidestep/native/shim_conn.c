@@ -233,7 +233,8 @@ static void tell_close(struct conn *conn)
 	bool unread = !slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0;
 	if (slot_has(conn->slot, SLOT_RESEND))
 		conn_flush(conn, conn_fd(conn));
-	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED); /* full fence */
+	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED);
+	full_fence();
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }
 
@@ -1418,6 +1419,21 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 				result = -1;
 				saved = EBADF;
 				break;
+			}
+		}
+		/* A peer that has half-closed and then dies tells nobody; on TCP the kernel will. */
+		if (unlikely(slot_has(slot, SLOT_FIN) && !slot_has(slot, SLOT_PEER_GONE))) {
+			slot_lock(&slot->tx_lock);
+			bool back = conn->managed && word_load(slot->tx_path) == PATH_RING;
+			if (back) {
+				tx_back(conn);
+				full_fence();
+				conn_ring(conn);
+			}
+			slot_unlock(&slot->tx_lock);
+			if (back) {
+				set_conn_switched(conn);
+				continue;
 			}
 		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);

@@ -249,7 +249,7 @@ void remote_bell_ring_slow(struct conn *conn, uint64_t generation)
 int self_bell_fd(struct bell *const *bells, int bells_len)
 {
 	if (self.bell_epfd <= 0) {
-		self.bell_epfd = own_fd(epoll_create1(EPOLL_CLOEXEC));
+		self.bell_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
 		self.bells_len = 0;
 		thread_register();
 		if (self.bell_epfd < 0)
@@ -297,14 +297,20 @@ static uint32_t runnable_threads(void)
 {
 	static _Atomic int64_t read_at;
 	static _Atomic uint32_t runnable;
-	static int fd = -2;
+	static _Atomic int opened = -2;
+	int fd = atomic_load_explicit(&opened, memory_order_relaxed);
 	int64_t now = now_ns();
 
 	if (now - atomic_load_explicit(&read_at, memory_order_relaxed) < LOAD_REFRESH_NS)
 		return atomic_load_explicit(&runnable, memory_order_relaxed);
 	atomic_store_explicit(&read_at, now, memory_order_relaxed);
-	if (fd == -2)
-		fd = own_fd(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+	if (fd == -2) {
+		int mine = own_fd(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+		if (atomic_compare_exchange_strong(&opened, &fd, mine))
+			fd = mine;
+		else
+			own_fd_close(mine); /* another thread was first; fd is its */
+	}
 	char text[64] = "";
 	if (fd < 0 || real.pread64(fd, text, sizeof(text) - 1, 0) <= 0) {
 		atomic_store(&runnable, UINT32_MAX); /* blind: never spin hard */
@@ -480,7 +486,7 @@ static int wait_set(struct conn *conn, int fd)
 	uint32_t at = 0;
 
 	if (self.wait_epfd <= 0) {
-		self.wait_epfd = own_fd(epoll_create1(EPOLL_CLOEXEC));
+		self.wait_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
 		self.wait_bells_len = 0;
 		memset(self.watched, 0, sizeof(self.watched));
 		thread_register();
