@@ -24,7 +24,8 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs(tmp_path: Path) -> No
     (wheel,) = tmp_path.glob("sidestep-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    assert names == sources | {"sidestep/py.typed", "sidestep/native/libsidestep.so"}
+    native = {f"sidestep/native/{name}" for name in ("libsidestep.so", "_channel.abi3.so", "_channel.pyi")}
+    assert names == sources | native | {"sidestep/py.typed"}
 
     target = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True)

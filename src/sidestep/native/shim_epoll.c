@@ -324,6 +324,8 @@ static bool member_manage(struct member *member, int op)
 	struct set *set = member->set;
 	struct conn *conn = member->conn;
 
+	/* before the kernel can report our data to a thread that is just returning from it */
+	atomic_store(&set->managed_ever, true);
 	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
 	    !bell_enter(set, conn->bell))
 		return false;
@@ -338,7 +340,6 @@ static bool member_manage(struct member *member, int op)
 	member->reported = 0;
 	member->at = set->managed_len;
 	set->managed[set->managed_len] = member;
-	atomic_store(&set->managed_ever, true);
 	atomic_fetch_add(&set->managed_len, 1);
 	atomic_store(&set->trim_due, true);
 	if (set->hinting) {
