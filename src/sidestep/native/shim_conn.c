@@ -1329,8 +1329,9 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	int saved = errno;
 
 	pthread_testcancel();
-	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING)
-		return slot_has(conn->slot, SLOT_WR_SHUT) ? send_failed(EPIPE, flags) : 0;
+	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING && !word_load(conn->slot->error) &&
+	    !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
+		return 0;
 	struct conn_slot *slot = conn->slot;
 	ssize_t result;
 	int signal_error = 0;
