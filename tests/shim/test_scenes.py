@@ -67,7 +67,7 @@ def test_known_differences_name_scenes() -> None:
 
 
 @pytest.mark.parametrize("mode", _MODES, ids=str)
-@pytest.mark.parametrize("scene", _scenes())
+@pytest.mark.parametrize("scene", list(_scenes()))
 def test_same_as_kernel_tcp(
     scene: str,
     mode: Mode,

@@ -1422,21 +1422,6 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 				break;
 			}
 		}
-		/* A peer that has half-closed and then dies tells nobody; on TCP the kernel will. */
-		if (unlikely(slot_has(slot, SLOT_FIN) && !slot_has(slot, SLOT_PEER_GONE))) {
-			slot_lock(&slot->tx_lock);
-			bool back = conn->managed && word_load(slot->tx_path) == PATH_RING;
-			if (back) {
-				tx_back(conn);
-				full_fence();
-				conn_ring(conn);
-			}
-			slot_unlock(&slot->tx_lock);
-			if (back) {
-				set_conn_switched(conn);
-				continue;
-			}
-		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
 		int waited = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
 		if (waited == 0 && conn_get(fd) == conn)

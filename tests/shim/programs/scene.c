@@ -172,6 +172,17 @@ bool check_pattern(uint8_t key, uint64_t offset, const void *data, size_t len)
 	return true;
 }
 
+int64_t sum_of(const void *data, size_t len)
+{
+	const uint8_t *bytes = data;
+	uint32_t low = 1, high = 0; /* RFC 1950 9: Adler-32 */
+	for (size_t i = 0; i < len; i++) {
+		low = (low + bytes[i]) % 65521;
+		high = (high + low) % 65521;
+	}
+	return (int64_t)high << 16 | low;
+}
+
 const uint8_t *pattern_out(struct pair *pair, size_t len)
 {
 	static _Thread_local uint8_t *bytes;
@@ -580,6 +591,14 @@ static struct reply act(const struct order *order)
 		return exchange(end->fd, KEY_IN, &end->out, (size_t)order->a, KEY_OUT, &end->in, (size_t)order->b, 77);
 	case ACT_DRAIN:
 		return end_take(end, 0, 0, 0, true);
+	case ACT_SUM: {
+		static uint8_t data[65536];
+		NEED((size_t)order->a <= sizeof data);
+		ssize_t got = recv(end->fd, data, (size_t)order->a, MSG_WAITALL);
+		return (struct reply){.result = got,
+				      .error = got < 0 ? errno : 0,
+				      .wrong = got > 0 && sum_of(data, (size_t)got) != order->b};
+	}
 	case ACT_SEND_CLOSE: {
 		struct reply reply = end_send(end, (size_t)order->a, 0);
 		if (end_close(end) < 0)

@@ -56,6 +56,7 @@ enum act {
 	ACT_ECHO,	/* a times: receives b bytes, sends b bytes */
 	ACT_EXCHANGE,	/* sends a bytes and receives b bytes at the same time, never blocking in either */
 	ACT_DRAIN,	/* receives until the end; answers how many bytes */
+	ACT_SUM,	/* receives exactly a bytes, whose sum_of must be b */
 	ACT_SEND_CLOSE, /* sends a bytes and closes at once */
 	ACT_SHUTDOWN,	/* a = how */
 	ACT_CLOSE,
@@ -127,6 +128,7 @@ void get(struct pair *pair, size_t len);		   /* receives all, or the scene fails
 long get_all(struct pair *pair);			   /* receives until the end; bytes, or -errno */
 void fill_pattern(uint8_t key, uint64_t offset, void *data, size_t len);
 bool check_pattern(uint8_t key, uint64_t offset, const void *data, size_t len);
+int64_t sum_of(const void *data, size_t len); /* depends on every byte and its place */
 enum { KEY_OUT = 0x11, KEY_IN = 0x77 }; /* seen from the scene */
 int64_t now_ms(void);
 void nonblocking(int fd, bool on);

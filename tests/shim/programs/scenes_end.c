@@ -373,7 +373,7 @@ static void exits_without_closing(void)
 	if (!choice.peer_process)
 		return;
 	struct pair *pair = open_pair();
-	peer_put(pair, 30000);
+	peer_put(pair, 3000);
 	peer_now(pair, ACT_EXIT, 0, 0);
 	say("%ld bytes to the end", get_all(pair));
 	peer_done();

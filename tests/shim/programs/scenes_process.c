@@ -142,11 +142,8 @@ static void fork_last_holder(void)
 
 static void fork_both_write(void)
 {
-	struct pair *pair = open_pair();
-	enum { EACH = 500, LEN = 16 };
-	uint64_t before = pair->out;
+	enum { EACH = 120, LEN = 16 }; /* all of it fits while nobody reads */
 	uint8_t record[LEN];
-	(void)before;
 	int other[2];
 	/* both ends here, so that records need not follow the pattern */
 	uint16_t port;
@@ -194,7 +191,7 @@ static void fork_both_read(void)
 	int pipes[2];
 	NEED(pipe(pipes) == 0);
 	pid_t child = fork();
-	uint64_t count = 0, sum = 0, total[2];
+	uint64_t count = 0, sum = 0, total[2], expected = 0;
 	if (child == 0)
 		forget_peer();
 	else
@@ -215,7 +212,12 @@ static void fork_both_read(void)
 		_exit(0);
 	}
 	NEED(read(pipes[0], total, sizeof total) == sizeof total);
-	say("together %lu bytes, sum %lu", (unsigned long)(count + total[0]), (unsigned long)(sum + total[1]));
+	enum { SENT = 200000 };
+	fill_pattern(KEY_IN, pair->in, data, SENT);
+	for (int i = 0; i < SENT; i++)
+		expected += data[i];
+	say("together %lu bytes, %s", (unsigned long)(count + total[0]),
+	    sum + total[1] == expected ? "the right ones" : "WRONG ONES");
 	say_reply("sent", peer_done());
 	say_child(child);
 }

@@ -362,7 +362,10 @@ static void handler_writes(void)
 	struct pollfd item = {.fd = pair->fd, .events = POLLIN};
 	strike_when_asleep(1);
 	peer_now(pair, ACT_ECHO, 1, 5);
-	int ready = poll(&item, 1, 10000);
+	int ready;
+	do /* interrupted, or the answer to what the handler wrote is there already */
+		ready = poll(&item, 1, 10000);
+	while (ready < 0 && errno == EINTR);
 	say_poll("poll", ready, item.revents);
 	struck("poll");
 	peer_done();

@@ -296,6 +296,27 @@ static void while_in_flight(void)
 	until_promoted(open_pair_raw(), round_in_flight);
 }
 
+static void half_close_on_the_way(void)
+{
+	/* This end has said all it has to say, and shuts down, while the peer's stream moves to the ring. */
+	long right = 0;
+	for (int i = 0; i < 40; i++) {
+		struct pair *pair = open_pair_raw();
+		size_t out = (size_t)(i % 4) * (size_t)(i % 4) * 20000;
+		peer_now(pair, ACT_EXCHANGE, 1 << 20, (int64_t)out);
+		exchange_here(pair, out, 0, (uint32_t)i);
+		NEED(shutdown(pair->fd, SHUT_WR) == 0);
+		get(pair, 1 << 20);
+		struct reply reply = peer_done();
+		right += reply.result == 0 && !reply.wrong;
+		say_reply("the peer at the end", peer(pair, ACT_RECV_ONCE, 1, 0));
+		NEED(peer(pair, ACT_CLOSE, 0, 0).result == 0);
+		say_ret("the end", recv(pair->fd, data, 1, 0));
+		NEED(close(pair->fd) == 0);
+	}
+	say("right %ld", right);
+}
+
 static void promoted_then_quiet(void)
 {
 	/* Bytes sent before an idle second are there after it; the rings may have given their pages back. */
@@ -364,6 +385,7 @@ const struct scene scenes_stream[] = {
 	SCENE(while_in_epoll_edge_out),
 	SCENE(while_asking_without_waiting),
 	SCENE(while_in_flight),
+	SCENE(half_close_on_the_way),
 	SCENE(promoted_then_quiet),
 	SCENE(many_short),
 	{NULL, NULL},

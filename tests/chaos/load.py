@@ -1,0 +1,135 @@
+"""Starts the two programs of load.c and reads their ledger."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sidestep.testing import Sidestep
+
+ENDED: Final = 1
+THREADS: Final = 8
+EACH: Final = 1000  # connections a thread has room for in the ledger; no test gets that far
+_SIDE: Final = struct.Struct("=QQQIIIIQ")
+FAULTS: Final = {errno.ECONNRESET, errno.EPIPE}  # what TCP tells of a peer that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one end of a connection has written down (struct side in load.c)."""
+
+    submitted: int  # bytes handed to send()
+    taken: int  # bytes that send() took
+    received: int
+    wrong: int
+    read_end: int  # ENDED, an errno, or 0 while it reads
+    write_end: int
+    done: int
+    goal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Both ends of one connection."""
+
+    id: int
+    driver: Side
+    server: Side
+
+
+class Load:
+    """A server and a driver with a common ledger; over kernel TCP without a `sidestep`."""
+
+    def __init__(self, program: Path, directory: Path, sidestep: Sidestep | None) -> None:
+        self._program, self._ledger, self._sidestep = program, directory / "ledger", sidestep
+        self._ledger.unlink(missing_ok=True)
+        self.server = self._start("serve", self._ledger, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.server.stdout is not None
+        self.port = int(self.server.stdout.readline())
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def _start(self, *words: object, **options: Any) -> subprocess.Popen[bytes]:
+        env = None if self._sidestep is None else self._sidestep.env()
+        return subprocess.Popen([str(self._program), *map(str, words)], env=env, **options)
+
+    def drive(self, seed: int, *, most: int = 3_000_000) -> subprocess.Popen[bytes]:
+        """Starts the driver: eight threads make connections, one after the other, until `enough`."""
+        words = ("drive", self._ledger, self.port, seed, THREADS, EACH, most)
+        self.driver = self._start(*words, stdin=subprocess.PIPE)
+        return self.driver
+
+    def enough(self, timeout_s: float = 60.0) -> list[Entry]:
+        """Lets the driver finish what it has begun; returns the ledger."""
+        assert self.driver is not None
+        assert self.driver.stdin is not None
+        self.driver.stdin.close()
+        assert self.driver.wait(timeout_s) == 0
+        return self.entries()
+
+    def entries(self) -> list[Entry]:
+        """The connections of which anything was written down."""
+        data = self._ledger.read_bytes()
+        found = []
+        for number, at in enumerate(range(0, len(data), 2 * _SIDE.size)):
+            driver, server = (Side(*_SIDE.unpack_from(data, at + offset)) for offset in (0, _SIDE.size))
+            if any((driver.submitted, driver.received, driver.done, server.submitted, server.received, server.done)):
+                found.append(Entry(number, driver, server))
+        return found
+
+    def close(self) -> None:
+        """Ends both programs."""
+        for program in (self.server, self.driver):
+            if program is not None:
+                program.kill()
+                program.wait()
+                for stream in (program.stdin, program.stdout):
+                    if stream is not None:
+                        stream.close()
+
+
+@contextmanager
+def loaded(program: Path, directory: Path, sidestep: Sidestep | None) -> Iterator[Load]:
+    """A running server, to be driven; both programs end with the block."""
+    load = Load(program, directory, sidestep)
+    try:
+        yield load
+    finally:
+        load.close()
+
+
+def faults_of_whole(entries: list[Entry]) -> list[str]:
+    """What is wrong where nobody was killed: every byte sent must have been received, and both streams ended well."""
+    found = []
+    for entry in entries:
+        for name, side, other in (("driver", entry.driver, entry.server), ("server", entry.server, entry.driver)):
+            expected = (side.goal, 0, ENDED, ENDED, 1, other.goal)
+            got = (side.taken, side.wrong, side.read_end, side.write_end, side.done, side.received)
+            if expected != got:
+                found.append(f"connection {entry.id}, {name}: {side}; the other end {other}")
+    return found
+
+
+def faults_of_survivor(entries: list[Entry], *, killed: str) -> list[str]:
+    """What is wrong at the ends whose peer was killed: TCP shows an end of stream, ECONNRESET or EPIPE, never more."""
+    found = []
+    for entry in entries:
+        survivor, dead = (entry.driver, entry.server) if killed == "server" else (entry.server, entry.driver)
+        text = f"connection {entry.id}: survivor {survivor}; killed {dead}"
+        if survivor.wrong or dead.wrong:
+            found.append(f"wrong bytes: {text}")
+        if not survivor.done:
+            found.append(f"never ended: {text}")
+        if survivor.read_end not in {ENDED, *FAULTS} or survivor.write_end not in {ENDED, *FAULTS}:
+            found.append(f"ended as TCP does not: {text}")
+        if survivor.received > dead.submitted or dead.received > survivor.submitted:
+            found.append(f"more received than sent: {text}")
+        # A reset is told once: where send() has met it, recv() says end of stream although bytes were lost.
+        if survivor.read_end == ENDED and survivor.write_end not in FAULTS and survivor.received < dead.taken:
+            found.append(f"an end of stream before all was delivered: {text}")
+    return found

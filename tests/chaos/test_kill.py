@@ -1,0 +1,106 @@
+"""Programs and providers die at random moments under load: every byte is accounted for, every end is as TCP shows it.
+
+Each case has a seed, printed with its name, that decides the traffic and the moment. The same checks run over kernel
+TCP, so that what is asked of the shim is what TCP does.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from load import THREADS, Load, faults_of_survivor, faults_of_whole, loaded
+
+from sidestep.testing import Connection, Sidestep
+
+SEEDS = range(4)
+END_S = 30.0
+
+
+@pytest.fixture(params=["kernel-tcp", "after-0", "after-30"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep | None]:
+    """Kernel TCP, or a provider with programs that promote at once or in the midst of things."""
+    if request.param == "kernel-tcp":
+        yield None
+        return
+    with Sidestep(promote_after=str(request.param).removeprefix("after-")) as sidestep:
+        yield sidestep
+
+
+def _carried(found: list[Connection]) -> bool:
+    return any(c.tx.ring_bytes and c.rx.ring_bytes for c in found)
+
+
+def _wait_for_traffic(load: Load, stage: Sidestep | None) -> None:
+    """Until connections are busy and, under the shim, one of them by ring."""
+    deadline_s = time.monotonic() + 20
+    while not any(e.driver.received and e.server.received for e in load.entries()):
+        assert time.monotonic() < deadline_s, "no traffic"
+    if stage is not None:
+        stage.wait_for(_carried)
+
+
+def _still_busy(load: Load, survivor: subprocess.Popen[bytes], killed: str) -> bool:
+    """Whether the survivor has yet to see the end of a connection; a driver ends with the last, a server goes on."""
+    if killed == "server":
+        return survivor.poll() is None
+    return survivor.poll() is None and not all(entry.server.done for entry in load.entries())
+
+
+@pytest.mark.parametrize("killed", ["driver", "server"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_program_killed(load_program: Path, tmp_path: Path, stage: Sidestep | None, seed: int, killed: str) -> None:
+    moment = random.Random(seed)
+    with loaded(load_program, tmp_path, stage) as load:
+        driver = load.drive(seed)
+        _wait_for_traffic(load, stage)
+        time.sleep(moment.uniform(0, 0.3))  # the moment is what the seed decides; any is right
+        assert driver.poll() is None
+        assert load.server.poll() is None
+        victim = driver if killed == "driver" else load.server
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        survivor = load.server if killed == "driver" else driver
+        deadline_s = time.monotonic() + END_S
+        while _still_busy(load, survivor, killed) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert faults_of_survivor(load.entries(), killed=killed) == []
+        assert survivor.poll() == (None if killed == "driver" else 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_provider_killed(load_program: Path, tmp_path: Path, seed: int) -> None:
+    moment = random.Random(seed)
+    with Sidestep(promote_after="4") as sidestep, loaded(load_program, tmp_path, sidestep) as load:
+        load.drive(seed)
+        _wait_for_traffic(load, sidestep)
+        for _ in range(6):
+            time.sleep(moment.uniform(0, 0.15))
+            sidestep.kill_provider(signal.SIGKILL if moment.random() < 0.7 else signal.SIGTERM)
+            time.sleep(moment.uniform(0, 0.1))
+            sidestep.restart_provider()
+        sidestep.wait_for(_carried)  # with the last provider new connections are promoted again
+        entries = load.enough()
+        assert faults_of_whole(entries) == []
+        assert len(entries) >= THREADS
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_provider_gone_for_good(load_program: Path, tmp_path: Path, seed: int) -> None:
+    with Sidestep(promote_after="4") as sidestep, loaded(load_program, tmp_path, sidestep) as load:
+        load.drive(seed)
+        _wait_for_traffic(load, sidestep)
+        time.sleep(random.Random(seed).uniform(0, 0.2))
+        sidestep.kill_provider()
+        before = len(load.entries())
+        deadline_s = time.monotonic() + END_S
+        while len(load.entries()) < before + 2 * THREADS and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        entries = load.enough()
+        assert faults_of_whole(entries) == []
+        assert len(entries) >= before + 2 * THREADS, "new connections have stopped with the provider"

@@ -1,0 +1,50 @@
+"""Promotion at random moments, with many threads and bytes under way in both directions: not a byte lost or twice."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from load import THREADS, faults_of_whole, loaded
+
+from sidestep.testing import Connection, Sidestep
+
+SEEDS = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))
+
+
+def _carried(found: list[Connection]) -> bool:
+    """Whether a connection has been promoted in the midst of its traffic: TCP first, then the ring, in a direction."""
+    return any(way.ring_bytes and way.tcp_bytes > 100 for c in found for way in (c.tx, c.rx))
+
+
+@pytest.mark.parametrize("ring_size", [None, 4096], ids=["ring-default", "ring-4096"])
+@pytest.mark.parametrize("promote_after", ["0", "3", "17", "100", "4:50000"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_byte_arrives(
+    load_program: Path, tmp_path: Path, seed: int, promote_after: str, ring_size: int | None
+) -> None:
+    with (
+        Sidestep(promote_after=promote_after, ring_size=ring_size) as sidestep,
+        loaded(load_program, tmp_path, sidestep) as load,
+    ):
+        load.drive(seed)
+        for _ in range(3):  # not only the first ones
+            before = len(load.entries())
+            sidestep.wait_for(_carried)
+            deadline_s = time.monotonic() + 20
+            while len(load.entries()) < before + THREADS:
+                assert time.monotonic() < deadline_s, "the connections do not get on"
+                time.sleep(0.02)
+        entries = load.enough()
+        assert faults_of_whole(entries) == []
+        assert len(entries) >= 3 * THREADS
+
+
+def test_checks_hold_over_kernel_tcp(load_program: Path, tmp_path: Path) -> None:
+    with loaded(load_program, tmp_path, None) as load:
+        load.drive(0)
+        while len(load.entries()) < 10 * THREADS:
+            time.sleep(0.02)
+        assert faults_of_whole(load.enough()) == []
