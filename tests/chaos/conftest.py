@@ -11,11 +11,13 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here takes its time."""
+    """Every test here takes its time, and fails: an open fault, to be found first."""
+    fault = "under load a promoted connection still sees wrong bytes and false ends"
     here = Path(__file__).resolve().parent
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xfail(reason=fault, strict=False))
 
 
 @pytest.fixture(scope="session")
@@ -26,15 +28,3 @@ def load_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread"]
     subprocess.run([compiler, *flags, Path(__file__).with_name("load.c"), "-o", program], check=True)
     return program
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Open: with many threads under load a promoted connection still loses its way: wrong bytes and false ends"""
-    for item in items:
-        if "tests/chaos" in item.nodeid:
-            item.add_marker(
-                pytest.mark.xfail(
-                    reason="with many threads under load a promoted connection still loses its way: wrong bytes and false ends",
-                    strict=False,
-                )
-            )
