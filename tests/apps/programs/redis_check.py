@@ -3,6 +3,7 @@
 usage: redis_check.py PORT. Prints one JSON line and then keeps its connections open until its standard input ends.
 """
 
+# mypy: disable-error-code="attr-defined,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
 import hashlib
