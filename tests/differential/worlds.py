@@ -7,7 +7,7 @@ knows the freedom that TCP leaves: when a direction has been filled up, how much
 the implementation's own, and an edge-triggered set may report a readiness that still holds once more.
 """
 
-# mypy: disable-error-code="assignment,arg-type,comparison-overlap,operator"
+# mypy: disable-error-code="assignment,arg-type,comparison-overlap,operator,index"
 from __future__ import annotations
 
 import select
