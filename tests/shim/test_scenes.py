@@ -5,6 +5,7 @@ end connects, whether the connection is promoted before the scene or in its mids
 the C library used. With SIDESTEP_TEST_FULL=1 all combinations run.
 """
 
+# mypy: disable-error-code="arg-type,import-not-found,misc"
 from __future__ import annotations
 
 import itertools
