@@ -438,6 +438,8 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
+	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
+		atomic_store(&conn->channel.local->shut_wr, 1);
 	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
 	full_fence();
 	conn_ring(conn);

@@ -186,18 +186,22 @@ EXPORT int shutdown(int fd, int how)
 	if (likely(!conn))
 		return real.shutdown(fd, how);
 	struct conn_slot *slot = conn->slot;
-	bool managed = conn->managed, wr = how == SHUT_WR || how == SHUT_RDWR;
-	/* Told before it is done: a waiter that the kernel wakes must not take our own end for the peer's. */
-	uint32_t bits = (wr ? SLOT_WR_SHUT : 0) | (how == SHUT_RD || how == SHUT_RDWR ? SLOT_RD_SHUT : 0), before;
-	if (managed && wr && slot_has(slot, SLOT_RESEND))
+	bool wr = how == SHUT_WR || how == SHUT_RDWR;
+	if (conn->managed && wr && slot_has(slot, SLOT_RESEND))
 		conn_flush(conn, fd);
+	/*
+	 * Told before it is done: a waiter that the kernel wakes must not take our own end for the peer's. And told before
+	 * `managed` is read, as conn_attach() stores them the other way round: one of the two publishes shut_wr.
+	 */
+	uint32_t bits = (wr ? SLOT_WR_SHUT : 0) | (how == SHUT_RD || how == SHUT_RDWR ? SLOT_RD_SHUT : 0);
+	uint32_t before = word_load(slot->flags);
+	slot_set(slot, bits);
+	bool managed = atomic_load(&conn->managed);
 	if (managed && wr) {
 		slot_lock(&slot->tx_lock);
 		if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */
 			atomic_store(&conn->channel.local->shut_wr, 1);
 	}
-	before = word_load(slot->flags);
-	slot_set(slot, bits);
 	int result = real.shutdown(fd, how);
 	int saved = errno;
 	if (result < 0)
