@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,11 +66,15 @@ class Load:
         return self.driver
 
     def enough(self, timeout_s: float = 60.0) -> list[Entry]:
-        """Lets the driver finish what it has begun; returns the ledger."""
+        """Lets both finish what was begun; returns the ledger."""
         assert self.driver is not None
         assert self.driver.stdin is not None
+        deadline_s = time.monotonic() + timeout_s
         self.driver.stdin.close()
         assert self.driver.wait(timeout_s) == 0
+        while not all(entry.server.done for entry in self.entries()):  # the last bytes are on their way to it
+            assert time.monotonic() < deadline_s, "the server does not get to the end"
+            time.sleep(0.02)
         return self.entries()
 
     def entries(self) -> list[Entry]:
