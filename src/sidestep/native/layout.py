@@ -123,7 +123,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",
     Reason.DISABLED: "promotion is switched off",
     Reason.WAITER_IN_KERNEL: "a thread sits in a kernel call that would not notice the ring",
-    Reason.HALF_CLOSED: "a direction was shut down before it could switch",
+    Reason.HALF_CLOSED: "a direction was shut down before it could switch, or while the ring of the other was full",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",

@@ -710,6 +710,43 @@ bool conn_obey(struct conn *conn, int fd)
 	return moved;
 }
 
+/* A program's threads may wait for room in the ring when something else is to be looked at. */
+void conn_wake_own(struct conn *conn)
+{
+	uint64_t one = 1;
+
+	if (raw_write(conn->bell->fd, &one, sizeof(one)) < 0)
+		shim_log("cannot wake a waiting thread: %d", errno);
+}
+
+/*
+ * A peer that has ended its direction can be killed without a sign: its FIN has come, its shut_wr has been seen. Who runs
+ * out of room then might wait for ever, so our direction goes back to TCP, where the kernel knows. True: it did now.
+ */
+static bool leave_half_closed(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool moved = false;
+	int saved = errno;
+
+	if (likely(!slot_has(slot, SLOT_FIN)) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) ||
+	    word_load(slot->tx_path) != PATH_RING)
+		return false;
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && word_load(slot->tx_path) == PATH_RING) {
+		tx_back(conn);
+		moved = true;
+		word_store(slot->reason, REASON_HALF_CLOSED);
+		full_fence();
+		conn_ring(conn);
+		conn_wake_own(conn);
+		shim_log("fd %d: the peer has ended its direction; ours goes on by TCP", fd);
+	}
+	slot_unlock(&slot->tx_lock);
+	errno = saved;
+	return moved;
+}
+
 /*
  * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
@@ -905,8 +942,13 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			full_fence();
 			room = channel_tx_peek(&conn->channel);
 		}
-		if (room >= room_wanted(conn))
+		if (room >= room_wanted(conn)) {
 			ready |= EPOLLOUT | EPOLLWRNORM;
+		} else if ((interest & (EPOLLOUT | EPOLLWRNORM)) && unlikely(leave_half_closed(conn, fd))) {
+			struct pollfd native = {.fd = fd, .events = POLLOUT};
+			if (raw_poll(&native, 1, 0) > 0)
+				ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM);
+		}
 	} else {
 		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
 	}
@@ -952,17 +994,22 @@ static bool would_not_block(int fd, int flags)
 	return (flags & MSG_DONTWAIT) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
 }
 
-/* What is left of an iovec array from byte `skip` on; at most 64 pieces, which is a short read or write and allowed. */
-static int iov_from(const struct iovec *iov, int iov_len, size_t skip, struct iovec out[64])
+/*
+ * What is left of an iovec array from byte `skip` on, `most` bytes of it; at most 64 pieces, which is a short read or write
+ * and allowed.
+ */
+static int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, struct iovec out[64])
 {
 	int n = 0;
 
-	for (int i = 0; i < iov_len && n < 64; i++) {
+	for (int i = 0; i < iov_len && n < 64 && most; i++) {
 		if (skip >= iov[i].iov_len) {
 			skip -= iov[i].iov_len;
 			continue;
 		}
-		out[n++] = (struct iovec){(uint8_t *)iov[i].iov_base + skip, iov[i].iov_len - skip};
+		size_t len = iov[i].iov_len - skip < most ? iov[i].iov_len - skip : most;
+		out[n++] = (struct iovec){(uint8_t *)iov[i].iov_base + skip, len};
+		most -= len;
 		skip = 0;
 	}
 	return n;
@@ -1003,6 +1050,47 @@ static size_t ring_read(struct conn *conn, const struct iovec *iov, int iov_len,
 	return len;
 }
 
+/*
+ * rx_lock held, consent declared. Reads TCP, but never past the offset at which the sender moved to the ring: it may be
+ * back on TCP already, and what it sends there follows what the ring holds. What the kernel held before tx_switched was
+ * still unset was sent before the switch; so the question comes between the count and the read. As recvmsg.
+ */
+static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, int flags)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+	struct iovec rest[64];
+	struct msghdr message = {.msg_iov = rest};
+
+	flags = (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT;
+	for (;;) {
+		size_t most = SIZE_MAX;
+		if (!slot_has(slot, SLOT_RX_BACK)) {
+			int queued = 0;
+			real.ioctl(fd, FIONREAD, &queued);
+			if (atomic_load(&remote->tx_switched)) {
+				uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+				uint64_t read = word_load(slot->rx_tcp_bytes);
+				most = offset > read ? (size_t)(offset - read) : 0;
+				if (!most) {
+					errno = EAGAIN; /* rx_follow() judges it */
+					return -1;
+				}
+			} else if (queued > 0) {
+				most = (size_t)queued;
+			} else {
+				char byte;
+				ssize_t n = raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+				if (n <= 0)
+					return n;
+				continue; /* it has come since */
+			}
+		}
+		message.msg_iovlen = (size_t)iov_from(iov, iov_len, done, most, rest);
+		return raw_recvmsg(fd, &message, flags);
+	}
+}
+
 /* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
 static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
                          int flags, bool look, size_t *moved)
@@ -1012,10 +1100,7 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 	if (unlikely(word_load(slot->rx_path) == PATH_TCP)) {
 		if (!rx_consent(conn, fd))
 			return STEP_NATIVE;
-		struct iovec rest[64];
-		struct msghdr message = {.msg_iov = rest,
-		                         .msg_iovlen = (size_t)iov_from(iov, iov_len, done, rest)};
-		ssize_t n = raw_recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+		ssize_t n = rx_tcp(conn, fd, iov, iov_len, done, flags);
 		if (n > 0) {
 			if (!(flags & MSG_PEEK)) {
 				word_add(slot->rx_tcp_bytes, (uint64_t)n);
@@ -1393,6 +1478,10 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
 			set_conn_switched(conn);
+		if (unlikely(leave_half_closed(conn, fd))) {
+			set_conn_switched(conn);
+			continue;
+		}
 		if (would_not_block(fd, flags)) {
 			/* remember that somebody waits for room, then look once more */
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);

@@ -207,10 +207,8 @@ EXPORT int shutdown(int fd, int how)
 	if (result < 0)
 		slot_clear(slot, bits & ~before);
 	if (managed && wr) {
-		/* the kernel wakes its own sleepers; those that wait for room in the ring sleep on the bell */
-		uint64_t one = 1;
-		if (conn->managed && raw_write(conn->bell->fd, &one, sizeof(one)) < 0)
-			shim_log("cannot wake a waiting thread: %d", errno);
+		if (conn->managed)
+			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the bell */
 		slot_unlock(&slot->tx_lock);
 	}
 	errno = saved;

@@ -26,7 +26,13 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 
 	if (!conn_switched(conn) && conn_progress(conn, poller->fds[i].fd))
 		set_conn_switched(conn);
+	bool on_ring = word_load(conn->slot->tx_path) == PATH_RING;
 	uint32_t ready = conn_ready(conn, poller->fds[i].fd, kernel_bits, (unsigned short)poller->fds[i].events);
+	if (unlikely(on_ring && word_load(conn->slot->tx_path) == PATH_TCP)) {
+		/* room is the kernel's to tell from now on: to this call, which may be about to sleep, and to sets */
+		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
+		set_conn_switched(conn);
+	}
 	/* EPOLL* and POLL* are the same bits on Linux */
 	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
 }

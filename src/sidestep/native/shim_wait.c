@@ -374,7 +374,9 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	if (want == WAIT_TX && slot_has(slot, SLOT_RESEND))
 		return false;
 	if (want == WAIT_TX)
-		return tx_ready_now(conn, space) || (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
+		return tx_ready_now(conn, space) || word_load(((struct conn_slot *)slot)->tx_path) == PATH_TCP ||
+		       (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) ||
+		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
 		return slot_has(slot, SLOT_RX_CONSENT) &&
 		       !slot_has(slot, SLOT_RX_BACK) &&
