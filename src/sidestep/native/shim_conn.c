@@ -927,6 +927,9 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		}
 	} else {
 		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
+		/* a sender by ring must hear of the end, which a reader meets in the kernel */
+		if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && word_load(slot->tx_path) == PATH_RING)
+			conn_probe(conn, fd);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
 			bool moved = conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_follow(conn, fd);
 			slot_unlock(&slot->rx_lock);
