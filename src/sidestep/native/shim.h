@@ -95,6 +95,7 @@ struct conn {
 	uint32_t calls;        /* since birth or the last refused offer */
 	uint32_t bucket_seen;
 	uint32_t bucket_index; /* + 1; 0: not computed */
+	uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	uint32_t backoff;
 	uint32_t probe_countdown;
 	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */

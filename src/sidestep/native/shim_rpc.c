@@ -23,13 +23,15 @@
 #define PENDING_MAX 64               /* offers and claims of this process with the provider; more wait for a later call */
 #define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
+#define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 
 _Atomic uint32_t rpc_pending;
 static int rpc_fd = -1;
 static int64_t retry_at;
 static bool welcomed;
-static const struct registry_header *registry;
+static const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
+static _Atomic uint32_t registry_epoch;                 /* one more with each provider: buckets are of a registry */
 static uint64_t tokens;
 static struct {
 	uint64_t token;
@@ -179,6 +181,7 @@ static void rpc_lost(void)
 	own_fd_close(rpc_fd);
 	rpc_fd = -1;
 	welcomed = false;
+	atomic_store(&registry, NULL);
 	orphans_len = lost_conns(orphans);
 	shim_log("provider lost");
 }
@@ -203,7 +206,8 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	if (map == MAP_FAILED)
 		return;
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
-	registry = map;
+	atomic_fetch_add(&registry_epoch, 1);
+	atomic_store(&registry, map);
 	welcomed = true;
 }
 
@@ -453,6 +457,20 @@ static bool local_peer(const struct conn_slot *slot)
 	return memcmp(slot->remote_addr, loopback6, 16) == 0 || memcmp(slot->remote_addr, slot->local_addr, 16) == 0;
 }
 
+/* Who only looks at the registry, or finds it closing, sends nothing: then only the socket tells of a provider's end. */
+static void provider_check(void)
+{
+	static _Atomic int64_t checked_at;
+	struct timespec coarse;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &coarse); /* a few ns */
+	int64_t now = coarse.tv_sec * 1000000000ll + coarse.tv_nsec;
+	if (now - atomic_load_explicit(&checked_at, memory_order_relaxed) < CHECK_EVERY_NS)
+		return;
+	atomic_store_explicit(&checked_at, now, memory_order_relaxed);
+	rpc_poll();
+}
+
 void rpc_consider(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -466,11 +484,10 @@ void rpc_consider(struct conn *conn, int fd)
 		return;
 	if (slot_has(slot, SLOT_PIN) || !slot_has(slot, SLOT_CONNECTED))
 		return;
-	if (slot->role == ROLE_PASSIVE && conn->bucket_index) {
+	provider_check();
+	const struct registry_header *now = atomic_load(&registry);
+	if (slot->role == ROLE_PASSIVE && conn->bucket_index && now && conn->bucket_epoch == atomic_load(&registry_epoch)) {
 		/* the common look, without any lock: has an offer come for this bucket? */
-		const struct registry_header *now = registry;
-		if (!now)
-			return;
 		uint32_t word = atomic_load_explicit((_Atomic uint32_t *)((uint8_t *)now + REGISTRY_BUCKETS_OFFSET) +
 		                                     conn->bucket_index - 1, memory_order_acquire);
 		if (!(word & 0xff) || word == conn->bucket_seen)
@@ -502,13 +519,17 @@ void rpc_consider(struct conn *conn, int fd)
 		while (more && !welcomed && rpc_fd >= 0)
 			rpc_receive(&more);
 	}
-	if (welcomed && !registry->closing && word_load(slot->state) == STATE_NATIVE) {
+	now = atomic_load(&registry);
+	if (welcomed && now && !now->closing && word_load(slot->state) == STATE_NATIVE) {
 		if (!conn->token)
 			conn->token = ++tokens;
-		if (slot->role == ROLE_PASSIVE && !conn->bucket_index)
-			conn->bucket_index = bucket_of(slot, registry->secret) + 1;
+		if (slot->role == ROLE_PASSIVE && (!conn->bucket_index || conn->bucket_epoch != registry_epoch)) {
+			conn->bucket_index = bucket_of(slot, now->secret) + 1;
+			conn->bucket_epoch = registry_epoch;
+			conn->bucket_seen = 0;
+		}
 		uint32_t word = conn->bucket_index
-		                    ? atomic_load((_Atomic uint32_t *)((uint8_t *)registry + REGISTRY_BUCKETS_OFFSET) +
+		                    ? atomic_load((_Atomic uint32_t *)((uint8_t *)now + REGISTRY_BUCKETS_OFFSET) +
 		                                  conn->bucket_index - 1)
 		                    : 0;
 		bool go = slot->role == ROLE_ACTIVE || ((word & 0xff) && word != conn->bucket_seen);
@@ -571,6 +592,7 @@ void rpc_after_fork(void)
 	rpc_fd = -1;
 	retry_at = 0;
 	welcomed = false;
+	atomic_store(&registry, NULL);
 	for (int i = 0; i < PENDING_MAX; i++)
 		pending[i].conn = NULL;
 	orphans_len = 0;
