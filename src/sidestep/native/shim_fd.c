@@ -8,10 +8,12 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #ifndef TCP_FASTOPEN_CONNECT
@@ -338,8 +340,17 @@ static int range_apply(unsigned first, unsigned last, int flags)
 
 EXPORT int close_range(unsigned first, unsigned last, int flags)
 {
-	if (!fd_table_len || first > last || (flags & CLOSE_RANGE_UNSHARE))
+	if (!fd_table_len || first > last || (flags & ~(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC)))
 		return real.close_range(first, last, flags);
+	if (flags & CLOSE_RANGE_UNSHARE) {
+		struct stat tasks;
+		/* A thread that leaves its siblings' descriptors to them; what is known here stays theirs. Alone it shares none. */
+		if (stat("/proc/self/task", &tasks) < 0 || tasks.st_nlink > 3)
+			return real.close_range(first, last, flags);
+		if (unshare(CLONE_FILES) < 0) /* from a process of vfork() or clone() */
+			return -1;
+		flags &= ~CLOSE_RANGE_UNSHARE;
+	}
 	return range_apply(first, last, flags);
 }
 
