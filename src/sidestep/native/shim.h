@@ -372,6 +372,7 @@ ssize_t conn_send_file(struct conn *conn, int fd, int in_fd, off_t *offset, size
 ssize_t conn_recv_to_fd(struct conn *conn, int fd, int out_fd, size_t count, bool nonblock);
 void conn_trim_idle(struct conn *conn);
 bool conn_switched(const struct conn *conn);
+bool conn_receives_tcp(struct conn *conn, int fd);
 
 bool native_rx_begin(struct conn *conn);
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);

@@ -625,6 +625,19 @@ static bool rx_back(struct conn *conn, int fd)
 	return true;
 }
 
+/* Whether all that is left to receive comes by TCP. */
+bool conn_receives_tcp(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (!slot_has(slot, SLOT_RX_BACK) && conn->channel.remote->tx_back && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && word_load(slot->rx_path) == PATH_RING)
+			rx_back(conn, fd);
+		slot_unlock(&slot->rx_lock);
+	}
+	return slot_has(slot, SLOT_RX_BACK);
+}
+
 /* tx_lock held. Our sending direction goes back to TCP after what the ring holds. */
 static void tx_back(struct conn *conn)
 {
@@ -667,20 +680,23 @@ static bool tx_resend(struct conn *conn, int fd)
 	return true;
 }
 
-/* True: sending moved, tell the sets. Does what the peer asks for: stop sending by ring, or take back what it has not read and send that by TCP. */
-bool conn_obey(struct conn *conn, int fd)
+/* What the peer asks for has not been done yet. */
+static bool asked(const struct conn *conn)
+{
+	uint32_t notice = conn_notice(conn);
+
+	return unlikely(notice & (CHANNEL_DEMOTE | CHANNEL_RECALL)) &&
+	       (!slot_has(conn->slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX) ||
+	        slot_has(conn->slot, SLOT_RESEND));
+}
+
+/* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
+static void obey(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	uint32_t notice = conn_notice(conn);
-	int saved = errno;
-	bool moved = false;
 
-	if (!(notice & (CHANNEL_DEMOTE | CHANNEL_RECALL)) ||
-	    (slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX) && !slot_has(slot, SLOT_RESEND)) ||
-	    !slot_trylock(&slot->tx_lock))
-		return false;
-	if (conn->managed && !slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX)) {
-		moved = word_load(slot->tx_path) == PATH_RING;
+	if (!slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX)) {
 		tx_back(conn);
 		/* We may have gone back by ourselves just before; then it can still be answered if nothing was sent since. */
 		bool in_order = conn->channel.local->tx_back && slot_tcp_at_back(slot) == word_load(slot->tx_tcp_bytes);
@@ -705,6 +721,21 @@ bool conn_obey(struct conn *conn, int fd)
 		tx_resend(conn, fd);
 	full_fence();
 	conn_ring(conn);
+}
+
+/* Does what the peer asks for. True: sending moved, tell the sets. */
+bool conn_obey(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	int saved = errno;
+	bool moved = false;
+
+	if (!asked(conn) || !slot_trylock(&slot->tx_lock))
+		return false;
+	if (conn->managed && asked(conn)) {
+		moved = word_load(slot->tx_path) == PATH_RING;
+		obey(conn, fd);
+	}
 	slot_unlock(&slot->tx_lock);
 	errno = saved;
 	return moved;
@@ -1338,7 +1369,9 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
-		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE))
+		if (asked(conn))
+			obey(conn, fd);
+		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->tx_path) == PATH_TCP)
 			return tx_step(conn, fd, iov, iov_len, done, wanted, moved);
 	}
 	int64_t room = channel_tx_space(&conn->channel, wanted);
@@ -1435,7 +1468,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
 			bool on_ring = word_load(slot->tx_path) == PATH_RING;
 			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
-			moved_over = !on_ring && word_load(slot->tx_path) == PATH_RING;
+			moved_over = on_ring != (word_load(slot->tx_path) == PATH_RING);
 			if (likely(step == STEP_DONE)) {
 				full_fence(); /* between publishing tail and reading the bell */
 				conn_ring(conn);

@@ -185,8 +185,8 @@ static uint32_t kernel_events(const struct member *member)
 	if (member->disabled)
 		return EPOLLONESHOT; /* not even HUP, again and again */
 	if (word_load(slot->tx_path) == PATH_RING) {
-		/* a sender that waits for room must hear of the peer's end */
-		if ((events & (EPOLLOUT | EPOLLWRNORM)) && !slot_has(slot, SLOT_FIN))
+		/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+		if (!slot_has(slot, SLOT_FIN))
 			events |= EPOLLRDHUP;
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	}
@@ -605,6 +605,13 @@ static void set_nest(struct set *set)
 			conn_unref(conns[i]);
 		}
 	} while (n);
+	/* The outer set would take a bell, which has rung sometime, for something to read. */
+	shim_lock_take();
+	set_lock(set);
+	for (uint32_t i = 0; i < set->bells_len; i++)
+		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->bells[i].bell->fd, NULL);
+	set_unlock(set);
+	shim_lock_drop();
 }
 
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
@@ -628,9 +635,10 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	if (likely(!file))
 		return real.epoll_ctl(epfd, op, fd, event);
 	if (file->kind == FILE_SET) {
-		if (set && op == EPOLL_CTL_ADD)
+		result = real.epoll_ctl(epfd, op, fd, event);
+		if (set && op == EPOLL_CTL_ADD && result == 0)
 			set_nest((struct set *)file);
-		return real.epoll_ctl(epfd, op, fd, event);
+		return result;
 	}
 	struct conn *conn = (struct conn *)file;
 	if (!set || (!event && op != EPOLL_CTL_DEL)) {

@@ -10,6 +10,7 @@
 #include <netinet/tcp.h>
 #include <sched.h>
 #include <string.h>
+#include <stdio_ext.h>
 #include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/resource.h>
@@ -24,6 +25,9 @@
 #endif
 #ifndef TCP_ULP
 #define TCP_ULP 31
+#endif
+#ifndef TCP_INQ
+#define TCP_INQ 36
 #endif
 #ifndef TCP_ZEROCOPY_RECEIVE
 #define TCP_ZEROCOPY_RECEIVE 35
@@ -236,6 +240,15 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 	return real.getsockopt(fd, level, name, value, len);
 }
 
+static bool stamps(int option)
+{
+	/* asm-generic/socket.h; the last three are the same for 64-bit times */
+	enum { TIMESTAMP_NEW = 63, TIMESTAMPNS_NEW = 64, TIMESTAMPING_NEW = 65 };
+
+	return option == SO_TIMESTAMP || option == SO_TIMESTAMPNS || option == SO_TIMESTAMPING || option == TIMESTAMP_NEW ||
+	       option == TIMESTAMPNS_NEW || option == TIMESTAMPING_NEW;
+}
+
 EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
 	struct conn *conn = conn_get(fd);
@@ -252,6 +265,8 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 		slot_rcvlowat(conn->slot) = low > 0 ? (uint64_t)low : 1;
 	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
 		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
+	} else if ((level == SOL_SOCKET && stamps(name)) || (level == IPPROTO_TCP && name == TCP_INQ)) {
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, false); /* messages that only the kernel can attach */
 	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
 		conn_demote(conn, fd, REASON_URGENT_DATA, false);
 	} else if (level == IPPROTO_TCP && (name == TCP_FASTOPEN_CONNECT)) {
@@ -452,17 +467,26 @@ EXPORT int fcntl(int fd, int command, ...)
 }
 
 /* ---- stdio ---- */
-static ssize_t cookie_read(void *cookie, char *buf, size_t n)
+
+/* libc's streams read and write inside libc, where no shim is. A stream on a socket gets ours instead. */
+struct stream {
+	FILE *file;
+	int fd;
+	struct stream *next;
+};
+static struct stream *streams; /* guarded by shim_lock */
+
+static ssize_t stream_read(void *cookie, char *buf, size_t n)
 {
-	return read((int)(intptr_t)cookie, buf, n);
+	return read(((struct stream *)cookie)->fd, buf, n);
 }
 
-static ssize_t cookie_write(void *cookie, const char *buf, size_t n)
+static ssize_t stream_write(void *cookie, const char *buf, size_t n)
 {
 	size_t done = 0;
 
 	while (done < n) { /* stdio takes a short count for an error */
-		ssize_t put = write((int)(intptr_t)cookie, buf + done, n - done);
+		ssize_t put = write(((struct stream *)cookie)->fd, buf + done, n - done);
 		if (put < 0)
 			return done ? (ssize_t)done : 0;
 		done += (size_t)put;
@@ -470,26 +494,102 @@ static ssize_t cookie_write(void *cookie, const char *buf, size_t n)
 	return (ssize_t)done;
 }
 
-static int cookie_close(void *cookie)
+static int stream_seek(void *cookie, off64_t *offset, int whence)
 {
-	return close((int)(intptr_t)cookie);
+	off64_t at = lseek64(((struct stream *)cookie)->fd, *offset, whence);
+
+	if (at < 0)
+		return -1; /* ESPIPE until freopen() puts a file there */
+	*offset = at;
+	return 0;
 }
 
-/* libc's streams read and write inside libc, where no shim is. A stream on a socket gets ours instead. */
+static int stream_close(void *cookie)
+{
+	struct stream *stream = cookie, **at = &streams;
+	int fd = stream->fd;
+
+	shim_lock_take();
+	while (*at != stream)
+		at = &(*at)->next;
+	*at = stream->next;
+	shim_lock_drop();
+	free(stream);
+	return fd < 0 ? 0 : close(fd);
+}
+
 EXPORT FILE *fdopen(int fd, const char *mode)
 {
 	if (likely(!conn_get(fd)))
 		return real.fdopen(fd, mode);
-	FILE *check = NULL;
-	cookie_io_functions_t io = {.read = cookie_read, .write = cookie_write, .close = cookie_close};
+	cookie_io_functions_t io = {
+		.read = stream_read, .write = stream_write, .seek = stream_seek, .close = stream_close};
 	if (!mode || !strchr("rwa", mode[0]) || !mode[0]) {
 		errno = EINVAL;
-		return check;
+		return NULL;
 	}
-	FILE *file = fopencookie((void *)(intptr_t)fd, mode, io);
-	if (file)
-		file->_fileno = fd; /* so that fileno() answers */
+	struct stream *stream = calloc(1, sizeof(*stream));
+	FILE *file = stream ? fopencookie(stream, mode, io) : NULL;
+	if (!file) {
+		free(stream);
+		return NULL;
+	}
+	file->_fileno = fd; /* so that fileno() answers */
+	stream->fd = fd;
+	stream->file = file;
+	shim_lock_take();
+	stream->next = streams;
+	streams = stream;
+	shim_lock_drop();
 	return file;
+}
+
+/* libc's freopen() knows its own kind of stream alone, and crashes with ours. */
+static FILE *stream_reopen(struct stream *stream, const char *path, const char *mode)
+{
+	/* libio.h: what a stream may not do */
+	enum { NO_READS = 4, NO_WRITES = 8 };
+	FILE *file = stream->file;
+	int how = !mode ? -1 : mode[0] == 'r' ? 0 : mode[0] == 'w' ? O_CREAT | O_TRUNC : mode[0] == 'a' ? O_CREAT | O_APPEND : -1;
+	bool both = mode && strchr(mode, '+');
+
+	fflush(file);
+	__fpurge(file);
+	clearerr(file);
+	if (stream->fd >= 0)
+		close(stream->fd); /* freopen(3): in any case */
+	stream->fd = file->_fileno = -1;
+	if (how >= 0 && path) {
+		how |= both ? O_RDWR : mode[0] == 'r' ? O_RDONLY : O_WRONLY;
+		how |= (strchr(mode, 'e') ? O_CLOEXEC : 0) | (strchr(mode, 'x') ? O_EXCL : 0);
+		stream->fd = file->_fileno = open(path, how, 0666);
+	} else {
+		errno = how < 0 ? EINVAL : ENXIO; /* without a path it is opened anew by its number, which a socket cannot be */
+	}
+	if (stream->fd < 0) {
+		int failed = errno;
+		fclose(file);
+		errno = failed;
+		return NULL;
+	}
+	file->_flags &= ~(NO_READS | NO_WRITES);
+	file->_flags |= both ? 0 : mode[0] == 'r' ? NO_WRITES : NO_READS;
+	return file;
+}
+
+EXPORT FILE *freopen(const char *path, const char *mode, FILE *file)
+{
+	shim_lock_take();
+	struct stream *stream = streams;
+	while (stream && stream->file != file)
+		stream = stream->next;
+	shim_lock_drop();
+	return likely(!stream) ? real.freopen(path, mode, file) : stream_reopen(stream, path, mode);
+}
+
+EXPORT FILE *freopen64(const char *path, const char *mode, FILE *file)
+{
+	return freopen(path, mode, file); /* one and the same where off_t has 64 bits */
 }
 
 EXPORT int vdprintf(int fd, const char *format, va_list args)

@@ -126,6 +126,11 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 		errno = EMSGSIZE;
 		return -1;
 	}
+	/* timestamps and the like come with TCP's bytes, once receiving is back there */
+	if (message->msg_control && conn_receives_tcp(conn, fd)) {
+		word_add(conn->slot->rx_sitters, 1);
+		return native_rx_end(conn, fd, real.recvmsg(fd, message, flags), flags);
+	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {
 		message->msg_namelen = 0;

@@ -47,8 +47,8 @@ static int poll_once(struct poller *poller, bool look)
 			poller->kernel[i] = (struct pollfd){.fd = poller->fds[i].fd, .events = poller->fds[i].events};
 			struct conn *conn = poller->conns[i];
 			if (conn && word_load(conn->slot->tx_path) == PATH_RING) {
-				/* a sender that waits for room must hear of the peer's end */
-				if ((poller->fds[i].events & (POLLOUT | POLLWRNORM)) && !slot_has(conn->slot, SLOT_FIN))
+				/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+				if (!slot_has(conn->slot, SLOT_FIN))
 					poller->kernel[i].events |= POLLRDHUP;
 				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
 			}

@@ -77,6 +77,7 @@
 	X(int, system, (const char *c), (c)) \
 	X(FILE *, popen, (const char *c, const char *m), (c, m)) \
 	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode)) \
+	X(FILE *, freopen, (const char *path, const char *mode, FILE *file), (path, mode, file)) \
 	X(int, setuid, (uid_t u), (u)) \
 	X(int, seteuid, (uid_t u), (u)) \
 	X(int, setreuid, (uid_t a, uid_t b), (a, b)) \
