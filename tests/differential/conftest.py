@@ -19,14 +19,3 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
     subprocess.run([compiler, *flags, source, "-o", program], check=True)
     return program
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Open: recv after the second error of a reset connection differs from kernel TCP"""
-    for item in items:
-        if "test_same_results" in item.nodeid:
-            item.add_marker(
-                pytest.mark.xfail(
-                    reason="recv after the second error of a reset connection differs from kernel TCP", strict=False
-                )
-            )

@@ -147,6 +147,13 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, s
 
 	if (likely(!conn))
 		return real.recvmmsg(fd, messages, len, flags, timeout);
+	/* the kernel asks for the socket's error before it looks for data (do_recvmmsg) */
+	int error = 0;
+	socklen_t error_len = sizeof(error);
+	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_len) == 0 && error) {
+		errno = error;
+		return -1;
+	}
 	int64_t deadline = timeout ? now_ns() + timeout->tv_sec * 1000000000ll + timeout->tv_nsec : INT64_MAX;
 	while (done < len && done < 1024) {
 		ssize_t got = recvmsg(fd, &messages[done].msg_hdr, flags & ~MSG_WAITFORONE);
