@@ -79,7 +79,6 @@ enum { PATH_TCP = 0, PATH_RING = 1 };
 
 /* conn_slot spare words with a name (the layout keeps them for the shim) */
 #define slot_rcvlowat(slot) (*(_Atomic uint64_t *)&(slot)->rx_spare[0])
-#define slot_tcp_at_back(slot) ((slot)->tx_spare[1]) /* tx_tcp_bytes when sending went back to TCP */
 #define slot_tx_resend(slot) ((slot)->tx_spare[0])
 #define slot_head_seen(slot) ((_Atomic uint64_t *)&(slot)->tx_head_seen)
 
@@ -363,6 +362,10 @@ bool conn_obey(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
 {
 	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
+}
+static inline bool conn_peer_back(const struct conn *conn)
+{
+	return atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) == CHANNEL_BACK;
 }
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);

@@ -610,7 +610,7 @@ static bool rx_back(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	const struct channel_side *remote = conn->channel.remote;
 
-	if (!atomic_load_explicit(&remote->tx_back, memory_order_acquire))
+	if (!conn_peer_back(conn))
 		return false;
 	if (channel_rx_avail(&conn->channel) > 0)
 		return false; /* sent before it went back: first this */
@@ -630,7 +630,7 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!slot_has(slot, SLOT_RX_BACK) && conn->channel.remote->tx_back && slot_trylock(&slot->rx_lock)) {
+	if (!slot_has(slot, SLOT_RX_BACK) && conn_peer_back(conn) && slot_trylock(&slot->rx_lock)) {
 		if (conn->managed && word_load(slot->rx_path) == PATH_RING)
 			rx_back(conn, fd);
 		slot_unlock(&slot->rx_lock);
@@ -638,18 +638,28 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 	return slot_has(slot, SLOT_RX_BACK);
 }
 
-/* tx_lock held. Our sending direction goes back to TCP after what the ring holds. */
-static void tx_back(struct conn *conn)
+/* tx_lock held. Our sending direction goes back to TCP, after what the ring holds or, if that was recalled, with it. */
+static void tx_back(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
+	uint32_t decided = 0;
 
 	slot_set(slot, SLOT_NO_TX);
 	if (word_load(slot->tx_path) != PATH_RING)
 		return;
-	atomic_store_explicit(&conn->channel.local->tx_back_at, atomic_load(conn->channel.own_tail), memory_order_relaxed);
-	atomic_store_explicit(&conn->channel.local->tx_back, 1, memory_order_release);
+	uint64_t tail = atomic_load(conn->channel.own_tail);
+	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
+	if (!atomic_compare_exchange_strong(&conn->channel.local->tx_back, &decided, CHANNEL_BACK)) {
+		/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
+		uint64_t frozen = atomic_load(&conn->channel.remote->rx_frozen);
+		if (decided != CHANNEL_RECALLED || tail - frozen > conn->channel.tx_size) {
+			conn_violation(conn, fd);
+		} else if (frozen != tail) {
+			slot_tx_resend(slot) = frozen;
+			slot_set(slot, SLOT_RESEND);
+		}
+	}
 	word_store(slot->tx_path, PATH_TCP);
-	slot_tcp_at_back(slot) = word_load(slot->tx_tcp_bytes);
 	slot_clear(slot, SLOT_TX_SWITCH);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
@@ -697,23 +707,9 @@ static void obey(struct conn *conn, int fd)
 	uint32_t notice = conn_notice(conn);
 
 	if (!slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX)) {
-		tx_back(conn);
-		/* We may have gone back by ourselves just before; then it can still be answered if nothing was sent since. */
-		bool in_order = conn->channel.local->tx_back && slot_tcp_at_back(slot) == word_load(slot->tx_tcp_bytes);
 		if (notice & CHANNEL_RECALL)
 			slot_set(slot, SLOT_RECALLED);
-		if (in_order && (notice & CHANNEL_RECALL)) {
-			full_fence();
-			uint64_t frozen = atomic_load_explicit(&conn->channel.remote->rx_frozen, memory_order_acquire);
-			uint64_t tail = atomic_load(conn->channel.own_tail);
-			/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
-			if (tail - frozen > conn->channel.tx_size) {
-				conn_violation(conn, fd);
-			} else if (frozen != tail) {
-				slot_tx_resend(slot) = frozen;
-				slot_set(slot, SLOT_RESEND);
-			}
-		}
+		tx_back(conn, fd);
 		word_store(slot->reason, REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
 	}
@@ -765,7 +761,7 @@ static bool leave_half_closed(struct conn *conn, int fd)
 		return false;
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && word_load(slot->tx_path) == PATH_RING) {
-		tx_back(conn);
+		tx_back(conn, fd);
 		moved = true;
 		word_store(slot->reason, REASON_HALF_CLOSED);
 		full_fence();
@@ -794,15 +790,21 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
-		const struct channel_side *remote = conn->channel.remote;
-		/* A peer that has ended its direction can send nothing again: what is in the ring is read from there. */
-		if (atomic_load(&remote->shut_wr) || slot_has(slot, SLOT_FIN) ||
-		    (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)))
-			recall = false;
-		tx_back(conn);
+		struct channel_side *remote = conn->channel.remote;
+		uint32_t decided = 0;
+
+		tx_back(conn, fd);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
+			/* A peer that has ended its direction can send nothing again: what is in the ring is read from there. */
+			if (atomic_load(&remote->shut_wr) || slot_has(slot, SLOT_FIN) ||
+			    (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)))
+				recall = false;
 			if (recall) {
 				atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
+				/* a peer that has just gone back by itself may have sent by TCP since: first the ring, then that */
+				recall = atomic_compare_exchange_strong(&remote->tx_back, &decided, CHANNEL_RECALLED);
+			}
+			if (recall) {
 				slot_set(slot, SLOT_RX_BACK);
 				word_store(slot->rx_path, PATH_TCP);
 			}
@@ -888,7 +890,7 @@ void conn_probe(struct conn *conn, int fd)
 		/* bytes on TCP after the switch: only of a peer that has gone back to it */
 		char byte;
 		if (raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
-		    !atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire))
+		    !atomic_load(&conn->channel.remote->tx_back))
 			conn_violation(conn, fd);
 	}
 	if (fin && !slot_has(slot, SLOT_RESET)) {
@@ -951,7 +953,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			conn_probe(conn, fd);
 		if (has_data(conn, low_water(conn))) {
 			ready |= EPOLLIN | EPOLLRDNORM;
-		} else if (unlikely(conn->channel.remote->tx_back) && slot_trylock(&slot->rx_lock)) {
+		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
 			if (conn->managed && word_load(slot->rx_path) == PATH_RING && rx_back(conn, fd))
 				ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM);
 			slot_unlock(&slot->rx_lock);
@@ -1175,7 +1177,7 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			errno = error;
 			return STEP_ERROR;
 		}
-		if (unlikely(conn->channel.remote->tx_back) && rx_back(conn, fd))
+		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
 		if (ended)
 			return STEP_END;

@@ -193,6 +193,8 @@ EXPORT int shutdown(int fd, int how)
 		return real.shutdown(fd, how);
 	struct conn_slot *slot = conn->slot;
 	bool wr = how == SHUT_WR || how == SHUT_RDWR;
+	if (conn->managed)
+		conn_probe(conn, fd);
 	if (conn->managed && wr && slot_has(slot, SLOT_RESEND))
 		conn_flush(conn, fd);
 	/*
@@ -210,6 +212,11 @@ EXPORT int shutdown(int fd, int how)
 	}
 	int result = real.shutdown(fd, how);
 	int saved = errno;
+	if (managed && result == 0 && slot_has(slot, SLOT_RESET)) {
+		/* a reset that the kernel's socket has not seen: the ring's bytes were left unread (inet_shutdown) */
+		result = -1;
+		saved = ENOTCONN;
+	}
 	if (result < 0)
 		slot_clear(slot, bits & ~before);
 	if (managed && wr) {

@@ -381,7 +381,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		return slot_has(slot, SLOT_RX_CONSENT) &&
 		       !slot_has(slot, SLOT_RX_BACK) &&
 		       atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire);
-	return rx_ready_now(conn, space) || atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
+	return rx_ready_now(conn, space) || conn_peer_back(conn) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
 static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
