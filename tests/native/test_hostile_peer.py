@@ -22,7 +22,8 @@ BENCH = toolchain.ROOT / "bench" / "c"
 ATTACKS = 40
 NEIGHBOURS = 2
 WITHIN_S = 20
-CHANNEL_RECALL = 8  # channel.h
+CHANNEL_RECALL = 8  # channel.h, as is the next
+CHANNEL_RECALLED = 2
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +121,7 @@ def test_an_impossible_count_ends_the_connection(
                 if word == "side[0].tx_back_at":
                     peer.poke("side[0].tx_back", 1)
                 elif word == "side[0].rx_frozen":
+                    peer.poke("side[1].tx_back", CHANNEL_RECALLED)
                     peer.poke("side[0].notice", CHANNEL_RECALL)
                 peer.wait_end()
     scene.end()
