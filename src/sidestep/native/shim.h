@@ -85,6 +85,7 @@ enum { PATH_TCP = 0, PATH_RING = 1 };
 struct conn {
 	struct file file;
 	_Atomic uint8_t managed; /* holds a segment */
+	bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	bool waited; /* seen in a hooked poll, select or epoll set */
 	uint32_t generation; /* of the slot */
 	uint64_t serial;     /* unique in the process */
@@ -381,6 +382,8 @@ bool native_rx_begin(struct conn *conn);
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
 bool native_tx_begin(struct conn *conn);
 ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
+ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
+int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
 void native_wait_begin(struct conn *conn);
 void native_wait_end(struct conn *conn);
 

@@ -72,6 +72,12 @@ static void fresh(int fd)
 		forget(fd, false);
 }
 
+static void noted(struct conn *conn, bool nonblock)
+{
+	if (conn)
+		conn->nonblock = nonblock;
+}
+
 EXPORT int socket(int domain, int type, int protocol)
 {
 	int fd = real.socket(domain, type, protocol);
@@ -83,7 +89,7 @@ EXPORT int socket(int domain, int type, int protocol)
 	int kind = type & ~(SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if ((domain == AF_INET || domain == AF_INET6) && kind == SOCK_STREAM && fd_table_len &&
 	    (protocol == 0 || protocol == IPPROTO_TCP))
-		conn_new(fd, domain, ROLE_UNKNOWN);
+		noted(conn_new(fd, domain, ROLE_UNKNOWN), type & SOCK_NONBLOCK);
 	errno = saved;
 	return fd;
 }
@@ -113,7 +119,7 @@ static bool same_host(int fd, const struct sockaddr *peer)
 	return memcmp(&((const struct sockaddr_in6 *)peer)->sin6_addr, &((struct sockaddr_in6 *)&mine)->sin6_addr, 16) == 0;
 }
 
-static int accepted(int fd, const struct sockaddr *peer)
+static int accepted(int fd, const struct sockaddr *peer, int flags)
 {
 	if (fd < 0)
 		return fd;
@@ -121,7 +127,7 @@ static int accepted(int fd, const struct sockaddr *peer)
 	fresh(fd);
 	/* A peer elsewhere: the socket is not tracked, and its calls cost nothing. */
 	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) && same_host(fd, peer))
-		conn_new(fd, peer->sa_family, ROLE_PASSIVE);
+		noted(conn_new(fd, peer->sa_family, ROLE_PASSIVE), flags & SOCK_NONBLOCK);
 	errno = saved;
 	return fd;
 }
@@ -132,16 +138,16 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	socklen_t peer_len = sizeof(peer);
 
 	if (!address)
-		return accepted(real.accept4(fd, (struct sockaddr *)&peer, &peer_len, flags), (struct sockaddr *)&peer);
+		return accepted(native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), (struct sockaddr *)&peer, flags);
 	if (!len) {
 		return real.accept4(fd, address, len, flags);
 	}
-	int got = real.accept4(fd, (struct sockaddr *)&peer, &peer_len, flags);
+	int got = native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags);
 	if (got >= 0) {
 		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
 		*len = peer_len;
 	}
-	return accepted(got, (struct sockaddr *)&peer);
+	return accepted(got, (struct sockaddr *)&peer, flags);
 }
 
 EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
@@ -295,8 +301,14 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	void *argument = va_arg(args, void *);
 	va_end(args);
 	struct conn *conn = conn_get(fd);
-	if (likely(!conn || !conn->managed))
+	if (likely(!conn))
 		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
+	if (command == FIONBIO || !conn->managed) {
+		int done = real.ioctl(fd, command, argument);
+		if (done == 0 && command == FIONBIO)
+			noted(conn, *(const int *)argument);
+		return done;
+	}
 	/* a program that only asks moves the switch along, too */
 	if ((conn_notice(conn) && conn_obey(conn, fd)) || (!conn_switched(conn) && conn_progress(conn, fd)))
 		set_conn_switched(conn);
@@ -457,8 +469,10 @@ EXPORT int fcntl64(int fd, int command, ...)
 	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
 		fresh(result);
 		duplicated(fd, result);
-	} else if (result >= 0 && command == F_SETFL && (argument & O_ASYNC) && file->kind == FILE_CONN) {
-		conn_demote((struct conn *)file, fd, REASON_ASYNC_SIGNAL_IO, true);
+	} else if (result >= 0 && command == F_SETFL && file->kind == FILE_CONN) {
+		noted((struct conn *)file, argument & O_NONBLOCK);
+		if (argument & O_ASYNC)
+			conn_demote((struct conn *)file, fd, REASON_ASYNC_SIGNAL_IO, true);
 	}
 	return result;
 }

@@ -25,7 +25,7 @@ EXPORT ssize_t read(int fd, void *buf, size_t n)
 	if (likely(!conn))
 		return real.read(fd, buf, n);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, real.read(fd, buf, n), 0);
+		return native_rx_end(conn, fd, n ? native_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
 	if (n == 0)
 		return 0;
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
@@ -77,7 +77,7 @@ EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
 	if (likely(!conn))
 		return real.recv(fd, buf, n, flags);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, real.recv(fd, buf, n, flags), flags);
+		return native_rx_end(conn, fd, flags ? real.recv(fd, buf, n, flags) : native_receive(conn, fd, buf, n), flags);
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
 

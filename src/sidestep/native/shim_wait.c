@@ -418,6 +418,111 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 	return won;
 }
 
+/*
+ * ---- waiting on TCP ----
+ *
+ * Between two ends on one host the kernel's wake-up costs more than what it waits for: an idle CPU has to be interrupted.
+ * So a blocking call of a connection that is not promoted, or of a listener, asks a few times before it sleeps; how long
+ * that paid lately decides, for each thread. Only tracked connections, whose peers are near, come here.
+ */
+#define NATIVE_SPIN_NS 30000
+
+struct native_spin {
+	uint32_t budget;
+	bool known;
+};
+static __thread struct native_spin spin_receiving, spin_accepting;
+
+static uint32_t native_budget(struct native_spin *spin)
+{
+	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
+
+	if (!spin->known)
+		*spin = (struct native_spin){most, true};
+	return most && spin_allowed() ? spin->budget : 0;
+}
+
+static void native_learn(struct native_spin *spin, int64_t waited_ns)
+{
+	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
+
+	/* a wait that a sleep made long by its wake-up alone still counts as short */
+	if (waited_ns < 4 * (int64_t)most)
+		spin->budget = most;
+	else if (spin->budget > most / 16)
+		spin->budget /= 2;
+}
+
+/* Between two questions: the other side needs the socket's lock, or this very CPU. */
+static void native_pause(void)
+{
+	sched_yield();
+}
+
+/* recv() with no flags, of a native connection. */
+ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
+{
+	uint32_t budget;
+	uint64_t signals = self.signals_interrupting;
+
+	if (n == 0 || conn->nonblock || slot_rcvlowat(conn->slot) != 1 || !(budget = native_budget(&spin_receiving)))
+		return real.recv(fd, buf, n, 0);
+	pthread_testcancel();
+	int saved = errno;
+	int64_t start = 0, now;
+	for (;;) {
+		ssize_t got = raw_recv(fd, buf, n, MSG_DONTWAIT);
+		bool waits = got < 0 && errno == EAGAIN;
+		if (waits || start)
+			now = now_ns();
+		if (!waits) {
+			if (start)
+				native_learn(&spin_receiving, now - start);
+			if (got >= 0)
+				errno = saved;
+			return got;
+		}
+		if (!start)
+			start = now;
+		if (self.signals_interrupting != signals) {
+			errno = EINTR;
+			return -1;
+		}
+		if (now - start >= budget)
+			break;
+		native_pause();
+	}
+	errno = saved;
+	ssize_t got = real.recv(fd, buf, n, 0);
+	saved = errno;
+	native_learn(&spin_receiving, now_ns() - start);
+	errno = saved;
+	return got;
+}
+
+int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
+{
+	uint32_t budget = native_budget(&spin_accepting);
+	uint64_t signals = self.signals_interrupting;
+	struct pollfd in = {.fd = fd, .events = POLLIN};
+
+	if (!budget || raw_poll(&in, 1, 0) != 0 || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
+		return real.accept4(fd, address, len, flags);
+	int64_t start = now_ns(), now = start;
+	while (now - start < budget && raw_poll(&in, 1, 0) == 0) {
+		if (self.signals_interrupting != signals) {
+			errno = EINTR;
+			return -1;
+		}
+		native_pause();
+		now = now_ns();
+	}
+	int got = real.accept4(fd, address, len, flags), saved = errno;
+	native_learn(&spin_accepting, now_ns() - start);
+	errno = saved;
+	return got;
+}
+
 /* ---- sleeping ---- */
 struct sleep {
 	struct bell *bell;
