@@ -48,9 +48,9 @@ struct channel_side {
 	_Atomic uint32_t tx_switched; /* tx_switch_offset is valid; bytes from there are in the ring */
 	_Atomic uint32_t shut_wr;     /* shutdown(SHUT_WR) was called, so a FIN is no close */
 	_Atomic uint32_t notice;      /* CHANNEL_NOTICE bits; 0 on the fast path */
-	_Atomic uint32_t tx_back;     /* CHANNEL_BACK: tx_back_at is valid, after it TCP goes on. Set once, by who is first */
+	_Atomic uint32_t tx_back;     /* 0, or how this direction of the ring ends; set once, by who is first */
 	_Atomic uint64_t tx_switch_offset;
-	_Atomic uint64_t tx_back_at;  /* count of the ring's bytes (its tail) at which TCP takes over again */
+	_Atomic uint64_t tx_back_at;  /* with CHANNEL_BACK: count of the ring's bytes (its tail) at which TCP takes over again */
 	_Atomic uint64_t rx_frozen;   /* head at which reading by ring stopped; valid with CHANNEL_RECALL */
 	_Atomic uint32_t hint;        /* not 0: name this number in your hint ring whenever you publish or make room */
 	uint8_t pad[CHANNEL_LINE - 52];
@@ -60,6 +60,7 @@ struct channel_side {
 enum {
 	CHANNEL_BACK = 1,     /* by the sender: read the ring to tx_back_at, then TCP */
 	CHANNEL_RECALLED = 2, /* by the reader: from its rx_frozen on all comes by TCP */
+	CHANNEL_ENDED = 3,    /* by the sender: it sends its FIN after what the ring holds */
 };
 
 /* What a side tells the other beside the stream. */

@@ -224,6 +224,27 @@ bool slot_trylock(uint32_t *word)
 	return false;
 }
 
+/* kill() takes any thread id. One that was killed is there until its parent has waited for it; who waits may be we. */
+static bool thread_dead(uint32_t tid)
+{
+	char path[32], text[256];
+	int saved = errno;
+
+	if (kill((pid_t)tid, 0) < 0 && errno == ESRCH) {
+		errno = saved;
+		return true;
+	}
+	snprintf(path, sizeof(path), "/proc/%u/stat", tid);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : real.pread64(fd, text, sizeof(text) - 1, 0);
+	if (fd >= 0)
+		raw_close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	const char *state = strrchr(text, ')'); /* proc_pid_stat(5): the name in parentheses, then the state */
+	errno = saved;
+	return state && state[1] == ' ' && (state[2] == 'Z' || state[2] == 'X');
+}
+
 void slot_lock_slow(_Atomic uint32_t *lock)
 {
 	for (uint32_t turn = 0;; turn++) {
@@ -237,8 +258,7 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 			cpu_relax();
 		} else {
 			sched_yield();
-			/* kill() takes any thread id; only a thread that no longer exists gives ESRCH */
-			if (turn % 64 == 0 && kill((pid_t)holder, 0) < 0 && errno == ESRCH &&
+			if (turn % 64 == 0 && thread_dead(holder) &&
 			    atomic_compare_exchange_strong(lock, &holder, self.tid))
 				return;
 		}
@@ -255,6 +275,17 @@ void file_put(int fd, struct file *file)
 	       !atomic_compare_exchange_weak(&fd_end, &end, (uint32_t)fd + 1))
 		;
 	atomic_store_explicit(&fd_table[fd], file, memory_order_release);
+}
+
+struct file closing_file = {.kind = FILE_CLOSING};
+
+void file_closed(int fd)
+{
+	struct file *closing = &closing_file;
+
+	/* the number may have been given to another file since, which has its own entry then */
+	if ((uint32_t)fd < fd_table_len)
+		atomic_compare_exchange_strong(&fd_table[fd], &closing, NULL);
 }
 
 #define OWN_FD_BASE_MAX 16384 /* a higher number would make the kernel copy a larger table at every fork */

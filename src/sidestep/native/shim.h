@@ -44,7 +44,7 @@
 
 #define FD_TABLE_SIZE (1u << 20) /* descriptors beyond it are not tracked and stay on TCP */
 
-enum file_kind { FILE_CONN = 1, FILE_SET = 2, FILE_OWN = 3 };
+enum file_kind { FILE_CONN = 1, FILE_SET = 2, FILE_OWN = 3, FILE_CLOSING = 4 };
 
 struct file {
 	uint8_t kind;
@@ -334,6 +334,14 @@ static inline struct conn *conn_get(int fd)
 	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
 }
 void file_put(int fd, struct file *file); /* sets the entry */
+extern struct file closing_file; /* the entry of a promoted connection's number until the kernel has closed it */
+void file_closed(int fd);        /* takes that entry away */
+static inline bool file_closing(int fd)
+{
+	struct file *file = file_get(fd);
+
+	return unlikely(file && file->kind == FILE_CLOSING);
+}
 extern _Atomic uint32_t own_first, own_end; /* the shim's own descriptors lie between */
 extern _Atomic uint32_t fd_end; /* no entry at this number or above */
 int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
@@ -346,6 +354,23 @@ extern uint8_t arena_id[16];
 struct conn *conn_new(int fd, int family, enum role_code role);
 void conn_ref(struct conn *conn);
 void conn_unref(struct conn *conn);
+bool conn_tryref(struct conn *conn, int fd);
+/*
+ * The connection behind a number, with a reference that goes with the variable: another thread may close the number at
+ * any time, and the struct is then used for another connection.
+ */
+#define HELD struct conn *__attribute__((cleanup(conn_release)))
+static inline struct conn *conn_hold(int fd)
+{
+	struct conn *conn = conn_get(fd);
+
+	return likely(!conn) || !conn_tryref(conn, fd) ? NULL : conn;
+}
+static inline void conn_release(struct conn **conn)
+{
+	if (*conn)
+		conn_unref(*conn);
+}
 void conn_pin(struct conn *conn, enum reason_code reason);
 void conn_forget(int fd, bool closing); /* takes the fd out of the table, as close() does */
 void conn_dup(int from, int to);
@@ -357,7 +382,7 @@ int conn_fd(struct conn *conn);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
-void conn_flush(struct conn *conn, int fd);
+void conn_end_sending(struct conn *conn, int fd);
 void conn_wake_own(struct conn *conn);
 bool conn_obey(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
@@ -382,6 +407,34 @@ bool native_rx_begin(struct conn *conn);
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
 bool native_tx_begin(struct conn *conn);
 ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
+/*
+ * `call` as it came to the kernel, between native_rx_begin() or native_tx_begin() and its end; a thread that is cancelled
+ * in it is no sitter any more.
+ */
+static inline void native_rx_abandoned(struct conn **sitting)
+{
+	if (unlikely(*sitting))
+		atomic_fetch_sub((_Atomic uint32_t *)&(*sitting)->slot->rx_sitters, 1);
+}
+static inline void native_tx_abandoned(struct conn **sitting)
+{
+	if (unlikely(*sitting))
+		atomic_fetch_sub((_Atomic uint32_t *)&(*sitting)->slot->tx_sitters, 1);
+}
+#define NATIVE_RX(conn, fd, call, flags) \
+	({ \
+		struct conn *sitting __attribute__((cleanup(native_rx_abandoned))) = (conn); \
+		ssize_t result_of_call = (call); \
+		sitting = NULL; \
+		native_rx_end(conn, fd, result_of_call, flags); \
+	})
+#define NATIVE_TX(conn, fd, call) \
+	({ \
+		struct conn *sitting __attribute__((cleanup(native_tx_abandoned))) = (conn); \
+		ssize_t result_of_call = (call); \
+		sitting = NULL; \
+		native_tx_end(conn, fd, result_of_call); \
+	})
 ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
 void native_wait_begin(struct conn *conn);
@@ -432,7 +485,6 @@ struct wait_clock {
 };
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
 /* Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. */
-/* The caller holds a reference, which a cancelled thread gives back. */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
 bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
 /*

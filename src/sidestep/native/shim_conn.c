@@ -160,10 +160,10 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	conn->slot = slot;
 	conn->generation = generation;
 	conn->serial = atomic_fetch_add(&conn_serials, 1) + 1;
-	conn->refs = 1;
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
 	conn->spin_ns = config.spin_ns;
+	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
 	file_put(fd, &conn->file);
 	return conn;
 }
@@ -204,8 +204,25 @@ static void conn_destroy(struct conn *conn)
 
 void conn_unref(struct conn *conn)
 {
-	if (atomic_fetch_sub(&conn->refs, 1) == 1)
+	if (unlikely(atomic_fetch_sub(&conn->refs, 1) == 1)) {
+		int saved = errno;
 		conn_destroy(conn);
+		errno = saved;
+	}
+}
+
+bool conn_tryref(struct conn *conn, int fd)
+{
+	uint32_t refs = atomic_load_explicit(&conn->refs, memory_order_relaxed);
+
+	do {
+		if (unlikely(refs == 0))
+			return false; /* on its way to the free list, or there */
+	} while (unlikely(!atomic_compare_exchange_weak(&conn->refs, &refs, refs + 1)));
+	if (likely(conn_get(fd) == conn))
+		return true;
+	conn_unref(conn);
+	return false;
 }
 
 void conn_pin(struct conn *conn, enum reason_code reason)
@@ -223,6 +240,7 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 }
 
 static bool tx_resend(struct conn *conn, int fd);
+static void tx_back(struct conn *conn, int fd);
 
 /* The last holder closes: tells the peer whether it leaves data unread, which the FIN alone cannot. */
 static void tell_close(struct conn *conn)
@@ -231,8 +249,7 @@ static void tell_close(struct conn *conn)
 		return;
 	/* ring bytes count even while receiving is still on TCP; unread TCP bytes the kernel sees itself */
 	bool unread = !slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0;
-	if (slot_has(conn->slot, SLOT_RESEND))
-		conn_flush(conn, conn_fd(conn));
+	conn_end_sending(conn, conn_fd(conn));
 	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED);
 	full_fence();
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
@@ -246,7 +263,7 @@ void conn_forget(int fd, bool closing)
 		return;
 	if (closing && atomic_load(&conn->fds) == 1)
 		tell_close(conn);
-	file_put(fd, NULL);
+	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
 		set_conn_closed(conn, fd, last);
@@ -553,6 +570,8 @@ static bool tx_switch(struct conn *conn, int fd)
 
 	if (!peer_attached(conn) || !atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire))
 		return false;
+	if (!slot_has(slot, SLOT_RX_CONSENT))
+		return false; /* a thread of ours may sit in the kernel's recv, where it would never hear of a recall */
 	if (slot_has(slot, SLOT_NO_TX | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_PIN) ||
 	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
@@ -648,13 +667,15 @@ static void tx_back(struct conn *conn, int fd)
 	if (word_load(slot->tx_path) != PATH_RING)
 		return;
 	uint64_t tail = atomic_load(conn->channel.own_tail);
+	/* a process of ours that was killed may have moved its tail and not shown it */
+	atomic_store_explicit(&conn->channel.tx_line->tail, tail, memory_order_release);
 	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
 	if (!atomic_compare_exchange_strong(&conn->channel.local->tx_back, &decided, CHANNEL_BACK)) {
 		/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
 		uint64_t frozen = atomic_load(&conn->channel.remote->rx_frozen);
-		if (decided != CHANNEL_RECALLED || tail - frozen > conn->channel.tx_size) {
+		if (decided == CHANNEL_RECALLED && tail - frozen > conn->channel.tx_size) {
 			conn_violation(conn, fd);
-		} else if (frozen != tail) {
+		} else if (decided == CHANNEL_RECALLED && frozen != tail) {
 			slot_tx_resend(slot) = frozen;
 			slot_set(slot, SLOT_RESEND);
 		}
@@ -712,11 +733,11 @@ static void obey(struct conn *conn, int fd)
 		tx_back(conn, fd);
 		word_store(slot->reason, REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
+		full_fence();
+		conn_ring(conn);
 	}
 	if (slot_has(slot, SLOT_RESEND))
 		tx_resend(conn, fd);
-	full_fence();
-	conn_ring(conn);
 }
 
 /* Does what the peer asks for. True: sending moved, tell the sets. */
@@ -779,6 +800,8 @@ static bool leave_half_closed(struct conn *conn, int fd)
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
  * comes again by TCP: for a socket whose next reader has no shim.
  */
+static void flush(struct conn *conn, int fd);
+
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall)
 {
 	struct conn_slot *slot = conn->slot;
@@ -795,13 +818,13 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 
 		tx_back(conn, fd);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
-			/* A peer that has ended its direction can send nothing again: what is in the ring is read from there. */
-			if (atomic_load(&remote->shut_wr) || slot_has(slot, SLOT_FIN) ||
-			    (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)))
+			/* A peer that is gone can send nothing again: what is in the ring is read from there. */
+			if (slot_has(slot, SLOT_FIN))
 				recall = false;
 			if (recall) {
 				atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
-				/* a peer that has just gone back by itself may have sent by TCP since: first the ring, then that */
+				/* One that has just gone back by itself may have sent by TCP since, and one that has ended sends no more:
+				 * first the ring, then TCP. */
 				recall = atomic_compare_exchange_strong(&remote->tx_back, &decided, CHANNEL_RECALLED);
 			}
 			if (recall) {
@@ -819,6 +842,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
+	if (slot_has(slot, SLOT_RESEND))
+		flush(conn, fd); /* who has the socket next knows nothing of it */
 	set_conn_switched(conn);
 	errno = saved;
 }
@@ -918,6 +943,17 @@ void conn_probe(struct conn *conn, int fd)
 }
 
 /* ---- readiness ---- */
+
+/* The next bytes are on one path and those after them on the other: no call sees them together. */
+static bool rx_divided(const struct conn *conn)
+{
+	const struct conn_slot *slot = conn->slot;
+
+	return conn_peer_back(conn) || (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP &&
+	                                slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK) &&
+	                                atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire));
+}
+
 static bool has_data(const struct conn *conn, size_t wanted)
 {
 	return channel_rx_peek(&conn->channel) >= wanted;
@@ -927,6 +963,8 @@ static size_t low_water(struct conn *conn)
 {
 	uint64_t low = atomic_load_explicit(&slot_rcvlowat(conn->slot), memory_order_relaxed);
 
+	if (unlikely(conn_peer_back(conn)))
+		return 1; /* the rest comes by TCP once the ring has been read */
 	/* beyond half the ring it could never be met while the sender waits for room */
 	return low > conn->channel.rx_size / 2 ? conn->channel.rx_size / 2 : low;
 }
@@ -966,8 +1004,10 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
 			bool moved = conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_follow(conn, fd);
 			slot_unlock(&slot->rx_lock);
-			if (moved && has_data(conn, low_water(conn)))
-				ready |= EPOLLIN | EPOLLRDNORM;
+			int queued = 0;
+			if (moved ? has_data(conn, low_water(conn))
+			          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
+				ready |= EPOLLIN | EPOLLRDNORM; /* the kernel alone would wait for the low-water mark */
 		}
 	}
 	if (word_load(slot->tx_path) == PATH_RING) {
@@ -985,7 +1025,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			if (raw_poll(&native, 1, 0) > 0)
 				ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM);
 		}
-	} else {
+	} else if (!slot_has(slot, SLOT_RESEND)) {
 		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
 	}
 	uint32_t flags = word_load(slot->flags);
@@ -1099,7 +1139,7 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 	struct msghdr message = {.msg_iov = rest};
 
 	flags = (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT;
-	for (;;) {
+	for (int again = 0;;) {
 		size_t most = SIZE_MAX;
 		if (!slot_has(slot, SLOT_RX_BACK)) {
 			int queued = 0;
@@ -1119,7 +1159,9 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 				ssize_t n = raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 				if (n <= 0)
 					return n;
-				continue; /* it has come since */
+				if (again++ == 0)
+					continue; /* it has come since */
+				most = 1; /* an urgent mark stands before it, which FIONREAD stops at */
 			}
 		}
 		message.msg_iovlen = (size_t)iov_from(iov, iov_len, done, most, rest);
@@ -1242,7 +1284,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		return -1;
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0, target;
 	struct wait_clock clock;
-	bool held = false, look = false, timed = false, peek = flags & MSG_PEEK;
+	bool started = false, look = false, timed = false, peek = flags & MSG_PEEK;
 	int saved = errno;
 
 	if (unlikely(flags & (MSG_OOB | MSG_ERRQUEUE))) {
@@ -1269,7 +1311,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
 			set_conn_switched(conn);
 		slot_lock(&slot->rx_lock);
-		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
+		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
 			step = rx_step(conn, fd, iov, iov_len, done, total - done, flags, look, &moved);
 			if (likely(step == STEP_DONE && !peek))
 				rx_finish(conn);
@@ -1278,7 +1320,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		uint32_t ended = word_load(slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET | SLOT_RX_BACK);
 		slot_unlock(&slot->rx_lock);
 		if (likely(step == STEP_DONE)) {
-			if (likely((peek ? moved : done + moved) >= target) || (peek && ended)) {
+			if (likely((peek ? moved : done + moved) >= target) || (peek && (ended || rx_divided(conn)))) {
 				result = (ssize_t)(peek ? moved : done + moved);
 				break;
 			}
@@ -1316,20 +1358,13 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			look = true;
 			continue;
 		}
-		if (!held) {
+		if (!started) {
 			struct timeval limit = {0};
 			socklen_t len = sizeof(limit);
 			real.getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
 			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
-			/* the number may be closed while we wait, and the conn with it */
-			conn_ref(conn);
-			held = true;
-			if (conn_get(fd) != conn) {
-				result = -1;
-				saved = EBADF;
-				break;
-			}
+			started = true;
 		}
 		int waited = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
 		if (waited == 0 && conn_get(fd) == conn)
@@ -1342,8 +1377,6 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		break;
 	}
-	if (held)
-		conn_unref(conn);
 	errno = saved;
 	return result;
 }
@@ -1355,6 +1388,8 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 	struct conn_slot *slot = conn->slot;
 	uint32_t flags = word_load(slot->flags);
 
+	if (unlikely(flags & SLOT_RESEND) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
+		return STEP_EMPTY;
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
 		if (word_load(slot->tx_path) == PATH_TCP && !(flags & SLOT_RESET))
 			return STEP_NATIVE;
@@ -1364,8 +1399,6 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		errno = error ? error : EPIPE;
 		return STEP_ERROR;
 	}
-	if (unlikely(flags & SLOT_RESEND) && !tx_resend(conn, fd))
-		return STEP_EMPTY;
 	if (unlikely(word_load(slot->tx_path) == PATH_TCP && !tx_switch(conn, fd)))
 		return STEP_NATIVE;
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
@@ -1428,7 +1461,7 @@ static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, i
 
 	atomic_fetch_add((_Atomic uint32_t *)&slot->tx_sitters, 1);
 	full_fence();
-	if (slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE)) {
+	if ((slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE)) || slot_has(slot, SLOT_RESEND)) {
 		atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
 		return -2;
 	}
@@ -1450,7 +1483,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		return -1;
 	size_t total = iov_total(iov, iov_len), done = 0, moved = 0;
 	struct wait_clock clock;
-	bool held = false, timed = false;
+	bool started = false, timed = false;
 	int saved = errno;
 
 	pthread_testcancel();
@@ -1467,7 +1500,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
 			set_conn_switched(conn);
 		slot_lock(&slot->tx_lock);
-		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed) && conn->slot == slot)) {
+		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
 			bool on_ring = word_load(slot->tx_path) == PATH_RING;
 			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
 			moved_over = on_ring != (word_load(slot->tx_path) == PATH_RING);
@@ -1537,19 +1570,13 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			saved = EAGAIN;
 			break;
 		}
-		if (!held) {
+		if (!started) {
 			struct timeval limit = {0};
 			socklen_t len = sizeof(limit);
 			real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
 			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
-			conn_ref(conn);
-			held = true;
-			if (conn_get(fd) != conn) {
-				result = -1;
-				saved = EBADF;
-				break;
-			}
+			started = true;
 		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
 		int waited = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
@@ -1562,16 +1589,14 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		break;
 	}
-	if (held)
-		conn_unref(conn);
 	if (signal_error)
 		return send_failed(signal_error, flags);
 	errno = saved;
 	return result;
 }
 
-/* Sends what was recalled before the end is told, waiting a little where TCP's buffer is full. */
-void conn_flush(struct conn *conn, int fd)
+/* Sends what was recalled, waiting a little where TCP's buffer is full. What cannot go out must not end as if it had. */
+static void flush(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
@@ -1583,6 +1608,28 @@ void conn_flush(struct conn *conn, int fd)
 		if (!done)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
+	if (slot_has(slot, SLOT_RESEND)) {
+		struct sockaddr none = {.sa_family = AF_UNSPEC};
+		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
+		slot_clear(slot, SLOT_RESEND);
+		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
+	}
+}
+
+/* Before the end of our direction is told: what the peer has recalled goes first, and from then on it can recall nothing. */
+void conn_end_sending(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t decided = 0;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && word_load(slot->tx_path) == PATH_RING &&
+	    !atomic_compare_exchange_strong(&conn->channel.local->tx_back, &decided, CHANNEL_ENDED) &&
+	    decided == CHANNEL_RECALLED)
+		tx_back(conn, fd);
+	slot_unlock(&slot->tx_lock);
+	if (slot_has(slot, SLOT_RESEND))
+		flush(conn, fd);
 }
 
 void conn_trim_idle(struct conn *conn)

@@ -184,6 +184,8 @@ static uint32_t kernel_events(const struct member *member)
 
 	if (member->disabled)
 		return EPOLLONESHOT; /* not even HUP, again and again */
+	if (slot_has(slot, SLOT_RESEND))
+		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
 	if (word_load(slot->tx_path) == PATH_RING) {
 		/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
 		if (!slot_has(slot, SLOT_FIN))
@@ -195,7 +197,10 @@ static uint32_t kernel_events(const struct member *member)
 
 static int kernel_set(struct member *member, int op)
 {
+	/* The set of a parent is the parent's to change; a number that was closed, with a copy left, may name another file. */
 	member->in_kernel = kernel_events(member);
+	if (member->set->owner_pid != shim_pid || conn_get(member->fd) != member->conn)
+		return 0;
 	struct epoll_event event = {.events = member->in_kernel,
 	                            .data.u64 = member->set->secret << INDEX_BITS | member->index};
 
@@ -640,10 +645,10 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			set_nest((struct set *)file);
 		return result;
 	}
-	struct conn *conn = (struct conn *)file;
-	if (!set || (!event && op != EPOLL_CTL_DEL)) {
-		if (!set)
-			conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
+	HELD conn = conn_hold(fd);
+	if (!conn || !set || (!event && op != EPOLL_CTL_DEL)) {
+		if (conn && !set) /* a set that was made elsewhere: the kernel alone waits in it */
+			conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
 	conn->waited = true;
@@ -725,6 +730,8 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, member->fd);
+	/* before the look: what comes after it is an edge that has not been told */
+	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	uint32_t ready = conn_ready(conn, member->fd, kernel_bits, member->events);
 	bool rx_ring = word_load(conn->slot->rx_path) == PATH_RING;
 	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
@@ -739,7 +746,6 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	if (!told)
 		return false;
 	if (member->events & EPOLLET) {
-		uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_relaxed);
 		uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
 		bool edge = member->armed || (ends & ~member->reported) ||
 		            ((told & EPOLLIN) && rx_ring && tail != member->seen_tail) ||
@@ -748,7 +754,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		                            (word_load(conn->slot->tx_path) == PATH_TCP ? EPOLLOUT : 0)));
 		if (!edge)
 			return false;
-		if (rx_ring)
+		if (rx_ring && (told & EPOLLIN))
 			member->seen_tail = tail;
 		member->reported = ends;
 		member->armed = false;
@@ -910,8 +916,13 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
 			int k = raw_epoll_look(epfd, told, told_max);
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
-			n = k > 0 ? translate(set, told, k, events) : 0;
+			if (k > 0) {
+				n = translate(set, told, k, events);
+				n += collect(set, events + n, max - n);
+			}
 		}
+		if (n == max)
+			wake_set(set);
 		set_unlock(set);
 		if (n || self.signals != signals)
 			break;
@@ -957,9 +968,13 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		n += collect(set, events + n, max - n);
 		if (!n && !look && timeout_ns == 0) {
 			int k = raw_epoll_look(epfd, told, told_max);
-			if (k > 0)
+			if (k > 0) {
 				n = translate(set, told, k, events);
+				n += collect(set, events + n, max - n); /* a bell's edge may have been among them */
+			}
 		}
+		if (n == max)
+			wake_set(set); /* there may be more than we can tell, and others that sleep */
 		set_unlock(set);
 		if (n || timeout_ns == 0 || (deadline != INT64_MAX && now >= deadline))
 			return n;
@@ -983,7 +998,10 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			int k = real.epoll_wait(epfd, told, told_max, 1);
 			set_lock(set);
 			set->pass++;
-			n = k > 0 ? translate(set, told, k, events) : 0;
+			if (k > 0) {
+				n = translate(set, told, k, events);
+				n += collect(set, events + n, max - n);
+			}
 			set_unlock(set);
 			if (n || (k < 0 && errno == EINTR))
 				return n ? n : -1;
@@ -1077,6 +1095,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 			set_lock(set);
 			set->pass++;
 			n = translate(set, events, n, events);
+			n += collect(set, events + n, max - n);
 			wake_set(set); /* the next one that does not know yet */
 			set_unlock(set);
 			errno = failed;

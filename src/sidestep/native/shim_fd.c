@@ -63,6 +63,8 @@ static void forget(int fd, bool closing)
 		conn_forget(fd, closing);
 	else if (file->kind == FILE_SET)
 		set_forget(fd);
+	else if (file->kind == FILE_CLOSING && !closing)
+		file_closed(fd);
 }
 
 /* A new number: an entry left there belongs to a descriptor that was closed where we could not see it. */
@@ -157,7 +159,7 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
 
 EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn) || !address || len < sizeof(sa_family_t))
 		return real.connect(fd, address, len);
@@ -193,7 +195,7 @@ EXPORT int listen(int fd, int backlog)
 
 EXPORT int shutdown(int fd, int how)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
 		return real.shutdown(fd, how);
@@ -201,8 +203,8 @@ EXPORT int shutdown(int fd, int how)
 	bool wr = how == SHUT_WR || how == SHUT_RDWR;
 	if (conn->managed)
 		conn_probe(conn, fd);
-	if (conn->managed && wr && slot_has(slot, SLOT_RESEND))
-		conn_flush(conn, fd);
+	if (conn->managed && wr)
+		conn_end_sending(conn, fd);
 	/*
 	 * Told before it is done: a waiter that the kernel wakes must not take our own end for the peer's. And told before
 	 * `managed` is read, as conn_attach() stores them the other way round: one of the two publishes shut_wr.
@@ -236,7 +238,7 @@ EXPORT int shutdown(int fd, int how)
 
 EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (unlikely(conn && conn->managed && level == SOL_SOCKET && name == SO_ERROR && value && len &&
 	             *len >= sizeof(int))) {
@@ -264,7 +266,7 @@ static bool stamps(int option)
 
 EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
 		return own(fd) ? bad_fd() : real.setsockopt(fd, level, name, value, len);
@@ -300,7 +302,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	va_start(args, command);
 	void *argument = va_arg(args, void *);
 	va_end(args);
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 	if (likely(!conn))
 		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
 	if (command == FIONBIO || !conn->managed) {
@@ -339,7 +341,9 @@ EXPORT int close(int fd)
 	if (file->kind == FILE_OWN)
 		return bad_fd(); /* a loop over all numbers must not take the ground from under us */
 	forget(fd, true);
-	return real.close(fd);
+	int result = real.close(fd);
+	file_closed(fd);
+	return result;
 }
 
 /* glibc's own name for it; some programs call it */
@@ -369,6 +373,9 @@ static int range_apply(unsigned first, unsigned last, int flags)
 	}
 	if (start <= last && real.close_range(start, last, flags) < 0)
 		result = -1;
+	for (unsigned fd = first; fd <= last && fd < atomic_load(&fd_end); fd++)
+		if (file_closing((int)fd))
+			file_closed((int)fd);
 	return result;
 }
 
@@ -438,6 +445,7 @@ static int dup_onto(int from, int to, int flags, bool three)
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to); /* EBADF: `to` must stay as it is */
 	forget(to, true);
 	int result = three ? real.dup3(from, to, flags) : real.dup2(from, to);
+	file_closed(to);
 	if (result >= 0)
 		duplicated(from, to);
 	return result;

@@ -20,12 +20,12 @@ extern void __chk_fail(void) __attribute__((noreturn));
 /* ---- receiving ---- */
 EXPORT ssize_t read(int fd, void *buf, size_t n)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
 		return real.read(fd, buf, n);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, n ? native_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
+		return NATIVE_RX(conn, fd, n ? native_receive(conn, fd, buf, n) : real.read(fd, buf, n), 0);
 	if (n == 0)
 		return 0;
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
@@ -40,12 +40,12 @@ EXPORT ssize_t __read_chk(int fd, void *buf, size_t n, size_t room)
 
 EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
 		return real.readv(fd, iov, len);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, real.readv(fd, iov, len), 0);
+		return NATIVE_RX(conn, fd, real.readv(fd, iov, len), 0);
 	size_t total = 0;
 	for (int i = 0; i < len && len <= IOV_MAX; i++)
 		total += iov[i].iov_len;
@@ -56,12 +56,12 @@ EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
 
 EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn || offset != -1))
 		return real.preadv2(fd, iov, len, offset, flags);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, real.preadv2(fd, iov, len, offset, flags), 0);
+		return NATIVE_RX(conn, fd, real.preadv2(fd, iov, len, offset, flags), 0);
 	return conn_recv(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
@@ -72,12 +72,12 @@ EXPORT ssize_t preadv64v2(int fd, const struct iovec *iov, int len, off_t offset
 
 EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
 		return real.recv(fd, buf, n, flags);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, flags ? real.recv(fd, buf, n, flags) : native_receive(conn, fd, buf, n), flags);
+		return NATIVE_RX(conn, fd, flags ? real.recv(fd, buf, n, flags) : native_receive(conn, fd, buf, n), flags);
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
 
@@ -90,12 +90,12 @@ EXPORT ssize_t __recv_chk(int fd, void *buf, size_t n, size_t room, int flags)
 
 EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
 		return real.recvfrom(fd, buf, n, flags, address, len);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, real.recvfrom(fd, buf, n, flags, address, len), flags);
+		return NATIVE_RX(conn, fd, real.recvfrom(fd, buf, n, flags, address, len), flags);
 	ssize_t got = conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 	if (got >= 0 && address && len)
 		*len = 0; /* a stream tells no address, as the kernel's TCP does */
@@ -114,12 +114,12 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flag
  * somebody else, whose counts are unknown, so it stays untracked, on TCP. */
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn || !message))
 		return real.recvmsg(fd, message, flags);
 	if (native_rx_begin(conn))
-		return native_rx_end(conn, fd, real.recvmsg(fd, message, flags), flags);
+		return NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
 	if (flags & (MSG_OOB | MSG_ERRQUEUE))
 		return real.recvmsg(fd, message, flags);
 	if (message->msg_iovlen > IOV_MAX) {
@@ -129,7 +129,7 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 	/* timestamps and the like come with TCP's bytes, once receiving is back there */
 	if (message->msg_control && conn_receives_tcp(conn, fd)) {
 		word_add(conn->slot->rx_sitters, 1);
-		return native_rx_end(conn, fd, real.recvmsg(fd, message, flags), flags);
+		return NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
 	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {
@@ -142,7 +142,7 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 
 EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 	unsigned done = 0;
 
 	if (likely(!conn))
@@ -169,36 +169,44 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, s
 }
 
 /* ---- sending ---- */
+
+/* A byte sent by TCP while a promoted connection's number is being closed would break the stream's order. */
+static ssize_t bad_number(void)
+{
+	errno = EBADF;
+	return -1;
+}
+
 EXPORT ssize_t write(int fd, const void *buf, size_t n)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return real.write(fd, buf, n);
+		return file_closing(fd) ? bad_number() : real.write(fd, buf, n);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, fd, real.write(fd, buf, n));
+		return NATIVE_TX(conn, fd, real.write(fd, buf, n));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
 }
 
 EXPORT ssize_t writev(int fd, const struct iovec *iov, int len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return real.writev(fd, iov, len);
+		return file_closing(fd) ? bad_number() : real.writev(fd, iov, len);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, fd, real.writev(fd, iov, len));
+		return NATIVE_TX(conn, fd, real.writev(fd, iov, len));
 	return conn_send(conn, fd, iov, len, 0);
 }
 
 EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn || offset != -1))
-		return real.pwritev2(fd, iov, len, offset, flags);
+		return file_closing(fd) ? bad_number() : real.pwritev2(fd, iov, len, offset, flags);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
+		return NATIVE_TX(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
 	return conn_send(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
@@ -209,27 +217,27 @@ EXPORT ssize_t pwritev64v2(int fd, const struct iovec *iov, int len, off_t offse
 
 EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return real.send(fd, buf, n, flags);
+		return file_closing(fd) ? bad_number() : real.send(fd, buf, n, flags);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, fd, real.send(fd, buf, n, flags));
+		return NATIVE_TX(conn, fd, real.send(fd, buf, n, flags));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
 EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return real.sendto(fd, buf, n, flags, address, len);
+		return file_closing(fd) ? bad_number() : real.sendto(fd, buf, n, flags, address, len);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, fd, real.sendto(fd, buf, n, flags, address, len));
+		return NATIVE_TX(conn, fd, real.sendto(fd, buf, n, flags, address, len));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
@@ -244,7 +252,7 @@ static void pin_passed(const struct msghdr *message)
 		for (size_t i = 0; i < count; i++) {
 			int fd;
 			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-			struct conn *conn = conn_get(fd);
+			HELD conn = conn_hold(fd);
 			if (conn)
 				conn_demote(conn, fd, REASON_PASSED, true);
 		}
@@ -253,17 +261,17 @@ static void pin_passed(const struct msghdr *message)
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 
 	if (likely(!conn || !message)) {
 		if (message && message->msg_control)
 			pin_passed(message);
-		return real.sendmsg(fd, message, flags);
+		return file_closing(fd) ? bad_number() : real.sendmsg(fd, message, flags);
 	}
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, fd, real.sendmsg(fd, message, flags));
+		return NATIVE_TX(conn, fd, real.sendmsg(fd, message, flags));
 	if (message->msg_iovlen > IOV_MAX) {
 		errno = EMSGSIZE;
 		return -1;
@@ -273,7 +281,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
 {
-	struct conn *conn = conn_get(fd);
+	HELD conn = conn_hold(fd);
 	unsigned done = 0;
 
 	if (likely(!conn)) {
@@ -357,12 +365,12 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 
 EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 {
-	struct conn *conn = conn_get(out);
+	HELD conn = conn_hold(out);
 
 	if (likely(!conn))
-		return real.sendfile64(out, in, offset, count);
+		return file_closing(out) ? bad_number() : real.sendfile64(out, in, offset, count);
 	if (native_tx_begin(conn))
-		return native_tx_end(conn, out, real.sendfile64(out, in, offset, count));
+		return NATIVE_TX(conn, out, real.sendfile64(out, in, offset, count));
 	int mode = real.fcntl64(in, F_GETFL, 0);
 	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in)) {
 		errno = mode >= 0 && conn_get(in) ? EINVAL : EBADF;
@@ -408,7 +416,8 @@ static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, un
 
 EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size_t count, unsigned flags)
 {
-	struct conn *from = conn_get(in), *to = conn_get(out);
+	HELD from = conn_hold(in);
+	HELD to = conn_hold(out);
 	bool native_from = from && native_rx_begin(from), native_to = to && native_tx_begin(to);
 
 	if (likely((!from || native_from) && (!to || native_to))) {

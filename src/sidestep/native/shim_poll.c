@@ -46,7 +46,9 @@ static int poll_once(struct poller *poller, bool look)
 		for (nfds_t i = 0; i < poller->len; i++) {
 			poller->kernel[i] = (struct pollfd){.fd = poller->fds[i].fd, .events = poller->fds[i].events};
 			struct conn *conn = poller->conns[i];
-			if (conn && word_load(conn->slot->tx_path) == PATH_RING) {
+			if (conn && slot_has(conn->slot, SLOT_RESEND)) {
+				poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
+			} else if (conn && word_load(conn->slot->tx_path) == PATH_RING) {
 				/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
 				if (!slot_has(conn->slot, SLOT_FIN))
 					poller->kernel[i].events |= POLLRDHUP;
@@ -253,11 +255,10 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	if (len > SMALL && !(waiting = malloc(len * sizeof(*waiting))))
 		return real.ppoll(fds, len, timeout, mask);
 	for (nfds_t i = 0; i < len; i++) {
-		struct conn *conn = conn_get(fds[i].fd);
-		if (!conn || slot_has(conn->slot, SLOT_PIN))
+		struct conn *conn = conn_hold(fds[i].fd);
+		if (!conn)
 			continue;
 		native_wait_begin(conn);
-		conn_ref(conn);
 		waiting[n++] = conn;
 		*retry |= atomic_load(&conn->managed) != 0;
 	}
@@ -307,10 +308,11 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		struct file *file = file_get(fds[i].fd);
 		poller.conns[i] = NULL;
 		poller.sets[i] = NULL;
-		if (file && file->kind == FILE_CONN && ((struct conn *)file)->managed) {
-			poller.conns[i] = (struct conn *)file;
-			conn_ref(poller.conns[i]);
-			continue;
+		if (file && file->kind == FILE_CONN && (poller.conns[i] = conn_hold(fds[i].fd))) {
+			if (poller.conns[i]->managed)
+				continue;
+			conn_unref(poller.conns[i]);
+			poller.conns[i] = NULL;
 		}
 		poller.others |= fds[i].fd >= 0;
 		if (file && file->kind == FILE_SET && set_is_managed(file))

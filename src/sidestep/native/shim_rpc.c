@@ -548,10 +548,17 @@ void rpc_consider(struct conn *conn, int fd)
 				shim_lock_drop();
 				struct bell *mine = bell_self();
 				shim_lock_take();
-				conn->bell = mine;
-			}
-			if (conn->bell)
+				/* without the lock another thread may have come this way with this connection */
+				go = welcomed && word_load(slot->state) == STATE_NATIVE && !slot_has(slot, SLOT_PIN);
+				if (go && !conn->bell)
+					conn->bell = mine;
+				else
+					mine = NULL;
+				if (mine)
+					atomic_fetch_add(&mine->refs, 1);
+			} else {
 				atomic_fetch_add(&conn->bell->refs, 1);
+			}
 		}
 		if (go && !conn->bell) {
 			conn_pin(conn, REASON_NO_RESOURCES);

@@ -47,6 +47,7 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 		((void (*)(int, siginfo_t *, void *))(void *)handler.function)(sig, info, context);
 	else
 		handler.function(sig);
+	self.sleep = (struct timespec){0, 0}; /* again: the handler may have slept, and left its own time there */
 	self.critical = critical;
 }
 

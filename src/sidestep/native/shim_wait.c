@@ -524,17 +524,9 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 }
 
 /* ---- sleeping ---- */
-struct sleep {
-	struct bell *bell;
-	struct conn *conn;
-};
-
-static void sleep_undo(void *argument)
+static void sleep_undo(void *bell)
 {
-	struct sleep *sleep = argument;
-
-	bell_sleep_end(sleep->bell);
-	conn_unref(sleep->conn);
+	bell_sleep_end(bell);
 }
 
 /*
@@ -696,11 +688,10 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	int64_t deadline = clock->deadline;
 	if (slot_has(slot, SLOT_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
 		deadline = now_ns() + RESEND_EVERY_NS;
-	struct sleep sleep = {bell, conn};
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	bell_sleep_begin(bell);
-	pthread_cleanup_push(sleep_undo, &sleep);
+	pthread_cleanup_push(sleep_undo, bell);
 	if (!ready_now(conn, want, space) && conn_get(fd) == conn) {
 		int error;
 		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
