@@ -66,7 +66,8 @@ struct set {
 	pthread_mutex_t lock;
 	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the bells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
-	uint32_t owner_pid;        /* a forked child shares the kernel's set and must not change it */
+	uint32_t owner_pid;        /* a forked child shares the kernel's set and takes nothing out of it */
+	uint32_t user_pid;         /* who has used it last; a child that has not does not change it */
 	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 40 bits */
@@ -140,7 +141,7 @@ static int set_created(int epfd)
 		return epfd; /* untracked: connections added to it are pinned */
 	set->file.kind = FILE_SET;
 	set->epfd = epfd;
-	set->owner_pid = shim_pid;
+	set->owner_pid = set->user_pid = shim_pid;
 	set->refs = 1;
 	set->secret = new_secret();
 	set->spin_ns = config.spin_ns;
@@ -197,9 +198,9 @@ static uint32_t kernel_events(const struct member *member)
 
 static int kernel_set(struct member *member, int op)
 {
-	/* The set of a parent is the parent's to change; a number that was closed, with a copy left, may name another file. */
+	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may name another file. */
 	member->in_kernel = kernel_events(member);
-	if (member->set->owner_pid != shim_pid || conn_get(member->fd) != member->conn)
+	if (member->set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
 		return 0;
 	struct epoll_event event = {.events = member->in_kernel,
 	                            .data.u64 = member->set->secret << INDEX_BITS | member->index};
@@ -652,6 +653,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
 	conn->waited = true;
+	set->user_pid = shim_pid;
 	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */
 	if (op == EPOLL_CTL_ADD && (event->events & EPOLLEXCLUSIVE) &&
 	    (event->events & ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE))) {
@@ -1110,6 +1112,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 			atomic_fetch_sub(&set->sitters, 1);
 		}
 	}
+	set->user_pid = shim_pid;
 	if (mask)
 		pthread_sigmask(SIG_SETMASK, mask, &old);
 	int n = set_wait(set, epfd, events, max, timeout_ns, signals);
