@@ -17,8 +17,12 @@
 
 extern void __chk_fail(void) __attribute__((noreturn));
 
+/*
+ * A number that is not tracked goes straight to the kernel: a load, a comparison and a jump. All else is in tracked_*().
+ */
+
 /* ---- receiving ---- */
-EXPORT ssize_t read(int fd, void *buf, size_t n)
+static __attribute__((noinline)) ssize_t tracked_read(int fd, void *buf, size_t n)
 {
 	HELD conn = conn_hold(fd);
 
@@ -31,6 +35,11 @@ EXPORT ssize_t read(int fd, void *buf, size_t n)
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, 0);
 }
 
+EXPORT ssize_t read(int fd, void *buf, size_t n)
+{
+	return likely(!file_get(fd)) ? real.read(fd, buf, n) : tracked_read(fd, buf, n);
+}
+
 EXPORT ssize_t __read_chk(int fd, void *buf, size_t n, size_t room)
 {
 	if (n > room)
@@ -38,7 +47,7 @@ EXPORT ssize_t __read_chk(int fd, void *buf, size_t n, size_t room)
 	return read(fd, buf, n);
 }
 
-EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
+static __attribute__((noinline)) ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -52,6 +61,11 @@ EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
 	if (total == 0 && len >= 0 && len <= IOV_MAX)
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *iov, int len)
+{
+	return likely(!file_get(fd)) ? real.readv(fd, iov, len) : tracked_readv(fd, iov, len);
 }
 
 EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
@@ -70,7 +84,7 @@ EXPORT ssize_t preadv64v2(int fd, const struct iovec *iov, int len, off_t offset
 	return preadv2(fd, iov, len, offset, flags);
 }
 
-EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
+static __attribute__((noinline)) ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -81,6 +95,11 @@ EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
 	return conn_recv(conn, fd, &(struct iovec){buf, n}, 1, flags);
 }
 
+EXPORT ssize_t recv(int fd, void *buf, size_t n, int flags)
+{
+	return likely(!file_get(fd)) ? real.recv(fd, buf, n, flags) : tracked_recv(fd, buf, n, flags);
+}
+
 EXPORT ssize_t __recv_chk(int fd, void *buf, size_t n, size_t room, int flags)
 {
 	if (n > room)
@@ -88,7 +107,7 @@ EXPORT ssize_t __recv_chk(int fd, void *buf, size_t n, size_t room, int flags)
 	return recv(fd, buf, n, flags);
 }
 
-EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
+static __attribute__((noinline)) ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -102,6 +121,11 @@ EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr 
 	return got;
 }
 
+EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
+{
+	return likely(!file_get(fd)) ? real.recvfrom(fd, buf, n, flags, address, len) : tracked_recvfrom(fd, buf, n, flags, address, len);
+}
+
 EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address,
                               socklen_t *len)
 {
@@ -112,7 +136,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flag
 
 /* Descriptors that arrive are new numbers: whatever the table held of them is void; a TCP socket among them was used by
  * somebody else, whose counts are unknown, so it stays untracked, on TCP. */
-EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+static __attribute__((noinline)) ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -140,7 +164,12 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 	return got;
 }
 
-EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
+EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+	return likely(!file_get(fd)) ? real.recvmsg(fd, message, flags) : tracked_recvmsg(fd, message, flags);
+}
+
+static __attribute__((noinline)) int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
 {
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;
@@ -168,6 +197,11 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, s
 	return (int)done;
 }
 
+EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
+{
+	return likely(!file_get(fd)) ? real.recvmmsg(fd, messages, len, flags, timeout) : tracked_recvmmsg(fd, messages, len, flags, timeout);
+}
+
 /* ---- sending ---- */
 
 /* A byte sent by TCP while a promoted connection's number is being closed would break the stream's order. */
@@ -177,7 +211,7 @@ static ssize_t bad_number(void)
 	return -1;
 }
 
-EXPORT ssize_t write(int fd, const void *buf, size_t n)
+static __attribute__((noinline)) ssize_t tracked_write(int fd, const void *buf, size_t n)
 {
 	HELD conn = conn_hold(fd);
 
@@ -188,7 +222,12 @@ EXPORT ssize_t write(int fd, const void *buf, size_t n)
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
 }
 
-EXPORT ssize_t writev(int fd, const struct iovec *iov, int len)
+EXPORT ssize_t write(int fd, const void *buf, size_t n)
+{
+	return likely(!file_get(fd)) ? real.write(fd, buf, n) : tracked_write(fd, buf, n);
+}
+
+static __attribute__((noinline)) ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -197,6 +236,11 @@ EXPORT ssize_t writev(int fd, const struct iovec *iov, int len)
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.writev(fd, iov, len));
 	return conn_send(conn, fd, iov, len, 0);
+}
+
+EXPORT ssize_t writev(int fd, const struct iovec *iov, int len)
+{
+	return likely(!file_get(fd)) ? real.writev(fd, iov, len) : tracked_writev(fd, iov, len);
 }
 
 EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
@@ -215,7 +259,7 @@ EXPORT ssize_t pwritev64v2(int fd, const struct iovec *iov, int len, off_t offse
 	return pwritev2(fd, iov, len, offset, flags);
 }
 
-EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
+static __attribute__((noinline)) ssize_t tracked_send(int fd, const void *buf, size_t n, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -228,7 +272,12 @@ EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
 }
 
-EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
+EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
+{
+	return likely(!file_get(fd)) ? real.send(fd, buf, n, flags) : tracked_send(fd, buf, n, flags);
+}
+
+static __attribute__((noinline)) ssize_t tracked_sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -239,6 +288,11 @@ EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.sendto(fd, buf, n, flags, address, len));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, flags);
+}
+
+EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
+{
+	return likely(!file_get(fd)) ? real.sendto(fd, buf, n, flags, address, len) : tracked_sendto(fd, buf, n, flags, address, len);
 }
 
 /* A socket that is passed on is used by somebody whose calls we do not see. */
@@ -259,7 +313,7 @@ static void pin_passed(const struct msghdr *message)
 	}
 }
 
-EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+static __attribute__((noinline)) ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -277,6 +331,11 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 		return -1;
 	}
 	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
+}
+
+EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	return likely(!file_get(fd) && !(message && message->msg_control)) ? real.sendmsg(fd, message, flags) : tracked_sendmsg(fd, message, flags);
 }
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)

@@ -333,15 +333,23 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	return result;
 }
 
-EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
+static __attribute__((noinline)) int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 {
 	struct timespec limit = {timeout / 1000, timeout % 1000 * 1000000l};
 	bool native;
 
-	/* nothing of ours among them: the kernel's own poll, with its own faults for bad pointers */
-	if (likely(!fd_table_len || !fds || (!classify(fds, len, &native) && !native)))
+	if (!classify(fds, len, &native) && !native)
 		return real.poll(fds, len, timeout);
 	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
+}
+
+/* nothing of ours among them: the kernel's own poll, with its own faults for bad pointers */
+EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
+{
+	for (nfds_t i = 0; fds && i < len; i++)
+		if (unlikely(file_get(fds[i].fd) != NULL))
+			return tracked_poll(fds, len, timeout);
+	return real.poll(fds, len, timeout);
 }
 
 EXPORT int __poll_chk(struct pollfd *fds, nfds_t len, int timeout, size_t room)
