@@ -40,6 +40,10 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("python", "Python blocking ping-pong, p50", "us", 4, 8, talks.python("blocking"), lower_is_better=True),
     Row("asyncio", "Python asyncio echo, p50", "us", 1.3, 1.8, talks.python("asyncio"), lower_is_better=True),
     Row("short", "connect, exchange 64 B, close", "connections/s", 0.95, 1.0, talks.short(), promotes=False),
+    Row(
+        "untouched", "a call on a descriptor that is no connection", "ns", 0.98, 1.0, talks.untouched(),
+        lower_is_better=True, promotes=False,
+    ),
     Row("pairs", "8 busy pairs on 2 CPUs, total", "messages/s", 1.0, 3, talks.pairs(8), cpus=2),
     Row(
         "idle-cpu", "CPU time, 100 connections idle for 10 s", "ms", 0, 0, talks.idle_cpu(100),

@@ -141,6 +141,17 @@ def short() -> Measure:
     return measure
 
 
+def untouched() -> Measure:
+    """Cost of a call on a file, a pipe or a datagram socket, in ns: the least of many, since the machine moves more than that."""
+
+    def measure(world: World, settings: Settings) -> Sample:
+        alone = world.start([str(BUILD / "untouched"), "client", "-p", "1", *_timing(settings)])
+        result = json.loads(alone.finish(_patience(settings)).strip().splitlines()[-1])
+        return Sample(result["min_ns"], {"p50_ns": result["p50_ns"], "mean_ns": result["mean_ns"]})
+
+    return measure
+
+
 def python(mode: str) -> Measure:
     """Median round trip of talk.py, in us."""
 
