@@ -142,7 +142,7 @@ def short() -> Measure:
 
 
 def untouched() -> Measure:
-    """Cost of a call on a file, a pipe or a datagram socket, in ns: the least of many, since the machine moves more than that."""
+    """Cost of a call on a file, a pipe or a datagram socket, in ns: the least of many, as the machine moves more."""
 
     def measure(world: World, settings: Settings) -> Sample:
         alone = world.start([str(BUILD / "untouched"), "client", "-p", "1", *_timing(settings)])
