@@ -63,6 +63,8 @@ struct set {
 	_Atomic uint32_t managed_len;
 	_Atomic uint32_t sitters; /* threads in the kernel's wait that do not know of any managed member */
 	uint32_t refs;            /* descriptor numbers */
+	_Atomic uint32_t users;   /* threads inside a call on it */
+	struct set *next_free;
 	pthread_mutex_t lock;
 	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the bells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
@@ -73,7 +75,8 @@ struct set {
 	uint64_t secret; /* 40 bits */
 	bool nested, shared;
 	struct member **members; /* by index */
-	uint32_t members_len, members_cap;
+	uint32_t members_len, members_cap, members_live;
+	uint32_t next_index; /* an index is given anew as late as can be: the kernel may hold events that name it */
 	struct member **managed;
 	uint32_t managed_cap;
 	struct bell *bell;
@@ -96,12 +99,35 @@ struct set {
 	enum { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
 };
 
+static struct set *free_sets; /* guarded by shim_lock; type-stable, as conns are */
+
 static struct set *set_get(int epfd)
 {
 	struct file *file = file_get(epfd);
 
 	return file && file->kind == FILE_SET ? (struct set *)file : NULL;
 }
+
+/* The set behind a number, not to be used for another one before set_release(), though the number may be closed. */
+static struct set *set_hold(int epfd)
+{
+	struct set *set = set_get(epfd);
+
+	if (!set)
+		return NULL;
+	atomic_fetch_add(&set->users, 1);
+	if (likely(set_get(epfd) == set))
+		return set;
+	atomic_fetch_sub(&set->users, 1);
+	return NULL;
+}
+
+static void set_release(struct set **set)
+{
+	if (*set)
+		atomic_fetch_sub(&(*set)->users, 1);
+}
+#define HELD_SET struct set *__attribute__((cleanup(set_release)))
 
 /* Nothing that runs under the lock may be cancelled in the middle. */
 static void set_lock(struct set *set)
@@ -136,7 +162,19 @@ static int set_created(int epfd)
 {
 	if (epfd < 0 || (uint32_t)epfd >= fd_table_len)
 		return epfd;
-	struct set *set = calloc(1, sizeof(*set));
+	shim_lock_take();
+	struct set **at = &free_sets;
+	while (*at && atomic_load(&(*at)->users)) /* a thread has not yet noticed that it was closed */
+		at = &(*at)->next_free;
+	struct set *set = *at;
+	if (set) {
+		*at = set->next_free;
+		memset((uint8_t *)set + offsetof(struct set, next_free), 0, sizeof(*set) - offsetof(struct set, next_free));
+		set->managed_len = set->sitters = set->refs = 0;
+	}
+	shim_lock_drop();
+	if (!set)
+		set = calloc(1, sizeof(*set));
 	if (!set)
 		return epfd; /* untracked: connections added to it are pinned */
 	set->file.kind = FILE_SET;
@@ -383,12 +421,14 @@ static struct member *member_find(struct set *set, struct conn *conn, int fd)
 
 static struct member *member_new(struct set *set, struct conn *conn, int fd, const struct epoll_event *event)
 {
-	uint32_t index = 1;
+	uint32_t index = set->next_index ? set->next_index : 1;
 
 	while (index < set->members_len && set->members[index])
-		index++; /* sets are small or grow at the end; a hole is found while looking */
-	if (index >= set->members_len)
-		index = set->members_len ? set->members_len : 1;
+		index++;
+	if (index >= set->members_len && set->members_live < set->members_len / 2)
+		for (index = 1; set->members[index]; index++)
+			; /* more than half are holes: start over */
+	set->next_index = index + 1;
 	if (index >> INDEX_BITS || !grow(&set->members, &set->members_cap, index + 1, sizeof(*set->members)))
 		return NULL;
 	struct member *member = calloc(1, sizeof(*member));
@@ -405,6 +445,7 @@ static struct member *member_new(struct set *set, struct conn *conn, int fd, con
 	                          .out_armed = true};
 	conn->members = member;
 	set->members[index] = member;
+	set->members_live++;
 	if (index >= set->members_len)
 		set->members_len = index + 1;
 	return member;
@@ -416,6 +457,7 @@ static void member_free(struct member *member)
 
 	member_unmanage(member);
 	member->set->members[member->index] = NULL;
+	member->set->members_live--;
 	while (*at != member)
 		at = &(*at)->next;
 	*at = member->next;
@@ -545,13 +587,15 @@ void set_forget(int fd)
 		free(set->feeds);
 		set_unlock(set);
 		pthread_mutex_destroy(&set->lock);
-		/* A thread may still sit in epoll_wait on it: the struct itself stays, it is small and sets are few. */
+		/* A thread may still sit in epoll_wait on it: the struct itself is kept for a later set. */
 		set->members_len = set->bells_len = 0;
 		set->members = set->managed = set->hot = NULL;
 		set->hot_len = set->feeds_len = 0;
 		set->feeds = NULL;
 		set->bells = NULL;
 		set->bell = NULL;
+		set->next_free = free_sets;
+		free_sets = set;
 	} else if (set->epfd == fd) {
 		for (uint32_t other = 0; other < atomic_load(&fd_end); other++)
 			if (set_get((int)other) == set) {
@@ -582,7 +626,7 @@ void sets_after_fork(void)
 		if (set) {
 			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 			set->shared = true;
-			set->sitters = 0;
+			set->sitters = set->users = 0;
 		}
 	}
 }
@@ -622,7 +666,7 @@ static void set_nest(struct set *set)
 
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
-	struct set *set = set_get(epfd);
+	HELD_SET set = set_hold(epfd);
 	struct file *file = file_get(fd);
 	int result;
 
@@ -663,6 +707,11 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 	shim_lock_take();
+	if (set_get(epfd) != set) {
+		shim_lock_drop();
+		errno = EBADF;
+		return -1;
+	}
 	set_lock(set);
 	struct member *member = member_find(set, conn, fd);
 	switch (op) {
@@ -1077,7 +1126,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
                        int (*kernel)(int, struct epoll_event *, int, const void *, const sigset_t *),
                        const void *timeout)
 {
-	struct set *set = set_get(epfd);
+	HELD_SET set = set_hold(epfd);
 	sigset_t old;
 
 	if (unlikely(!set || max <= 0 || !events))
@@ -1089,14 +1138,19 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
 		atomic_fetch_add(&set->sitters, 1);
 		if (likely(!atomic_load(&set->managed_ever))) {
-			int n = kernel(epfd, events, max, timeout, mask);
+			/* The program's array holds nothing but what is reported, and a bell may come to be among the events. */
+			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
+			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
 			atomic_fetch_sub(&set->sitters, 1);
-			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0)
+			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0) {
+				if (at == told && n > 0)
+					memcpy(events, told, (size_t)n * sizeof(*events));
 				return n;
+			}
 			int failed = errno;
 			set_lock(set);
 			set->pass++;
-			n = translate(set, events, n, events);
+			n = translate(set, at, n, events);
 			n += collect(set, events + n, max - n);
 			wake_set(set); /* the next one that does not know yet */
 			set_unlock(set);

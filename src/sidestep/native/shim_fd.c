@@ -728,6 +728,15 @@ EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 	return result;
 }
 
+EXPORT int execveat(int dir, const char *path, char *const argv[], char *const env[], int flags)
+{
+	demote_inherited();
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.execveat(dir, path, argv, env, flags);
+	hold_on_exec(1);
+	return result;
+}
+
 EXPORT int execv(const char *path, char *const argv[])
 {
 	return execve(path, argv, environ);

@@ -63,6 +63,7 @@
 	X(pid_t, fork, (void), ()) \
 	X(pid_t, _Fork, (void), ()) \
 	X(int, execve, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
+	X(int, execveat, (int d, const char *p, char *const a[], char *const e[], int f), (d, p, a, e, f)) \
 	X(int, fexecve, (int fd, char *const a[], char *const e[]), (fd, a, e)) \
 	X(int, execvpe, (const char *p, char *const a[], char *const e[]), (p, a, e)) \
 	X(int, posix_spawn, \
