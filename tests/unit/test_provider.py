@@ -90,7 +90,7 @@ def test_a_claim_joins_the_two_ends(
         assert (attach.message.type, attach.message.token) == (Rpc.ATTACH, 22)
         assert attach.message.ring_size == (8192, 4096)
         assert attach.message.segment_id == offered.segment_id
-        assert attach.message.bell_page_id == offered.bell_page_id
+        assert attach.message.bell_page_id not in {bytes(16), offered.bell_page_id}
         assert offered.segment is not None
         assert same_file(segment, offered.segment)
         assert same_file(page, offered.bell_page)
@@ -100,12 +100,31 @@ def test_a_claim_joins_the_two_ends(
     with told.descriptors as passed:
         bell, page = passed.numbers
         assert (told.message.type, told.message.token) == (Rpc.CLAIMED, 11)
-        assert told.message.bell_page_id == claimed.bell_page_id
+        assert told.message.bell_page_id not in {bytes(16), claimed.bell_page_id}
         assert same_file(page, claimed.bell_page)
         os.eventfd_write(bell, 4)
         assert os.eventfd_read(claimed.bell) == 4
     assert claimer.offers_waiting(passive) == 0
     assert counter(sidestep, "claim_matched") == 1
+
+
+def test_a_bell_has_one_name_and_nobody_else_can_take_it(
+    shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    server, bell = shim_client(), channel(None)
+    names = []
+    for client, token in [(server, 1), (server, 2), (shim_client(), 3)]:
+        offerer = shim_client()
+        active, passive = tcp_pair("127.0.0.1", socket.AF_INET)
+        offerer.offer(active, channel((4096, 4096)), token=token)
+        client.wait_offer(passive)
+        client.claim(passive, bell, token=token)
+        client.receive().descriptors.close()
+        told = offerer.receive()
+        told.descriptors.close()
+        names.append(told.message.bell_page_id)
+    assert names[0] == names[1]
+    assert names[0] != names[2], "another client gave the same id"
 
 
 def test_one_process_may_hold_both_ends(

@@ -607,7 +607,8 @@ static int rx_follow(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	const struct channel_side *remote = conn->channel.remote;
 
-	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK) || !atomic_load_explicit(&remote->tx_switched, memory_order_acquire))
+	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK) ||
+	    !atomic_load_explicit(&remote->tx_switched, memory_order_acquire))
 		return 0;
 	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
 	uint64_t read = word_load(slot->rx_tcp_bytes);

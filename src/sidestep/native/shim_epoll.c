@@ -236,7 +236,8 @@ static uint32_t kernel_events(const struct member *member)
 
 static int kernel_set(struct member *member, int op)
 {
-	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may name another file. */
+	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may
+	 * name another file. */
 	member->in_kernel = kernel_events(member);
 	if (member->set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
 		return 0;

@@ -15,6 +15,8 @@
 
 #define PASS_CHUNK 16384 /* bytes of stack */
 
+#define TRACKED __attribute__((noinline)) /* keeps frames and clean-up out of the common path */
+
 extern void __chk_fail(void) __attribute__((noreturn));
 
 /*
@@ -22,7 +24,7 @@ extern void __chk_fail(void) __attribute__((noreturn));
  */
 
 /* ---- receiving ---- */
-static __attribute__((noinline)) ssize_t tracked_read(int fd, void *buf, size_t n)
+static TRACKED ssize_t tracked_read(int fd, void *buf, size_t n)
 {
 	HELD conn = conn_hold(fd);
 
@@ -47,7 +49,7 @@ EXPORT ssize_t __read_chk(int fd, void *buf, size_t n, size_t room)
 	return read(fd, buf, n);
 }
 
-static __attribute__((noinline)) ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
+static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -84,7 +86,7 @@ EXPORT ssize_t preadv64v2(int fd, const struct iovec *iov, int len, off_t offset
 	return preadv2(fd, iov, len, offset, flags);
 }
 
-static __attribute__((noinline)) ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
+static TRACKED ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -107,7 +109,8 @@ EXPORT ssize_t __recv_chk(int fd, void *buf, size_t n, size_t room, int flags)
 	return recv(fd, buf, n, flags);
 }
 
-static __attribute__((noinline)) ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
+static TRACKED ssize_t tracked_recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address,
+                                        socklen_t *len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -123,7 +126,8 @@ static __attribute__((noinline)) ssize_t tracked_recvfrom(int fd, void *buf, siz
 
 EXPORT ssize_t recvfrom(int fd, void *buf, size_t n, int flags, struct sockaddr *address, socklen_t *len)
 {
-	return likely(!file_get(fd)) ? real.recvfrom(fd, buf, n, flags, address, len) : tracked_recvfrom(fd, buf, n, flags, address, len);
+	return likely(!file_get(fd)) ? real.recvfrom(fd, buf, n, flags, address, len)
+	                             : tracked_recvfrom(fd, buf, n, flags, address, len);
 }
 
 EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flags, struct sockaddr *address,
@@ -136,7 +140,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flag
 
 /* Descriptors that arrive are new numbers: whatever the table held of them is void; a TCP socket among them was used by
  * somebody else, whose counts are unknown, so it stays untracked, on TCP. */
-static __attribute__((noinline)) ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
+static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -169,7 +173,8 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 	return likely(!file_get(fd)) ? real.recvmsg(fd, message, flags) : tracked_recvmsg(fd, message, flags);
 }
 
-static __attribute__((noinline)) int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
+static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags,
+                                    struct timespec *timeout)
 {
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;
@@ -199,7 +204,8 @@ static __attribute__((noinline)) int tracked_recvmmsg(int fd, struct mmsghdr *me
 
 EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, struct timespec *timeout)
 {
-	return likely(!file_get(fd)) ? real.recvmmsg(fd, messages, len, flags, timeout) : tracked_recvmmsg(fd, messages, len, flags, timeout);
+	return likely(!file_get(fd)) ? real.recvmmsg(fd, messages, len, flags, timeout)
+	                             : tracked_recvmmsg(fd, messages, len, flags, timeout);
 }
 
 /* ---- sending ---- */
@@ -211,7 +217,7 @@ static ssize_t bad_number(void)
 	return -1;
 }
 
-static __attribute__((noinline)) ssize_t tracked_write(int fd, const void *buf, size_t n)
+static TRACKED ssize_t tracked_write(int fd, const void *buf, size_t n)
 {
 	HELD conn = conn_hold(fd);
 
@@ -227,7 +233,7 @@ EXPORT ssize_t write(int fd, const void *buf, size_t n)
 	return likely(!file_get(fd)) ? real.write(fd, buf, n) : tracked_write(fd, buf, n);
 }
 
-static __attribute__((noinline)) ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
+static TRACKED ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -259,7 +265,7 @@ EXPORT ssize_t pwritev64v2(int fd, const struct iovec *iov, int len, off_t offse
 	return pwritev2(fd, iov, len, offset, flags);
 }
 
-static __attribute__((noinline)) ssize_t tracked_send(int fd, const void *buf, size_t n, int flags)
+static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -277,7 +283,8 @@ EXPORT ssize_t send(int fd, const void *buf, size_t n, int flags)
 	return likely(!file_get(fd)) ? real.send(fd, buf, n, flags) : tracked_send(fd, buf, n, flags);
 }
 
-static __attribute__((noinline)) ssize_t tracked_sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
+static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address,
+                                      socklen_t len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -292,7 +299,8 @@ static __attribute__((noinline)) ssize_t tracked_sendto(int fd, const void *buf,
 
 EXPORT ssize_t sendto(int fd, const void *buf, size_t n, int flags, const struct sockaddr *address, socklen_t len)
 {
-	return likely(!file_get(fd)) ? real.sendto(fd, buf, n, flags, address, len) : tracked_sendto(fd, buf, n, flags, address, len);
+	return likely(!file_get(fd)) ? real.sendto(fd, buf, n, flags, address, len)
+	                             : tracked_sendto(fd, buf, n, flags, address, len);
 }
 
 /* A socket that is passed on is used by somebody whose calls we do not see. */
@@ -313,7 +321,7 @@ static void pin_passed(const struct msghdr *message)
 	}
 }
 
-static __attribute__((noinline)) ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int flags)
+static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
 
@@ -335,7 +343,8 @@ static __attribute__((noinline)) ssize_t tracked_sendmsg(int fd, const struct ms
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-	return likely(!file_get(fd) && !(message && message->msg_control)) ? real.sendmsg(fd, message, flags) : tracked_sendmsg(fd, message, flags);
+	return likely(!file_get(fd) && !(message && message->msg_control)) ? real.sendmsg(fd, message, flags)
+	                                                                   : tracked_sendmsg(fd, message, flags);
 }
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)

@@ -333,7 +333,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 	return result;
 }
 
-static __attribute__((noinline)) int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
+static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 {
 	struct timespec limit = {timeout / 1000, timeout % 1000 * 1000000l};
 	bool native;

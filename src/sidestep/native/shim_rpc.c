@@ -220,7 +220,8 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	struct remote_bell *remote = NULL;
 	struct bell *local = conn->bell;
 
-	if (fds_len != (claimer ? 3 : 2) || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) || word_load(slot->holders) != 1) {
+	if (fds_len != (claimer ? 3 : 2) || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
+	    word_load(slot->holders) != 1) {
 		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
 		refused(conn, word_load(slot->holders) != 1 ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 
 from sidestep.provider import rpc
 from sidestep.switch.offers import ClientId
@@ -45,6 +46,15 @@ class Client:
     kind: Kind = Kind.NEW
     arena: Arena | None = None
     open: bool = True
+    secret: bytes = field(default_factory=lambda: os.urandom(16))
+
+    def bell_name(self, bell_page_id: bytes) -> bytes:
+        """What others know a bell of this client by, 16 bytes: the same for the same bell, and no other client's.
+
+        A shim keeps one descriptor for each name. By the id as the client chose it, one that has seen another's could
+        put its own bell in that place.
+        """
+        return blake2b(bell_page_id, digest_size=16, key=self.secret).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,8 +280,8 @@ class Provider:
             return
         bucket = self._registry.bucket(key)
         offer = Offer(
-            client.client_id, message.token, key, message.ring_size, message.segment_id, message.bell_page_id,
-            message.bell_index, Brought(packet.descriptors.take(), bucket),
+            client.client_id, message.token, key, message.ring_size, message.segment_id,
+            client.bell_name(message.bell_page_id), message.bell_index, Brought(packet.descriptors.take(), bucket),
         )  # fmt: skip
         if refusal := self._offers.handle_offer(offer, now=self._clock()):
             raise AssertionError(f"the table refused what it had checked: {refusal.name}")
@@ -338,7 +338,10 @@ class Provider:
         self._registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
         claimed = Message(
-            type=Rpc.CLAIMED, token=offer.token, bell_page_id=message.bell_page_id, bell_index=message.bell_index
+            type=Rpc.CLAIMED,
+            token=offer.token,
+            bell_page_id=client.bell_name(message.bell_page_id),
+            bell_index=message.bell_index,
         )
         if self._send(self._clients[offer.client], claimed, (bell, bell_page)):
             self.counters.add("claim_matched")
