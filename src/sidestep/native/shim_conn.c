@@ -241,15 +241,16 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 
 static bool tx_resend(struct conn *conn, int fd);
 static void tx_back(struct conn *conn, int fd);
+static void flush(struct conn *conn, int fd);
 
 /* The last holder closes: tells the peer whether it leaves data unread, which the FIN alone cannot. */
-static void tell_close(struct conn *conn)
+static void tell_close(struct conn *conn, int fd)
 {
 	if (!atomic_load(&conn->managed) || word_load(conn->slot->holders) != 1)
 		return;
 	/* ring bytes count even while receiving is still on TCP; unread TCP bytes the kernel sees itself */
 	bool unread = !slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0;
-	conn_end_sending(conn, conn_fd(conn));
+	conn_end_sending(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED);
 	full_fence();
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
@@ -262,7 +263,7 @@ void conn_forget(int fd, bool closing)
 	if (!conn)
 		return;
 	if (closing && atomic_load(&conn->fds) == 1)
-		tell_close(conn);
+		tell_close(conn, fd);
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
@@ -278,11 +279,10 @@ void conn_forget(int fd, bool closing)
 
 void conn_dup(int from, int to)
 {
-	struct conn *conn = conn_get(from);
+	struct conn *conn = conn_hold(from); /* the new number's */
 
 	if (!conn)
 		return;
-	conn_ref(conn);
 	atomic_fetch_add(&conn->fds, 1);
 	file_put(to, &conn->file);
 }
@@ -323,7 +323,7 @@ void conn_family_exit(void)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
-			tell_close(conn);
+			tell_close(conn, (int)fd);
 			atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->holders, 1);
 		}
 	}
@@ -801,8 +801,6 @@ static bool leave_half_closed(struct conn *conn, int fd)
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
  * comes again by TCP: for a socket whose next reader has no shim.
  */
-static void flush(struct conn *conn, int fd);
-
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall)
 {
 	struct conn_slot *slot = conn->slot;
