@@ -46,6 +46,7 @@ def test_benchmark_counts(stage: Stage) -> None:
     asked = 20_000
     with stage.watching(port):
         for pipeline in ("1", "16"):
+            # fmt is skipped so that an option and its value stay on one line
             stage.run("client", [
                 benchmark, "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-n", str(asked), "-P", pipeline, "-q",
                 "-d", "100", "-r", "1000", "-t", "set,get,incr,lpush,mset",

@@ -6,7 +6,7 @@ import errno
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,16 @@ THREADS: Final = 8
 EACH: Final = 1000  # connections a thread has room for in the ledger; no test gets that far
 _SIDE: Final = struct.Struct("=QQQIIIIQ")
 FAULTS: Final = {errno.ECONNRESET, errno.EPIPE}  # what TCP tells of a peer that is gone
+
+
+def reached(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether the condition comes to hold in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.02)  # between two looks at a file that other programs write: nothing announces a change of it
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +82,9 @@ class Load:
         deadline_s = time.monotonic() + timeout_s
         self.driver.stdin.close()
         assert self.driver.wait(timeout_s) == 0
-        while not all(entry.server.done for entry in self.entries()):  # the last bytes are on their way to it
-            assert time.monotonic() < deadline_s, "the server does not get to the end"
-            time.sleep(0.02)
+        # the last bytes may still be on their way to the server
+        finished = reached(lambda: all(e.server.done for e in self.entries()), deadline_s - time.monotonic())
+        assert finished, "the server does not get to the end"
         return self.entries()
 
     def entries(self) -> list[Entry]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from load import THREADS, Load, faults_of_survivor, faults_of_whole, loaded
+from load import THREADS, Load, faults_of_survivor, faults_of_whole, loaded, reached
 
 from sidestep.testing import Connection, Sidestep
 
@@ -66,9 +66,7 @@ def test_program_killed(load_program: Path, tmp_path: Path, stage: Sidestep | No
         victim.send_signal(signal.SIGKILL)
         victim.wait()
         survivor = load.server if killed == "driver" else driver
-        deadline_s = time.monotonic() + END_S
-        while _still_busy(load, survivor, killed) and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        reached(lambda: not _still_busy(load, survivor, killed), END_S)  # if it is not, the ledger below says where
         assert faults_of_survivor(load.entries(), killed=killed) == []
         assert survivor.poll() == (None if killed == "driver" else 0)
 
@@ -80,9 +78,9 @@ def test_provider_killed(load_program: Path, tmp_path: Path, seed: int) -> None:
         load.drive(seed)
         _wait_for_traffic(load, sidestep)
         for _ in range(6):
-            time.sleep(moment.uniform(0, 0.15))
+            time.sleep(moment.uniform(0, 0.15))  # the moments of death and return are what the seed decides
             sidestep.kill_provider(signal.SIGKILL if moment.random() < 0.7 else signal.SIGTERM)
-            time.sleep(moment.uniform(0, 0.1))
+            time.sleep(moment.uniform(0, 0.1))  # for so long there is no provider
             sidestep.restart_provider()
         sidestep.wait_for(_carried)  # with the last provider new connections are promoted again
         entries = load.enough()
@@ -95,12 +93,10 @@ def test_provider_gone_for_good(load_program: Path, tmp_path: Path, seed: int) -
     with Sidestep(promote_after="4") as sidestep, loaded(load_program, tmp_path, sidestep) as load:
         load.drive(seed)
         _wait_for_traffic(load, sidestep)
-        time.sleep(random.Random(seed).uniform(0, 0.2))
+        time.sleep(random.Random(seed).uniform(0, 0.2))  # the moment is what the seed decides
         sidestep.kill_provider()
         before = len(load.entries())
-        deadline_s = time.monotonic() + END_S
-        while len(load.entries()) < before + 2 * THREADS and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        reached(lambda: len(load.entries()) >= before + 2 * THREADS, END_S)  # asserted below, after the bytes
         entries = load.enough()
         assert faults_of_whole(entries) == []
         assert len(entries) >= before + 2 * THREADS, "new connections have stopped with the provider"

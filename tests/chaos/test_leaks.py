@@ -109,7 +109,7 @@ def _growth(before: dict[str, Footprint], pair: Calls) -> list[str]:
                 found.append(f"{name}: {old} became {new}")
         if not found or time.monotonic() > deadline_s:
             return found
-        time.sleep(0.1)
+        time.sleep(0.1)  # what is given back late (an expired offer, an allocator's pages) announces nothing
 
 
 def _make_what_is_made_once(pair: Calls) -> None:

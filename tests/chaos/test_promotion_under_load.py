@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
-from load import THREADS, faults_of_whole, loaded
+from load import THREADS, Load, faults_of_whole, loaded, reached
 
 from sidestep.testing import Connection, Sidestep
 
 SEEDS = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))
+
+
+def _grows_to(load: Load, connections: int) -> bool:
+    return reached(lambda: len(load.entries()) >= connections, 20.0)
 
 
 def _carried(found: list[Connection]) -> bool:
@@ -33,10 +36,7 @@ def test_every_byte_arrives(
         for _ in range(3):  # not only the first ones
             before = len(load.entries())
             sidestep.wait_for(_carried)
-            deadline_s = time.monotonic() + 20
-            while len(load.entries()) < before + THREADS:
-                assert time.monotonic() < deadline_s, "the connections do not get on"
-                time.sleep(0.02)
+            assert _grows_to(load, before + THREADS), "the connections do not get on"
         entries = load.enough()
         assert faults_of_whole(entries) == []
         assert len(entries) >= 3 * THREADS
@@ -45,6 +45,5 @@ def test_every_byte_arrives(
 def test_checks_hold_over_kernel_tcp(load_program: Path, tmp_path: Path) -> None:
     with loaded(load_program, tmp_path, None) as load:
         load.drive(0)
-        while len(load.entries()) < 10 * THREADS:
-            time.sleep(0.02)
+        assert _grows_to(load, 10 * THREADS), "the connections do not get on"
         assert faults_of_whole(load.enough()) == []
