@@ -115,19 +115,24 @@ class World:
                 interpreter.ask("epoll", index)
         for active in range(0, 2 * connections, 2):
             port = self.of(active + 1).ask("listen", 15)
-            assert self.of(active).ask("connect", active, port) == "0 -"
-            assert self.of(active + 1).ask("accept", active + 1, 15) == "0 -"
+            self._expect("0 -", active, "connect", active, port)
+            self._expect("0 -", active + 1, "accept", active + 1, 15)
             self.of(active + 1).ask("close", 15)
             self.connections_count += 1
             self._ping_pong(active, rounds)
             if self._warm and self._sidestep is not None:
                 self._warm_up(active)
 
+    def _expect(self, answer: str, end: int, *words: object) -> None:
+        got = self.of(end).ask(*words)
+        if got != answer:
+            raise WorldBroken(f"'{' '.join(map(str, words))}' answered '{got}', not '{answer}'")
+
     def _ping_pong(self, active: int, rounds: int) -> None:
         for _ in range(rounds):
             for end in (active, active + 1):
-                assert self.of(end).ask("send", end, 0, 8) == "8 -"
-                assert self.of(end ^ 1).ask("get", end ^ 1, 8) == "8 0"
+                self._expect("8 -", end, "send", end, 0, 8)
+                self._expect("8 0", end ^ 1, "get", end ^ 1, 8)
 
     def count_promoted(self, connections: int) -> None:
         """Adds up which of the program's connections have met the ring so far."""

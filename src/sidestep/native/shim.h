@@ -383,6 +383,7 @@ bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_end_sending(struct conn *conn, int fd);
+void conn_refuse(struct conn *conn);
 void conn_wake_own(struct conn *conn);
 bool conn_obey(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)

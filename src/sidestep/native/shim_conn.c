@@ -984,6 +984,9 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		if ((notice & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
 	}
+	/* a look at the rings alone must not leave out an end that the peer has told */
+	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) && !slot_has(slot, SLOT_FIN))
+		conn_probe(conn, fd);
 	if (word_load(slot->rx_path) == PATH_RING) {
 		ready |= kernel_bits & EPOLLPRI;
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
@@ -1037,11 +1040,14 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		ready |= EPOLLHUP;
 	if (word_load(slot->error))
 		ready |= EPOLLERR;
-	if (unlikely(flags & (SLOT_FIN | SLOT_PEER_GONE)) && !kernel_bits) {
-		/* a look at the rings alone would leave out what the kernel knows of the end */
-		struct pollfd native = {.fd = fd};
+	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and what has come by
+	 * TCP. (That is an edge of its own, which the kernel tells.) */
+	bool half = word_load(slot->rx_path) == PATH_TCP && (ready & interest) && !(interest & EPOLLET);
+	if (unlikely(half || flags & (SLOT_FIN | SLOT_PEER_GONE)) && !kernel_bits) {
+		struct pollfd native = {.fd = fd, .events = half ? POLLIN | POLLRDNORM | POLLRDHUP | POLLPRI : 0};
 		if (raw_poll(&native, 1, 0) > 0)
 			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
+		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
 	}
 	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
 }
@@ -1189,6 +1195,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
 		if (!rx_follow(conn, fd)) {
+			if (n == 0)
+				conn_probe(conn, fd); /* what waits on the connection hears of the end as well */
 			errno = error;
 			return n == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 		}
@@ -1242,6 +1250,8 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 		return -2;
 	}
 	ssize_t n = real.recvmsg(fd, &message, flags);
+	if (n == 0)
+		conn_probe(conn, fd);
 	return native_rx_end(conn, fd, n, flags);
 }
 
@@ -1629,6 +1639,21 @@ void conn_end_sending(struct conn *conn, int fd)
 	slot_unlock(&slot->tx_lock);
 	if (slot_has(slot, SLOT_RESEND))
 		flush(conn, fd);
+}
+
+/*
+ * Neither direction goes on here: a socket in that state answers data with a reset (RFC 1122 4.2.2.13), which only the
+ * kernel can send. What the ring holds already came in time.
+ */
+void conn_refuse(struct conn *conn)
+{
+	slot_lock(&conn->slot->tx_lock);
+	if (conn->managed) {
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
+		full_fence();
+		conn_ring(conn);
+	}
+	slot_unlock(&conn->slot->tx_lock);
 }
 
 void conn_trim_idle(struct conn *conn)

@@ -213,6 +213,8 @@ EXPORT int shutdown(int fd, int how)
 	uint32_t before = word_load(slot->flags);
 	slot_set(slot, bits);
 	bool managed = atomic_load(&conn->managed);
+	if (managed && (before | bits) & SLOT_WR_SHUT && (before | bits) & SLOT_RD_SHUT)
+		conn_refuse(conn); /* before the FIN, which the peer may answer with more */
 	if (managed && wr) {
 		slot_lock(&slot->tx_lock);
 		if (conn->managed) /* before the kernel's FIN, so that the peer does not take it for a close */

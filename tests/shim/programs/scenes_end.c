@@ -169,6 +169,27 @@ static void shutdown_both(void)
 	say_ret("close", close(pair->fd));
 }
 
+static void data_after_shutdown_both(void)
+{
+	struct pair *pair = open_pair();
+	ignore_sigpipe();
+	peer_put(pair, 20);
+	arrived(pair, 20);
+	say_ret("shutdown RD", shutdown(pair->fd, SHUT_RD));
+	peer_put(pair, 10);
+	arrived(pair, 30);
+	say_ret("shutdown WR", shutdown(pair->fd, SHUT_WR));
+	say("the peer polls %s", poll_names((uint32_t)peer(pair, ACT_POLL, POLLRDHUP, 5000).result));
+	say_reply("the peer sends", peer(pair, ACT_SEND, 10, 0));
+	await_reset(pair);
+	say_reply("the peer reads", peer(pair, ACT_RECV_ONCE, 10, 0));
+	say_reply("the peer sends again", peer(pair, ACT_SEND, 10, 0));
+	say_state("this end", pair);
+	say_bytes("recv", pair, data, recv(pair->fd, data, 100, 0));
+	say_ret("recv then", recv(pair->fd, data, 100, 0));
+	say_ret("recv at last", recv(pair->fd, data, 100, 0));
+}
+
 static void shutdown_by_both(void)
 {
 	struct pair *pair = open_pair();
@@ -404,6 +425,7 @@ const struct scene scenes_end[] = {
 	SCENE(half_close_by_peer),
 	SCENE(shutdown_read),
 	SCENE(shutdown_both),
+	SCENE(data_after_shutdown_both),
 	SCENE(shutdown_by_both),
 	SCENE(shutdown_wakes_peer),
 	SCENE(close_with_unread),
