@@ -976,9 +976,9 @@ static size_t room_wanted(const struct conn *conn)
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t ready = 0;
+	uint32_t ready = 0, notice = conn_notice(conn);
+	bool was_ring = word_load(slot->tx_path) == PATH_RING;
 
-	uint32_t notice = conn_notice(conn);
 	if (unlikely(notice)) {
 		conn_obey(conn, fd);
 		if ((notice & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) && !slot_has(slot, SLOT_PEER_GONE))
@@ -1020,14 +1020,15 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			full_fence();
 			room = channel_tx_peek(&conn->channel);
 		}
-		if (room >= room_wanted(conn)) {
+		if (room >= room_wanted(conn))
 			ready |= EPOLLOUT | EPOLLWRNORM;
-		} else if ((interest & (EPOLLOUT | EPOLLWRNORM)) && unlikely(leave_half_closed(conn, fd))) {
-			struct pollfd native = {.fd = fd, .events = POLLOUT};
-			if (raw_poll(&native, 1, 0) > 0)
-				ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM);
-		}
-	} else if (!slot_has(slot, SLOT_RESEND)) {
+		else if (interest & (EPOLLOUT | EPOLLWRNORM))
+			leave_half_closed(conn, fd);
+	}
+	if (unlikely(word_load(slot->tx_path) == PATH_TCP && !slot_has(slot, SLOT_RESEND))) {
+		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
+		if (was_ring && (interest & (EPOLLOUT | EPOLLWRNORM)) && raw_poll(&native, 1, 0) > 0)
+			ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM); /* the kernel was not asked for it */
 		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
 	}
 	uint32_t flags = word_load(slot->flags);
@@ -1174,6 +1175,19 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 	}
 }
 
+/*
+ * A read from TCP has met its end: what waits on the connection hears of it as well. True: errno says that it is none, as
+ * the peer has left bytes in the ring unread, of which its kernel knows nothing.
+ */
+static bool tcp_ended(struct conn *conn, int fd)
+{
+	conn_probe(conn, fd);
+	if (!word_load(conn->slot->error) || word_load(conn->slot->error) == EPIPE)
+		return false;
+	errno = take_error(conn);
+	return errno != 0;
+}
+
 /* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
 static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
                          int flags, bool look, size_t *moved)
@@ -1195,8 +1209,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
 		if (!rx_follow(conn, fd)) {
-			if (n == 0)
-				conn_probe(conn, fd); /* what waits on the connection hears of the end as well */
+			if (n == 0 && tcp_ended(conn, fd))
+				return STEP_ERROR;
 			errno = error;
 			return n == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 		}
@@ -1250,8 +1264,8 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 		return -2;
 	}
 	ssize_t n = real.recvmsg(fd, &message, flags);
-	if (n == 0)
-		conn_probe(conn, fd);
+	if (n == 0 && tcp_ended(conn, fd))
+		n = -1;
 	return native_rx_end(conn, fd, n, flags);
 }
 
@@ -1403,6 +1417,9 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		if (word_load(slot->tx_path) == PATH_TCP && !(flags & SLOT_RESET))
 			return STEP_NATIVE;
 		int error = take_error(conn);
+		socklen_t len = sizeof(error);
+		if (!error && (flags & SLOT_WR_SHUT) && !(flags & SLOT_RESET))
+			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len); /* told before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
 			return STEP_NATIVE; /* nobody is there: the kernel's answers are the right ones */
 		errno = error ? error : EPIPE;
