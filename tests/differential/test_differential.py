@@ -30,7 +30,7 @@ _INTERESTS = [
 ]
 _ends = st.integers(0, 3)
 _kinds = st.integers(0, 5)
-_lengths = st.one_of(st.integers(1, 40), st.integers(41, 1500), st.integers(1501, 4000))
+_lengths = st.one_of(st.integers(1, 40), st.integers(41, 1500), st.integers(1501, 3072))
 _sets = st.integers(0, 1)
 _interests = st.tuples(st.sampled_from(_INTERESTS), st.booleans()).map(lambda i: i[0] | select.EPOLLET * i[1])
 

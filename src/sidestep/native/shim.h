@@ -518,7 +518,7 @@ struct set;
 void set_conn_attached(struct conn *conn);
 void set_conn_switched(struct conn *conn);
 void set_conn_closed(struct conn *conn, int fd, bool last);
-void set_conn_nospace(struct conn *conn);
+void set_conn_arm(struct conn *conn, bool all);
 struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the conn is in, or NULL */
 void set_forget(int fd);
 void set_dup(int from, int to);
@@ -527,6 +527,7 @@ bool set_has_ready(struct file *file);
 bool set_is_managed(struct file *file);
 int set_bells(struct file *file, struct bell **out, int room);
 bool set_wants_pin(struct conn *conn);
+bool set_names(struct conn *conn, int fd);
 
 /* ---- signals (shim_signal.c) ---- */
 void signals_init(void);

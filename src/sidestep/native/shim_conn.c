@@ -264,6 +264,8 @@ void conn_forget(int fd, bool closing)
 		return;
 	if (closing && atomic_load(&conn->fds) == 1)
 		tell_close(conn, fd);
+	else if (set_names(conn, fd))
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
@@ -1583,7 +1585,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			/* remember that somebody waits for room, then look once more */
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
-			set_conn_nospace(conn);
+			set_conn_arm(conn, false);
 			result = (ssize_t)done;
 			if (done)
 				break;

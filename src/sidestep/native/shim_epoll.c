@@ -512,7 +512,8 @@ void set_conn_switched(struct conn *conn)
 	errno = saved;
 }
 
-void set_conn_nospace(struct conn *conn)
+/* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
+void set_conn_arm(struct conn *conn, bool all)
 {
 	if (!conn->members)
 		return;
@@ -520,8 +521,12 @@ void set_conn_nospace(struct conn *conn)
 	for (struct member *member = conn->members; member; member = member->next) {
 		set_lock(member->set);
 		member->out_armed = true;
-		if (member->managed)
+		member->armed |= all;
+		if (member->managed) {
 			hot_add(member->set, member);
+			if (all)
+				wake_set(member->set);
+		}
 		set_unlock(member->set);
 	}
 	shim_lock_drop();
@@ -564,6 +569,20 @@ bool set_wants_pin(struct conn *conn)
 		if (member->set->nested || member->set->shared || (member->events & EPOLLEXCLUSIVE))
 			return true;
 	return false;
+}
+
+/* Whether a set of this process has the connection under this number. */
+bool set_names(struct conn *conn, int fd)
+{
+	bool found = false;
+
+	if (!conn->members)
+		return false;
+	shim_lock_take();
+	for (struct member *member = conn->members; member && !found; member = member->next)
+		found = member->fd == fd && member->set->user_pid == shim_pid;
+	shim_lock_drop();
+	return found;
 }
 
 void set_forget(int fd)
@@ -773,18 +792,25 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 
 /* ---- waiting ---- */
 
+/* epoll(7): a registration outlives the number it was made with while the socket has others. */
+static int member_fd(const struct member *member)
+{
+	return likely(conn_get(member->fd) == member->conn) ? member->fd : conn_fd(member->conn);
+}
+
 /* set lock held. Fills *event if the member has something to report now. */
 static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
 {
 	struct conn *conn = member->conn;
+	int fd = member_fd(member);
 
 	if (member->disabled || !conn->managed)
 		return false;
 	if (unlikely(!conn_switched(conn)))
-		conn_progress(conn, member->fd);
+		conn_progress(conn, fd);
 	/* before the look: what comes after it is an edge that has not been told */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
-	uint32_t ready = conn_ready(conn, member->fd, kernel_bits, member->events);
+	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
 	bool rx_ring = word_load(conn->slot->rx_path) == PATH_RING;
 	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
 		/* a MOD also makes the kernel tell an edge again that was taken for the ring's */
@@ -1216,7 +1242,7 @@ bool set_has_ready(struct file *file)
 	set_lock(set);
 	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
 		struct member *member = set->managed[i];
-		found = !member->disabled && (conn_ready(member->conn, member->fd, 0, member->events) &
+		found = !member->disabled && (conn_ready(member->conn, member_fd(member), 0, member->events) &
 		                              (member->events | EPOLLERR | EPOLLHUP));
 	}
 	set_unlock(set);

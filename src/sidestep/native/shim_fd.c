@@ -234,6 +234,8 @@ EXPORT int shutdown(int fd, int how)
 			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the bell */
 		slot_unlock(&slot->tx_lock);
 	}
+	if (managed)
+		set_conn_arm(conn, true); /* every shutdown() is an edge: inet_shutdown */
 	errno = saved;
 	return result;
 }
