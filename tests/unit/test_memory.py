@@ -30,6 +30,13 @@ def half_sealed_memfd() -> int:
     return fd
 
 
+def huge_memfd() -> int:
+    fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    os.ftruncate(fd, 1 << 21)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, memory.MUST_SEALS)
+    return fd
+
+
 def pipe_end() -> int:
     reader, writer = os.pipe()
     os.close(writer)
@@ -40,7 +47,7 @@ def own_file() -> int:
     return os.open(__file__, os.O_RDONLY)
 
 
-@pytest.mark.parametrize("make", [unsealed_memfd, half_sealed_memfd, pipe_end, own_file, lambda: os.eventfd(0)])
+@pytest.mark.parametrize("make", [unsealed_memfd, half_sealed_memfd, huge_memfd, pipe_end, own_file, lambda: os.eventfd(0)])
 def test_only_sealed_memfds_pass_for_memory(make: Callable[[], int]) -> None:
     fd = make()
     with pytest.raises(PeerViolation):

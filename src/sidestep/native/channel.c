@@ -3,9 +3,11 @@
 #include "channel.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 static bool ring_size_ok(uint32_t size)
@@ -38,6 +40,15 @@ int channel_create(uint32_t tx_size, uint32_t rx_size)
 	return fd;
 }
 
+bool channel_stays(int fd)
+{
+	struct statfs fs;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	return seals >= 0 && (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW) &&
+	       fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
+}
+
 int channel_map(struct channel_end *end, int fd, int side, _Atomic uint64_t *own_tail, _Atomic uint64_t *own_head,
                 _Atomic uint64_t *head_seen)
 {
@@ -46,8 +57,7 @@ int channel_map(struct channel_end *end, int fd, int side, _Atomic uint64_t *own
 
 	if (seals < 0)
 		return -EINVAL;
-	/* Without both seals the peer could shrink the file under us: SIGBUS. With WRITE sealed nobody could use it. */
-	if ((seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) || (seals & F_SEAL_WRITE))
+	if (!channel_stays(fd) || (seals & F_SEAL_WRITE)) /* with WRITE sealed nobody could use it */
 		return -EPROTO;
 	if (fstat(fd, &st) < 0)
 		return -errno;

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -100,6 +101,12 @@ struct channel_end {
 	_Atomic uint64_t *head_seen; /* last checked copy of the peer's head, saves touching its line */
 	size_t map_len;
 };
+
+/*
+ * Whether pages of a stranger's file stay where they are once mapped: sealed against shrinking and growing, and of ordinary
+ * memory, as huge pages can be taken out of a sealed file. Else a look at them may end in SIGBUS.
+ */
+bool channel_stays(int fd);
 
 /* Makes a sealed segment; returns a close-on-exec memfd or -errno. Sizes in bytes, powers of two. */
 int channel_create(uint32_t tx_size, uint32_t rx_size);

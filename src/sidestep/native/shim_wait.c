@@ -165,11 +165,8 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 			raw_close(page_fd);
 			return bell;
 		}
-	int seals = fcntl(page_fd, F_GET_SEALS);
 	bell = NULL;
-	if (index < BELL_PAGE_BELLS && seals >= 0 &&
-	    (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW) && fstat(page_fd, &st) == 0 &&
-	    st.st_size >= 4096)
+	if (index < BELL_PAGE_BELLS && channel_stays(page_fd) && fstat(page_fd, &st) == 0 && st.st_size >= 4096)
 		bell = calloc(1, sizeof(*bell));
 	if (bell) {
 		bell->page_len = st.st_size >= (off_t)PAGE_LEN ? PAGE_LEN : 4096;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import stat
 from typing import Final
@@ -31,7 +32,19 @@ def sealed_size(fd: int, what: str) -> int:
         raise PeerViolation(f"the {what} is not a memfd", rule="descriptor") from error
     if seals & MUST_SEALS != MUST_SEALS:
         raise PeerViolation(f"the {what} is not sealed against shrinking and growing", rule="descriptor")
+    if found.st_dev != _memfd_device():
+        raise PeerViolation(f"the {what} is of huge pages, which can be taken out of a sealed file", rule="descriptor")
     return found.st_size
+
+
+@functools.cache
+def _memfd_device() -> int:
+    """The device number that all memfds of ordinary pages share."""
+    fd = os.memfd_create("probe", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
 
 
 def check_eventfd(fd: int, what: str) -> None:
