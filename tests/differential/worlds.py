@@ -308,7 +308,8 @@ class Player:
         self._show(op, "" if self._ends[index].flooded else answer)
 
     def _op_error(self, op: Op, index: int) -> None:
-        self._show(op, self._ask(index, "error"))
+        end, answer = self._ends[index], self._ask(index, "error")
+        self._show(op, "" if end.lost and end.end_hidden else answer)  # EPIPE once the end is there, else ECONNRESET
 
     def _op_lowat(self, op: Op, index: int, length: int) -> None:
         self._show(op, self._ask(index, "lowat", length))

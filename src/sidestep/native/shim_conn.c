@@ -931,7 +931,8 @@ void conn_probe(struct conn *conn, int fd)
 			bits |= SLOT_PEER_GONE;
 			/* TCP resets when a socket is closed with data unread (RFC 1122 4.2.2.13). A peer that was killed could not
 			 * say whether it had read all. */
-			if (!slot_has(slot, SLOT_PEER_GONE) && word_load(slot->tx_path) == PATH_RING &&
+			bool in_ring = word_load(slot->tx_path) == PATH_RING || atomic_load(&conn->channel.local->tx_back) == CHANNEL_BACK;
+			if (!slot_has(slot, SLOT_PEER_GONE) && in_ring &&
 			    (closed & CHANNEL_CLOSED_UNREAD || (!closed && channel_tx_unread(&conn->channel) != 0))) {
 				/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
 				word_store(slot->error, atomic_load(&remote->shut_wr) ? EPIPE : ECONNRESET);
@@ -1043,14 +1044,16 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		ready |= EPOLLHUP;
 	if (word_load(slot->error))
 		ready |= EPOLLERR;
-	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and what has come by
-	 * TCP. (That is an edge of its own, which the kernel tells.) */
-	bool half = word_load(slot->rx_path) == PATH_TCP && (ready & interest) && !(interest & EPOLLET);
-	if (unlikely(half || flags & (SLOT_FIN | SLOT_PEER_GONE)) && !kernel_bits) {
-		struct pollfd native = {.fd = fd, .events = half ? POLLIN | POLLRDNORM | POLLRDHUP | POLLPRI : 0};
+	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
+	 * is on TCP. */
+	uint32_t by_tcp = word_load(slot->rx_path) == PATH_TCP ? EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI : 0;
+	if (word_load(slot->tx_path) == PATH_TCP && !slot_has(slot, SLOT_RESEND))
+		by_tcp |= EPOLLOUT | EPOLLWRNORM;
+	if (!kernel_bits && unlikely((by_tcp && (ready & interest)) || flags & (SLOT_FIN | SLOT_PEER_GONE))) {
+		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
 		if (raw_poll(&native, 1, 0) > 0)
 			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
-		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
+		ready |= kernel_bits & by_tcp;
 	}
 	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
 }
@@ -1190,6 +1193,16 @@ static bool tcp_ended(struct conn *conn, int fd)
 	return errno != 0;
 }
 
+/* Whether the ring goes on where TCP ends, `queued` bytes from here. */
+static bool rx_ring_next(const struct conn *conn, size_t queued)
+{
+	const struct channel_side *remote = conn->channel.remote;
+
+	return !slot_has(conn->slot, SLOT_RX_BACK) && atomic_load_explicit(&remote->tx_switched, memory_order_acquire) &&
+	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) ==
+	           word_load(conn->slot->rx_tcp_bytes) + queued;
+}
+
 /* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
 static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
                          int flags, bool look, size_t *moved)
@@ -1201,11 +1214,16 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			return STEP_NATIVE;
 		ssize_t n = rx_tcp(conn, fd, iov, iov_len, done, flags);
 		if (n > 0) {
+			*moved = (size_t)n;
 			if (!(flags & MSG_PEEK)) {
 				word_add(slot->rx_tcp_bytes, (uint64_t)n);
 				word_add(slot->rx_tcp_msgs, 1);
+			} else if (*moved < wanted && rx_ring_next(conn, (size_t)n)) {
+				int64_t there = channel_rx_avail(&conn->channel);
+				if (there > 0)
+					*moved += ring_read(conn, iov, iov_len, done + *moved,
+					                    (size_t)there < wanted - *moved ? (size_t)there : wanted - *moved, flags);
 			}
-			*moved = (size_t)n;
 			return STEP_DONE;
 		}
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
@@ -1234,6 +1252,14 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 		if (there > 0) {
 			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
+			if (unlikely((flags & MSG_PEEK) && *moved < wanted && conn_peer_back(conn))) {
+				struct iovec rest[64];
+				struct msghdr message = {
+					.msg_iov = rest,
+					.msg_iovlen = (size_t)iov_from(iov, iov_len, done + *moved, wanted - *moved, rest)};
+				ssize_t n = raw_recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+				*moved += n > 0 ? (size_t)n : 0;
+			}
 			return STEP_DONE;
 		}
 		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
