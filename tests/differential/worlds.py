@@ -257,6 +257,7 @@ class Player:
                 self._settle_data(op, index ^ 1)
         elif sent:
             self._settle(op, index, "reset")  # nobody is there: the answer to bytes is a reset
+            end.lost |= end.flooded
 
     def _op_flood(self, op: Op, index: int) -> None:
         end, other = self._ends[index], self._ends[index ^ 1]

@@ -6,7 +6,7 @@
  * set's bell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
  * exactly one a registration, with the events and the data the program gave.
  *
- * The shim's data is `secret << 24 | index`; a program's value that looks like it makes the set choose another secret
+ * The shim's data is `secret << 32 | age << 24 | index`; a program's value that looks like it makes the set choose another secret
  * (before it has managed members) or pins the registration's set (after).
  */
 #include "shim.h"
@@ -20,6 +20,8 @@
 #define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
 #define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
+#define AGE_BITS 8 /* an index is given anew with the next one: the kernel may still hold events of the last */
+#define NAME_BITS (INDEX_BITS + AGE_BITS)
 #define BELL_INDEX 0
 #define TOLD_MAX 128 /* events taken from the kernel at a time */
 #define BELLS_MAX 64 /* bells of one set that a thread can sleep on; with more it naps */
@@ -30,6 +32,7 @@ struct member {
 	struct member *next; /* of the conn */
 	int fd;
 	uint32_t index; /* in set->members; 0 is the bell */
+	uint8_t age;
 	uint32_t events;
 	uint64_t data;
 	bool managed;
@@ -72,11 +75,12 @@ struct set {
 	uint32_t user_pid;         /* who has used it last; a child that has not does not change it */
 	int cancel_state;
 	int epfd;
-	uint64_t secret; /* 40 bits */
+	uint64_t secret; /* 32 bits */
+	uint8_t age;
 	bool nested, shared;
 	struct member **members; /* by index */
 	uint32_t members_len, members_cap, members_live;
-	uint32_t next_index; /* an index is given anew as late as can be: the kernel may hold events that name it */
+	uint32_t next_index; /* an index is given anew as late as can be */
 	struct member **managed;
 	uint32_t managed_cap;
 	struct bell *bell;
@@ -155,7 +159,7 @@ static uint64_t new_secret(void)
 
 	if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value))
 		value = (uint64_t)now_ns() * 0x9E3779B97F4A7C15ull;
-	return value >> INDEX_BITS;
+	return value >> NAME_BITS;
 }
 
 static int set_created(int epfd)
@@ -234,6 +238,11 @@ static uint32_t kernel_events(const struct member *member)
 	return events;
 }
 
+static uint32_t member_name(const struct member *member)
+{
+	return (uint32_t)member->age << INDEX_BITS | member->index;
+}
+
 static int kernel_set(struct member *member, int op)
 {
 	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may
@@ -242,7 +251,7 @@ static int kernel_set(struct member *member, int op)
 	if (member->set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
 		return 0;
 	struct epoll_event event = {.events = member->in_kernel,
-	                            .data.u64 = member->set->secret << INDEX_BITS | member->index};
+	                            .data.u64 = member->set->secret << NAME_BITS | member_name(member)};
 
 	return real.epoll_ctl(member->set->epfd, op, member->fd, &event);
 }
@@ -254,7 +263,7 @@ static bool bell_enter(struct set *set, struct bell *bell)
 			set->bells[i].refs++;
 			return true;
 		}
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = set->secret << INDEX_BITS | BELL_INDEX};
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
 	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
 	    (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
 		return false;
@@ -440,6 +449,7 @@ static struct member *member_new(struct set *set, struct conn *conn, int fd, con
 	                          .next = conn->members,
 	                          .fd = fd,
 	                          .index = index,
+	                          .age = set->age++,
 	                          .events = event->events,
 	                          .data = event->data.u64,
 	                          .armed = true,
@@ -694,7 +704,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		errno = EBADF;
 		return -1;
 	}
-	if (set && event && unlikely(event->data.u64 >> INDEX_BITS == set->secret)) {
+	if (set && event && unlikely(event->data.u64 >> NAME_BITS == set->secret)) {
 		set_lock(set);
 		if (!set->managed_len)
 			set->secret = new_secret();
@@ -908,14 +918,15 @@ static int translate(struct set *set, const struct epoll_event *told, int len, s
 	bool rung = false;
 
 	for (int i = 0; i < len; i++) {
-		if (told[i].data.u64 >> INDEX_BITS != set->secret) {
+		if (told[i].data.u64 >> NAME_BITS != set->secret) {
 			events[n++] = told[i];
 			continue;
 		}
 		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
 		rung |= index == BELL_INDEX;
-		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass)
+		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass ||
+		    member_name(member) != (uint32_t)told[i].data.u64)
 			continue;
 		struct epoll_event event;
 		if (member_report(set, member, told[i].events, &event)) {
