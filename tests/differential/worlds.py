@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from sidestep.testing import Sidestep
 
-UNREAD_MAX: Final = 3072  # bytes a direction holds at most, unless flooded: then there is room in the smallest ring, too
+UNREAD_MAX: Final = 3072  # bytes a direction holds at most, unless flooded: the smallest ring still has room then
 REPLY_S: Final = 30.0
 WARM_UP_S: Final = 15.0
 EDGE: Final = select.EPOLLET
@@ -321,7 +321,7 @@ class Player:
     def _op_shutdown(self, op: Op, index: int, how: int) -> None:
         end = self._ends[index]
         answer = self._ask(index, "shutdown", how)
-        self._show(op, "" if end.end_hidden and end.flooded else answer)  # not connected any more, once the end is there
+        self._show(op, "" if end.end_hidden and end.flooded else answer)  # not connected once the end is there
         if how != 1:
             end.shut_rd = True
             end.lost |= end.flooded  # reading ends where nothing waits, and what is on its way is cut off there

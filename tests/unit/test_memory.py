@@ -47,7 +47,9 @@ def own_file() -> int:
     return os.open(__file__, os.O_RDONLY)
 
 
-@pytest.mark.parametrize("make", [unsealed_memfd, half_sealed_memfd, huge_memfd, pipe_end, own_file, lambda: os.eventfd(0)])
+@pytest.mark.parametrize(
+    "make", [unsealed_memfd, half_sealed_memfd, huge_memfd, pipe_end, own_file, lambda: os.eventfd(0)]
+)
 def test_only_sealed_memfds_pass_for_memory(make: Callable[[], int]) -> None:
     fd = make()
     with pytest.raises(PeerViolation):
