@@ -10,6 +10,8 @@
  * that send() took, the bytes received, and how the stream ended. It is kept up to date while bytes move, so that it is
  * right when a program is killed. Bytes follow a pattern by offset, and every one received is checked.
  */
+#include "../pattern.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -67,12 +69,6 @@ static uint32_t next(uint32_t *state)
 	return *state;
 }
 
-static uint8_t pattern(uint32_t key, uint64_t offset)
-{
-	uint32_t mixed = ((uint32_t)offset + key * 0x01000193u) * 0x9E3779B1u;
-	return (uint8_t)(mixed >> 24 ^ offset >> 20);
-}
-
 struct stream {
 	int fd;
 	struct side *side;
@@ -99,8 +95,7 @@ static bool send_piece(struct stream *stream, int flags)
 	if (stream->out_left == 0)
 		return false;
 	len = len < stream->out_left ? len : stream->out_left;
-	for (size_t i = 0; i < len; i++)
-		data[i] = pattern(stream->key_out, at + i);
+	fill_pattern(stream->key_out, at, data, len);
 	if (at + len > stream->side->submitted)
 		stream->side->submitted = at + len;
 	ssize_t wrote = send(stream->fd, data, len, flags | MSG_NOSIGNAL);
@@ -135,8 +130,7 @@ static bool recv_piece(struct stream *stream, int flags)
 		return false;
 	}
 	errno = 0;
-	for (ssize_t i = 0; i < got; i++)
-		stream->side->wrong |= data[i] != pattern(stream->key_in, at + (uint64_t)i);
+	stream->side->wrong |= !check_pattern(stream->key_in, at, data, (size_t)got);
 	stream->side->received = at + (uint64_t)got;
 	return true;
 }

@@ -13,6 +13,8 @@
  *   arrived e n         1 or 0          ended e             1 or 0            reset e              1 or 0
  *   writable e          1 or 0          clear
  */
+#include "../pattern.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -51,25 +53,9 @@ static const char *error_name(long result)
 	return result < 0 ? strerrorname_np(errno) : "-";
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-static uint8_t pattern(uint8_t key, uint64_t offset)
-{
-	uint32_t mixed = ((uint32_t)offset + key * 0x01000193u) * 0x9E3779B1u;
-	return (uint8_t)(mixed >> 24 ^ offset >> 20);
-}
-
 static bool right(const struct end *end, const uint8_t *bytes, long len)
 {
-	for (long i = 0; i < len; i++)
-		if (bytes[i] != pattern(end->key_in, end->in + (uint64_t)i))
-			return false;
-	return true;
+	return len <= 0 || check_pattern(end->key_in, end->in, bytes, (size_t)len);
 }
 
 static void begin(struct end *end, int fd, bool connecting)
@@ -104,8 +90,7 @@ static long do_send(struct end *end, int kind, size_t len)
 	struct mmsghdr messages[2] = {{.msg_hdr = {.msg_iov = vectors, .msg_iovlen = 1}},
 				      {.msg_hdr = {.msg_iov = vectors + 1, .msg_iovlen = 2}}};
 	long result;
-	for (size_t i = 0; i < len; i++)
-		data[i] = pattern(end->key_out, end->out + i);
+	fill_pattern(end->key_out, end->out, data, len);
 	switch (kind) {
 	case 0:
 		result = send(end->fd, data, len, MSG_NOSIGNAL);

@@ -138,8 +138,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flag
 	return recvfrom(fd, buf, n, flags, address, len);
 }
 
-/* Descriptors that arrive are new numbers: whatever the table held of them is void; a TCP socket among them was used by
- * somebody else, whose counts are unknown, so it stays untracked, on TCP. */
+/* A TCP socket that arrives in a message was used by somebody else, whose counts are unknown: it stays untracked, on TCP. */
 static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);

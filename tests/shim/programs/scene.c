@@ -141,36 +141,7 @@ void say_near(const char *name, int64_t elapsed_ms, int64_t expected_ms)
 		say("%s after %ld ms INSTEAD OF %ld", name, (long)elapsed_ms, (long)expected_ms);
 }
 
-int64_t now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* -- bytes ------------------------------------------------------------------------------------------------------- */
-
-static uint8_t pattern_byte(uint8_t key, uint64_t offset)
-{
-	uint32_t mixed = ((uint32_t)offset + key * 0x01000193u) * 0x9E3779B1u;
-	return (uint8_t)(mixed >> 24 ^ offset >> 20);
-}
-
-void fill_pattern(uint8_t key, uint64_t offset, void *data, size_t len)
-{
-	uint8_t *bytes = data;
-	for (size_t i = 0; i < len; i++)
-		bytes[i] = pattern_byte(key, offset + i);
-}
-
-bool check_pattern(uint8_t key, uint64_t offset, const void *data, size_t len)
-{
-	const uint8_t *bytes = data;
-	for (size_t i = 0; i < len; i++)
-		if (bytes[i] != pattern_byte(key, offset + i))
-			return false;
-	return true;
-}
 
 int64_t sum_of(const void *data, size_t len)
 {

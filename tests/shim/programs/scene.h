@@ -12,6 +12,8 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "../../pattern.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -126,11 +128,8 @@ bool took(struct pair *pair, const void *data, long result); /* so many came in;
 void put(struct pair *pair, size_t len);		   /* sends all, or the scene fails */
 void get(struct pair *pair, size_t len);		   /* receives all, or the scene fails */
 long get_all(struct pair *pair);			   /* receives until the end; bytes, or -errno */
-void fill_pattern(uint8_t key, uint64_t offset, void *data, size_t len);
-bool check_pattern(uint8_t key, uint64_t offset, const void *data, size_t len);
 int64_t sum_of(const void *data, size_t len); /* depends on every byte and its place */
 enum { KEY_OUT = 0x11, KEY_IN = 0x77 }; /* seen from the scene */
-int64_t now_ms(void);
 void nonblocking(int fd, bool on);
 bool arrived(struct pair *pair, size_t len); /* waits until FIONREAD says len */
 void await_fin(struct pair *pair);	     /* until the end of the peer's stream is seen */
