@@ -113,7 +113,7 @@ def _growth(before: dict[str, Footprint], pair: Calls) -> list[str]:
 
 
 def _leaks(pair: Calls, work: Callable[[], None]) -> list[str]:
-    """What grows with the work, every time: an allocator's high-water mark rises once, when much happens to come together."""
+    """What grows with the work every time; a high-water mark of an allocator rises once."""
     before = pair.footprints()
     work()
     if not _growth(before, pair):
