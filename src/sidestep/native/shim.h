@@ -104,6 +104,8 @@ struct conn {
 	struct remote_bell *remote_bell; /* the peer's: we ring it */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
+	_Atomic uint32_t waiters;        /* threads asleep in a call on it */
+	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
 	struct conn *next_free;
 };
@@ -379,6 +381,7 @@ void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local);
 int conn_fd(struct conn *conn);
+bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);

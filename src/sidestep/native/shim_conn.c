@@ -162,6 +162,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	conn->serial = atomic_fetch_add(&conn_serials, 1) + 1;
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
+	conn->linger_fd = -1;
 	conn->spin_ns = config.spin_ns;
 	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
 	file_put(fd, &conn->file);
@@ -173,10 +174,14 @@ void conn_ref(struct conn *conn)
 	atomic_fetch_add(&conn->refs, 1);
 }
 
+static void tell_close(struct conn *conn, int fd);
+
 static void conn_destroy(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
+	if (conn->linger_fd >= 0)
+		tell_close(conn, conn->linger_fd);
 	if (atomic_load(&conn->managed)) {
 		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
 		slot_lock(&slot->rx_lock);
@@ -194,7 +199,8 @@ static void conn_destroy(struct conn *conn)
 	conn->remote_bell = NULL;
 	conn->bell = NULL;
 	own_fd_close(conn->pending_segment_fd);
-	conn->pending_segment_fd = -1;
+	own_fd_close(conn->linger_fd);
+	conn->pending_segment_fd = conn->linger_fd = -1;
 	if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1)
 		slot_free(slot);
 	conn->next_free = free_conns;
@@ -256,17 +262,47 @@ static void tell_close(struct conn *conn, int fd)
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }
 
+/*
+ * The kernel lets a call that sleeps on a socket live on after close(): what comes still reaches it, and the end is told
+ * when it returns. True: there is such a call, and conn_destroy() tells it.
+ */
+static bool linger(struct conn *conn, int fd)
+{
+	full_fence(); /* between taking the number away and looking for waiters, who do it the other way round */
+	if (!atomic_load(&conn->managed) || !atomic_load(&conn->waiters))
+		return false;
+	int copy = own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0));
+	if (copy < 0)
+		return false;
+	atomic_store(&conn->linger_fd, copy);
+	return true;
+}
+
+/* Whether a call may go on with the connection; *fd becomes the number under which it has survived. */
+bool conn_stays(struct conn *conn, int *fd)
+{
+	int left;
+
+	if (likely(conn_get(*fd) == conn))
+		return true;
+	left = atomic_load(&conn->linger_fd);
+	if (left >= 0)
+		*fd = left;
+	return left >= 0;
+}
+
 void conn_forget(int fd, bool closing)
 {
 	struct conn *conn = conn_get(fd);
 
 	if (!conn)
 		return;
-	if (closing && atomic_load(&conn->fds) == 1)
-		tell_close(conn, fd);
-	else if (set_names(conn, fd))
+	bool lasting = atomic_load(&conn->fds) > 1;
+	if (lasting && set_names(conn, fd))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
+	if (closing && !lasting && !linger(conn, fd))
+		tell_close(conn, fd);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
 		set_conn_closed(conn, fd, last);
@@ -315,6 +351,7 @@ void conn_forked(bool in_child)
 				atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, 1);
 		} else {
 			conn->refs = conn->fds; /* waiting threads stayed in the parent */
+			conn->waiters = 0;
 			conn->pending_segment_fd = -1;
 		}
 	}
@@ -1418,7 +1455,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			started = true;
 		}
 		int waited = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
-		if (waited == 0 && conn_get(fd) == conn)
+		if (waited == 0 && conn_stays(conn, &fd))
 			continue;
 		result = (ssize_t)done;
 		if (!done) {
@@ -1569,7 +1606,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		if (unlikely(moved_over))
 			set_conn_switched(conn);
 		/* a recall may have crossed this message: it must go out again */
-		if (unlikely(notice) && conn_get(fd) == conn && conn_obey(conn, fd))
+		if (unlikely(notice) && conn_stays(conn, &fd) && conn_obey(conn, fd))
 			set_conn_switched(conn);
 		if (likely(step == STEP_DONE)) {
 			done += moved;
@@ -1634,7 +1671,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
 		int waited = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
-		if (waited == 0 && conn_get(fd) == conn)
+		if (waited == 0 && conn_stays(conn, &fd))
 			continue;
 		result = (ssize_t)done;
 		if (!done) {

@@ -521,9 +521,12 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 }
 
 /* ---- sleeping ---- */
-static void sleep_undo(void *bell)
+static void sleep_undo(void *argument)
 {
-	bell_sleep_end(bell);
+	struct conn *conn = argument;
+
+	bell_sleep_end(conn->bell);
+	atomic_fetch_sub(&conn->waiters, 1);
 }
 
 /*
@@ -687,14 +690,15 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		deadline = now_ns() + RESEND_EVERY_NS;
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
-	bell_sleep_begin(bell);
-	pthread_cleanup_push(sleep_undo, bell);
-	if (!ready_now(conn, want, space) && conn_get(fd) == conn) {
+	atomic_fetch_add(&conn->waiters, 1);
+	bell_sleep_begin(bell); /* full fence */
+	pthread_cleanup_push(sleep_undo, conn);
+	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
 		int error;
 		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
 		                              : sleep_sending(conn, fd, deadline, signals, &error);
 		word_add(slot->sleeps, 1);
-		if (native && on_ring && conn_get(fd) == conn)
+		if (native && on_ring && conn_stays(conn, &fd))
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
@@ -704,8 +708,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;
 	}
-	pthread_cleanup_pop(0);
-	bell_sleep_end(bell);
+	pthread_cleanup_pop(1);
 	if (config.spin_ns)
 		spin_adapt(&conn->spin_ns, now_ns() - start);
 	if (want == WAIT_TX)
