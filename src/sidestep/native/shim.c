@@ -325,18 +325,18 @@ void own_fd_close(int fd)
 	raw_close(fd);
 }
 
-static void fork_prepare(void)
+void fork_prepare(void)
 {
 	shim_lock_take();
 	conn_forked(false);
 }
 
-static void fork_parent(void)
+void fork_parent(void)
 {
 	shim_lock_drop();
 }
 
-static void fork_child(void)
+void fork_child(void)
 {
 	shim_pid = (uint32_t)getpid();
 	self.tid = 0;

@@ -346,6 +346,9 @@ static inline bool file_closing(int fd)
 }
 extern _Atomic uint32_t own_first, own_end; /* the shim's own descriptors lie between */
 extern _Atomic uint32_t fd_end; /* no entry at this number or above */
+void fork_prepare(void); /* around every way to make a process with a memory of its own */
+void fork_parent(void);
+void fork_child(void);
 int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
 void own_fd_close(int fd);
 
@@ -515,6 +518,7 @@ void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time 
 void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);
 void rpc_ensure(void);
+void rpc_introduce(void);
 
 /* ---- epoll (shim_epoll.c) ---- */
 struct set;

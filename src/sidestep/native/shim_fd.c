@@ -1,6 +1,7 @@
 /* shim_fd.c - the calls that make, change, duplicate and end descriptors, and those that make or replace processes. */
 #include "shim.h"
 
+#include <aio.h>
 #include <alloca.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -121,15 +122,68 @@ static bool same_host(int fd, const struct sockaddr *peer)
 	return memcmp(&((const struct sockaddr_in6 *)peer)->sin6_addr, &((struct sockaddr_in6 *)&mine)->sin6_addr, 16) == 0;
 }
 
+static bool stamps(int option)
+{
+	/* asm-generic/socket.h; the last three are the same for 64-bit times */
+	enum { TIMESTAMP_NEW = 63, TIMESTAMPNS_NEW = 64, TIMESTAMPING_NEW = 65 };
+
+	return option == SO_TIMESTAMP || option == SO_TIMESTAMPNS || option == SO_TIMESTAMPING || option == TIMESTAMP_NEW ||
+	       option == TIMESTAMPNS_NEW || option == TIMESTAMPING_NEW;
+}
+
+/* Options that concern us and that accepted sockets have from their listener; asked for once one has been set on any socket. */
+static _Atomic bool heritage;
+static const struct {
+	int level, name;
+} heritable[] = {{SOL_SOCKET, SO_RCVLOWAT},
+                 {SOL_SOCKET, SO_TIMESTAMP},
+                 {SOL_SOCKET, SO_TIMESTAMPNS},
+                 {SOL_SOCKET, SO_TIMESTAMPING},
+                 {SOL_SOCKET, SO_OOBINLINE},
+                 {SOL_SOCKET, SO_PEEK_OFF},
+                 {SOL_SOCKET, SO_ZEROCOPY},
+                 {IPPROTO_TCP, TCP_INQ}};
+
+static void note_heritable(int level, int name)
+{
+	bool found = level == SOL_SOCKET && stamps(name);
+
+	for (size_t i = 0; i < sizeof(heritable) / sizeof(*heritable); i++)
+		found |= heritable[i].level == level && heritable[i].name == name;
+	if (found)
+		atomic_store(&heritage, true);
+}
+
+static void inherit(struct conn *conn, int fd)
+{
+	for (size_t i = 0; i < sizeof(heritable) / sizeof(*heritable); i++) {
+		int value = 0, name = heritable[i].name;
+		socklen_t len = sizeof(value);
+		if (real.getsockopt(fd, heritable[i].level, name, &value, &len) < 0)
+			continue;
+		if (heritable[i].level == SOL_SOCKET && name == SO_RCVLOWAT)
+			slot_rcvlowat(conn->slot) = value > 0 ? (uint64_t)value : 1;
+		else if (heritable[i].level == SOL_SOCKET && name == SO_PEEK_OFF ? value >= 0 : value != 0)
+			conn_pin(conn, REASON_UNUSUAL_OPTION);
+	}
+}
+
 static int accepted(int fd, const struct sockaddr *peer, int flags)
 {
+	struct conn *conn = NULL;
+
 	if (fd < 0)
 		return fd;
 	int saved = errno;
 	fresh(fd);
 	/* A peer elsewhere: the socket is not tracked, and its calls cost nothing. */
 	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) && same_host(fd, peer))
-		noted(conn_new(fd, peer->sa_family, ROLE_PASSIVE), flags & SOCK_NONBLOCK);
+		conn = conn_new(fd, peer->sa_family, ROLE_PASSIVE);
+	noted(conn, flags & SOCK_NONBLOCK);
+	if (conn && unlikely(atomic_load_explicit(&heritage, memory_order_relaxed)))
+		inherit(conn, fd);
+	if (conn)
+		rpc_introduce();
 	errno = saved;
 	return fd;
 }
@@ -173,6 +227,8 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 		slot_set(slot, SLOT_CONNECTED);
 		if (!is_loopback(address) && result == 0 && !same_host(fd, address))
 			conn_pin(conn, REASON_REMOTE);
+		else
+			rpc_introduce();
 		errno = saved;
 	}
 	return result;
@@ -259,19 +315,11 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 	return real.getsockopt(fd, level, name, value, len);
 }
 
-static bool stamps(int option)
-{
-	/* asm-generic/socket.h; the last three are the same for 64-bit times */
-	enum { TIMESTAMP_NEW = 63, TIMESTAMPNS_NEW = 64, TIMESTAMPING_NEW = 65 };
-
-	return option == SO_TIMESTAMP || option == SO_TIMESTAMPNS || option == SO_TIMESTAMPING || option == TIMESTAMP_NEW ||
-	       option == TIMESTAMPNS_NEW || option == TIMESTAMPING_NEW;
-}
-
 EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
 	HELD conn = conn_hold(fd);
 
+	note_heritable(level, name);
 	if (likely(!conn))
 		return own(fd) ? bad_fd() : real.setsockopt(fd, level, name, value, len);
 	int result = real.setsockopt(fd, level, name, value, len);
@@ -313,6 +361,8 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		int done = real.ioctl(fd, command, argument);
 		if (done == 0 && command == FIONBIO)
 			noted(conn, *(const int *)argument);
+		else if (done == 0 && command == FIOASYNC)
+			conn_pin(conn, REASON_ASYNC_SIGNAL_IO);
 		return done;
 	}
 	/* a program that only asks moves the switch along, too */
@@ -676,6 +726,82 @@ EXPORT pid_t vfork(void)
 	return real.fork();
 }
 
+EXPORT pid_t __vfork(void)
+{
+	return vfork();
+}
+
+struct cloned {
+	int (*run)(void *);
+	void *argument;
+};
+
+static int cloned_run(void *argument)
+{
+	struct cloned cloned = *(struct cloned *)argument; /* on the parent's stack, of which the child has a copy */
+
+	fork_child();
+	return cloned.run(cloned.argument);
+}
+
+EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
+{
+	va_list args;
+	void *extra[3];
+
+	va_start(args, argument);
+	for (int i = 0; i < 3; i++)
+		extra[i] = va_arg(args, void *);
+	va_end(args);
+	if ((flags & CLONE_VFORK) && !(flags & CLONE_THREAD))
+		flags &= ~CLONE_VM; /* as vfork() */
+	if (!fd_table_len || (flags & CLONE_VM) || !run)
+		return real.clone(run, stack, flags, argument, extra[0], extra[1], extra[2]);
+	struct cloned cloned = {run, argument};
+	fork_prepare();
+	int child = real.clone(cloned_run, stack, flags, &cloned, extra[0], extra[1], extra[2]);
+	fork_parent();
+	return child;
+}
+
+static long raw_clone(long number, const long a[6], uint64_t flags)
+{
+	if (!fd_table_len || (flags & CLONE_VM))
+		return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	fork_prepare();
+	long child = real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	if (child == 0)
+		fork_child();
+	else
+		fork_parent();
+	return child;
+}
+
+/* libc's own leaves the parent by an _exit() that nobody sees, as if it still held every connection. */
+EXPORT int daemon(int keep_directory, int keep_stdio)
+{
+	pid_t child = fork();
+
+	if (child < 0)
+		return -1;
+	if (child > 0)
+		_exit(0);
+	if (setsid() < 0)
+		return -1;
+	if (!keep_directory && chdir("/") < 0)
+		return -1;
+	if (keep_stdio)
+		return 0;
+	int null = open("/dev/null", O_RDWR);
+	if (null < 0)
+		return -1;
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		dup2(null, fd);
+	if (null > STDERR_FILENO)
+		close(null);
+	return 0;
+}
+
 EXPORT pid_t _Fork(void)
 {
 	return real.fork(); /* with the handlers that keep the shim's own state right */
@@ -920,6 +1046,15 @@ EXPORT long syscall(long number, ...)
 	case SYS_getsockopt: return getsockopt((int)a[0], (int)a[1], (int)a[2], (void *)a[3], (socklen_t *)a[4]);
 	case SYS_setsockopt: return setsockopt((int)a[0], (int)a[1], (int)a[2], (const void *)a[3], (socklen_t)a[4]);
 	case SYS_ioctl: return ioctl((int)a[0], (unsigned long)a[1], (void *)a[2]);
+	case SYS_clone: return raw_clone(number, a, (uint64_t)a[0]);
+#ifdef SYS_clone3
+	case SYS_clone3: return raw_clone(number, a, a[0] ? *(const uint64_t *)a[0] : 0); /* struct clone_args: flags first */
+#endif
+#ifdef SYS_fork
+	case SYS_fork: return fork();
+	case SYS_vfork: return vfork();
+#endif
+	case SYS_exit_group: _exit((int)a[0]);
 	case SYS_execve: return execve((const char *)a[0], (char *const *)a[1], (char *const *)a[2]);
 #ifdef SYS_poll
 	case SYS_poll: return poll((struct pollfd *)a[0], (nfds_t)a[1], (int)a[2]);
@@ -935,7 +1070,76 @@ EXPORT long syscall(long number, ...)
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+/* ---- asynchronous I/O: libc's threads make the calls inside libc ---- */
+static void aio_demote(const struct aiocb *block)
+{
+	HELD conn = block ? conn_hold(block->aio_fildes) : NULL;
+
+	if (conn)
+		conn_demote(conn, block->aio_fildes, REASON_ASYNC_SIGNAL_IO, true);
+}
+
+EXPORT int aio_read(struct aiocb *block)
+{
+	aio_demote(block);
+	return real.aio_read(block);
+}
+
+EXPORT int aio_write(struct aiocb *block)
+{
+	aio_demote(block);
+	return real.aio_write(block);
+}
+
+EXPORT int lio_listio(int mode, struct aiocb *const list[], int len, struct sigevent *event)
+{
+	for (int i = 0; i < len; i++)
+		aio_demote(list[i]);
+	return real.lio_listio(mode, list, len, event);
+}
+
+/* the 64 names: one and the same where off_t has 64 bits */
+EXPORT int aio_read64(struct aiocb64 *block)
+{
+	return aio_read((struct aiocb *)block);
+}
+
+EXPORT int aio_write64(struct aiocb64 *block)
+{
+	return aio_write((struct aiocb *)block);
+}
+
+EXPORT int lio_listio64(int mode, struct aiocb64 *const list[], int len, struct sigevent *event)
+{
+	return lio_listio(mode, (struct aiocb *const *)list, len, event);
+}
+
 /* libc's own names for some of these */
+EXPORT int __fcntl(int fd, int command, ...)
+{
+	va_list args;
+
+	va_start(args, command);
+	long argument = va_arg(args, long);
+	va_end(args);
+	return fcntl64(fd, command, argument);
+}
+
+EXPORT int __socket(int domain, int type, int protocol)
+{
+	return socket(domain, type, protocol);
+}
+
+EXPORT FILE *_IO_fdopen(int fd, const char *mode)
+{
+	return fdopen(fd, mode);
+}
+
+EXPORT FILE *_IO_popen(const char *command, const char *mode)
+{
+	return popen(command, mode);
+}
+
 EXPORT int __connect(int fd, const struct sockaddr *address, socklen_t len)
 {
 	return connect(fd, address, len);

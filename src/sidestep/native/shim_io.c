@@ -562,3 +562,8 @@ EXPORT ssize_t __recv(int fd, void *buf, size_t n, int flags)
 {
 	return recv(fd, buf, n, flags);
 }
+
+EXPORT int __sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
+{
+	return sendmmsg(fd, messages, len, flags);
+}

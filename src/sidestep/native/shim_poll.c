@@ -490,3 +490,14 @@ EXPORT int pselect(int len, fd_set *r, fd_set *w, fd_set *e, const struct timesp
 		return real.pselect(len, r, w, e, timeout, mask);
 	return select_by_poll(len, r, w, e, timeout, mask);
 }
+
+/* libc's own names for some of these */
+EXPORT int __poll(struct pollfd *fds, nfds_t len, int timeout)
+{
+	return poll(fds, len, timeout);
+}
+
+EXPORT int __select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout)
+{
+	return select(len, r, w, e, timeout);
+}

@@ -2,6 +2,7 @@
 #ifndef SIDESTEP_SHIM_REAL_H
 #define SIDESTEP_SHIM_REAL_H
 
+#include <aio.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -83,6 +84,11 @@
 	X(int, seteuid, (uid_t u), (u)) \
 	X(int, setreuid, (uid_t a, uid_t b), (a, b)) \
 	X(int, setresuid, (uid_t a, uid_t b, uid_t c), (a, b, c)) \
+	X(int, aio_read, (struct aiocb * a), (a)) \
+	X(int, aio_write, (struct aiocb * a), (a)) \
+	X(int, lio_listio, (int mode, struct aiocb *const a[], int n, struct sigevent *e), (mode, a, n, e)) \
+	X(int, clone, (int (*run)(void *), void *stack, int f, void *arg, void *ptid, void *tls, void *ctid), \
+	  (run, stack, f, arg, ptid, tls, ctid)) \
 	X(int, sigaction, (int s, const struct sigaction *a, struct sigaction *o), (s, a, o))
 
 struct real {

@@ -28,6 +28,7 @@
 
 _Atomic uint32_t rpc_pending;
 static int rpc_fd = -1;
+static _Atomic bool introduced;
 static int64_t retry_at;
 static bool welcomed;
 static const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
@@ -114,6 +115,14 @@ void rpc_ensure(void)
 	shim_lock_take();
 	rpc_up();
 	shim_lock_drop();
+}
+
+/* The first connection to a near peer: from now on the provider can tell of this process, whatever becomes of it. */
+void rpc_introduce(void)
+{
+	if (likely(atomic_load_explicit(&introduced, memory_order_relaxed)) || atomic_exchange(&introduced, true))
+		return;
+	rpc_ensure();
 }
 
 static struct conn *pending_take(uint64_t token)
@@ -599,6 +608,7 @@ void rpc_after_fork(void)
 	own_fd_close(rpc_fd);
 	rpc_fd = -1;
 	retry_at = 0;
+	atomic_store(&introduced, false);
 	welcomed = false;
 	atomic_store(&registry, NULL);
 	for (int i = 0; i < PENDING_MAX; i++)

@@ -134,6 +134,24 @@ EXPORT handler_function sysv_signal(int sig, handler_function function)
 	return __sysv_signal(sig, function);
 }
 
+/* sigset(3p): besides the handler it moves the signal in or out of the mask */
+EXPORT handler_function sigset(int sig, handler_function function)
+{
+	const handler_function hold = (handler_function)2; /* SIG_HOLD, of which glibc tells XSI programs alone */
+	sigset_t only, before;
+	struct sigaction old;
+
+	sigemptyset(&only);
+	if (sigaddset(&only, sig) < 0 || function == SIG_ERR || sigaction(sig, NULL, &old) < 0) {
+		errno = EINVAL;
+		return SIG_ERR;
+	}
+	if (function != hold && install(sig, function, 0) == SIG_ERR)
+		return SIG_ERR;
+	pthread_sigmask(function == hold ? SIG_BLOCK : SIG_UNBLOCK, &only, &before);
+	return sigismember(&before, sig) == 1 ? hold : old.sa_handler;
+}
+
 EXPORT int siginterrupt(int sig, int on)
 {
 	struct sigaction act;
