@@ -271,7 +271,7 @@ long send_until_error(const char *name, struct pair *pair, int flags)
 	}
 }
 
-static bool arrived_at(int fd, long len)
+bool arrived_at(int fd, long len)
 {
 	int64_t deadline = now_ms() + 5000;
 	int have = -1;

@@ -131,7 +131,8 @@ long get_all(struct pair *pair);			   /* receives until the end; bytes, or -errn
 int64_t sum_of(const void *data, size_t len); /* depends on every byte and its place */
 enum { KEY_OUT = 0x11, KEY_IN = 0x77 }; /* seen from the scene */
 void nonblocking(int fd, bool on);
-bool arrived(struct pair *pair, size_t len); /* waits until FIONREAD says len */
+bool arrived(struct pair *pair, size_t len);
+bool arrived_at(int fd, long len); /* waits until FIONREAD says len */
 void await_fin(struct pair *pair);	     /* until the end of the peer's stream is seen */
 void await_reset(struct pair *pair);	     /* until POLLERR or POLLHUP */
 long flood(struct pair *pair);		     /* sends without blocking until it would block */

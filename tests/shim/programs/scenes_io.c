@@ -1,6 +1,8 @@
 /* Every call by which a program reads and writes a socket, and its flags. */
 #include "scene.h"
 
+#include <aio.h>
+
 #include <linux/errqueue.h>
 
 static uint8_t data[1 << 20];
@@ -683,6 +685,47 @@ static void zerocopy(void)
 	peer_get(pair, 10);
 }
 
+static void asynchronous(void)
+{
+	struct pair *pair = open_pair();
+	struct aiocb block = {.aio_fildes = pair->fd, .aio_buf = (void *)pattern_out(pair, 50), .aio_nbytes = 50};
+	const struct aiocb *list[] = {&block};
+	struct timespec limit = {.tv_sec = 5};
+	NEED(aio_write(&block) == 0 && aio_suspend(list, 1, &limit) == 0);
+	say_ret("aio_error", aio_error(&block));
+	long wrote = aio_return(&block);
+	say_ret("aio_return", wrote);
+	sent(pair, wrote);
+	peer_get(pair, 50);
+	put(pair, 10);
+	peer_get(pair, 10);
+	peer_put(pair, 30);
+	arrived(pair, 30);
+	block = (struct aiocb){.aio_fildes = pair->fd, .aio_buf = data, .aio_nbytes = 30};
+	NEED(aio_read(&block) == 0 && aio_suspend(list, 1, &limit) == 0);
+	say_bytes("aio_read", pair, data, aio_return(&block));
+}
+
+extern int __poll(struct pollfd *fds, nfds_t len, int timeout);
+extern int __select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout);
+extern int __fcntl(int fd, int command, ...);
+
+static void libc_aliases(void)
+{
+	struct pair *pair = open_pair();
+	struct pollfd item = {.fd = pair->fd, .events = POLLIN};
+	struct timeval limit = {.tv_sec = 5};
+	fd_set in;
+	FD_ZERO(&in);
+	FD_SET(pair->fd, &in);
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_ret("__poll", __poll(&item, 1, 5000));
+	say_ret("__select", __select(pair->fd + 1, &in, NULL, NULL, &limit));
+	int copy = __fcntl(pair->fd, F_DUPFD_CLOEXEC, 100);
+	say_bytes("recv by the copy", pair, data, recv(copy, data, 10, 0));
+}
+
 const struct scene scenes_io[] = {
 	SCENE(write_read),
 	SCENE(send_recv),
@@ -706,5 +749,7 @@ const struct scene scenes_io[] = {
 	SCENE(urgent),
 	SCENE(urgent_inline),
 	SCENE(zerocopy),
+	SCENE(asynchronous),
+	SCENE(libc_aliases),
 	{NULL, NULL},
 };

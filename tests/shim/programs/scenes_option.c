@@ -435,9 +435,79 @@ static void disconnect(void)
 	say("%.4s", (char *)data);
 }
 
+/* A connection whose accepted end is here, and whose listener has had an option set. */
+static int accepted_with(int level, int option, int value, int *other)
+{
+	uint16_t port;
+	struct sockaddr_storage address;
+	int listener = loopback_listener('4', &port, SOCK_CLOEXEC);
+	NEED(setsockopt(listener, level, option, &value, sizeof value) == 0);
+	socklen_t len = loopback_address('4', port, true, &address);
+	*other = socket(AF_INET, SOCK_STREAM, 0);
+	NEED(connect(*other, (struct sockaddr *)&address, len) == 0);
+	int fd = accept(listener, NULL, NULL);
+	NEED(fd >= 0 && close(listener) == 0);
+	for (int i = 0; i < 400; i++) { /* long enough for what may be promoted */
+		NEED(send(*other, data, 64, 0) == 64 && recv(fd, data, 64, MSG_WAITALL) == 64);
+		NEED(send(fd, data, 64, 0) == 64 && recv(*other, data, 64, MSG_WAITALL) == 64);
+	}
+	return fd;
+}
+
+static void inherited_options(void)
+{
+	int other, fd = accepted_with(SOL_SOCKET, SO_RCVLOWAT, 10, &other);
+	struct pollfd item = {.fd = fd, .events = POLLIN};
+	NEED(send(other, data, 5, 0) == 5);
+	say_ret("poll below the low-water mark", poll(&item, 1, 100));
+	NEED(send(other, data, 5, 0) == 5);
+	say_ret("poll at it", poll(&item, 1, 5000));
+	int options[][2] = {{SOL_SOCKET, SO_TIMESTAMP}, {IPPROTO_TCP, 36 /* TCP_INQ */}};
+	for (int i = 0; i < 2; i++) {
+		char control[256];
+		struct iovec one = {data, 64};
+		struct msghdr header = {
+			.msg_iov = &one, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+		fd = accepted_with(options[i][0], options[i][1], 1, &other);
+		NEED(send(other, data, 3, 0) == 3);
+		NEED(arrived_at(fd, 3));
+		say_ret("recvmsg", recvmsg(fd, &header, 0));
+		say("%zu bytes of messages", (size_t)header.msg_controllen);
+	}
+}
+
+static volatile sig_atomic_t io_signals;
+
+static void on_io(int signal)
+{
+	(void)signal;
+	io_signals++;
+}
+
+static void fioasync(void)
+{
+	struct pair *pair = open_pair_raw();
+	int on = 1;
+	signal(SIGIO, on_io);
+	NEED(fcntl(pair->fd, F_SETOWN, getpid()) == 0);
+	NEED(ioctl(pair->fd, FIOASYNC, &on) == 0);
+	if (choice.warm)
+		for (int i = 0; i < 200; i++) {
+			peer_now(pair, ACT_ECHO, 1, 16);
+			put(pair, 16);
+			get(pair, 16);
+			peer_done();
+		}
+	io_signals = 0;
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say("a signal for bytes that came: %d", io_signals > 0);
+}
+
 const struct scene scenes_option[] = {
 	SCENE(rcvtimeo),     SCENE(sndtimeo),	   SCENE(rcvlowat),	 SCENE(fionread),   SCENE(siocoutq),
 	SCENE(nonblock_toggled), SCENE(linger_zero), SCENE(linger_some), SCENE(options_hold), SCENE(small_buffers),
 	SCENE(cork),	     SCENE(names),	   SCENE(message_options), SCENE(sigio),    SCENE(disconnect),
+	SCENE(inherited_options), SCENE(fioasync),
 	{NULL, NULL},
 };

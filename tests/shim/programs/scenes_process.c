@@ -1,6 +1,8 @@
 /* Connections and processes: fork, vfork, posix_spawn, exec, prefork servers. */
 #include "scene.h"
 
+#include <sched.h>
+
 #include <spawn.h>
 
 extern char **environ;
@@ -535,6 +537,37 @@ static void daemonised(void)
 	say_ret("the end", recv(fd, data, 10, 0));
 }
 
+static int close_it(void *fd)
+{
+	close(*(int *)fd);
+	return 0;
+}
+
+static void cloned(void)
+{
+	/* A process made past fork() closes its copy; another connection then must not be mixed up with this one. */
+	static char stack[65536] __attribute__((aligned(16)));
+	struct pair *pair = open_pair();
+	pid_t child = clone(close_it, stack + sizeof stack, SIGCHLD, &pair->fd);
+	NEED(child > 0 && waitpid(child, NULL, 0) == child);
+	child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+	if (child == 0) {
+		close(pair->fd);
+		_exit(0);
+	}
+	NEED(child > 0 && waitpid(child, NULL, 0) == child);
+	struct pair *second = open_pair();
+	put(pair, 100);
+	peer_get(pair, 100);
+	put(second, 100);
+	peer_get(second, 100);
+	peer_put(pair, 50);
+	get(pair, 50);
+	peer_put(second, 50);
+	get(second, 50);
+	say("both go on");
+}
+
 const struct scene scenes_process[] = {
 	SCENE(fork_child_serves),
 	SCENE(fork_parent_serves),
@@ -547,6 +580,7 @@ const struct scene scenes_process[] = {
 	SCENE(fork_child_killed),
 	SCENE(spawn_cat_on_socket),
 	SCENE(spawn_stranger),
+	SCENE(cloned),
 	SCENE(spawn_and_return),
 	SCENE(vfork_exec),
 	SCENE(vfork_exec_fails),
