@@ -105,7 +105,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "",
     Reason.YOUNG: "it has not yet exchanged enough to be worth a channel",
     Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
-    Reason.PEER_ABSENT: "no claim came: the other end is not under sidestep, or idle",
+    Reason.PEER_ABSENT: "the other end has not joined in: it is not under sidestep, keeps to TCP, or is idle",
     Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
     Reason.REMOTE: "the other end is not on this host",
     Reason.COUNT_MISMATCH: "the kernel counted other bytes than the shim: some calls bypass it",
@@ -186,6 +186,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("slots_used", "I", 1),  # high-water mark
         ("pad", "I", 1),
         ("arena_id", "B", 16),
+        ("pid_namespace", "Q", 1),  # inode of the one in which holder_pids count; 0: unknown
     ),
     # One tracked connection of a process family: 512 bytes, written only by that family.
     "conn_slot": (
@@ -212,7 +213,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("free_next", "I", 1),
         ("rx_sitters", "I", 1),  # threads inside an unwatched kernel read or wait
         ("tx_sitters", "I", 1),
-        ("watchers", "I", 1),
+        ("pad", "I", 1),
         # lines 2-3: sending direction
         ("tx_lock", "I", 1),
         ("tx_path", "I", 1),  # 0 TCP, 1 ring
@@ -240,7 +241,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("spins_lost", "Q", 1),
         ("rx_spare", "Q", 6),
         # lines 6-7
-        ("spare", "Q", 16),
+        ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
+        ("spare", "Q", 8),
     ),
 }
 

@@ -224,25 +224,34 @@ bool slot_trylock(uint32_t *word)
 	return false;
 }
 
-/* kill() takes any thread id. One that was killed is there until its parent has waited for it; who waits may be we. */
-static bool thread_dead(uint32_t tid)
+/*
+ * Whether a thread, or all of a process, has ended. One that was killed is there until its parent has waited for it; who
+ * waits may be we. proc_pid_stat(5): the name in parentheses, the state, and 17 fields later the number of threads.
+ */
+bool task_dead(uint32_t id, bool process)
 {
-	char path[32], text[256];
+	char path[32], text[512];
 	int saved = errno;
 
-	if (kill((pid_t)tid, 0) < 0 && errno == ESRCH) {
+	if (kill((pid_t)id, 0) < 0 && errno == ESRCH) {
 		errno = saved;
 		return true;
 	}
-	snprintf(path, sizeof(path), "/proc/%u/stat", tid);
+	snprintf(path, sizeof(path), "/proc/%u/stat", id);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t n = fd < 0 ? 0 : real.pread64(fd, text, sizeof(text) - 1, 0);
 	if (fd >= 0)
 		raw_close(fd);
 	text[n > 0 ? n : 0] = '\0';
-	const char *state = strrchr(text, ')'); /* proc_pid_stat(5): the name in parentheses, then the state */
+	const char *at = strrchr(text, ')');
+	bool dead = at && at[1] == ' ' && (at[2] == 'Z' || at[2] == 'X');
+	if (dead && process) { /* the first thread of a process may end before the others */
+		for (int field = 0; field < 18 && at; field++)
+			at = strchr(at + 1, ' ');
+		dead = at && strtoul(at, NULL, 10) <= 1;
+	}
 	errno = saved;
-	return state && state[1] == ' ' && (state[2] == 'Z' || state[2] == 'X');
+	return dead;
 }
 
 void slot_lock_slow(_Atomic uint32_t *lock)
@@ -258,7 +267,7 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 			cpu_relax();
 		} else {
 			sched_yield();
-			if (turn % 64 == 0 && thread_dead(holder) &&
+			if (turn % 64 == 0 && task_dead(holder, false) &&
 			    atomic_compare_exchange_strong(lock, &holder, self.tid))
 				return;
 		}

@@ -42,6 +42,7 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
 
+#define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
 #define FD_TABLE_SIZE (1u << 20) /* descriptors beyond it are not tracked and stay on TCP */
 
 enum file_kind { FILE_CONN = 1, FILE_SET = 2, FILE_OWN = 3, FILE_CLOSING = 4 };
@@ -104,6 +105,8 @@ struct conn {
 	struct remote_bell *remote_bell; /* the peer's: we ring it */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
+	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see conns_trim() */
+	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
 	_Atomic uint32_t waiters;        /* threads asleep in a call on it */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
@@ -286,6 +289,7 @@ void shim_lock_drop(void);
 /* ---- slot locks: the holder's tid; a dead holder's lock is taken over ---- */
 void slot_lock_slow(_Atomic uint32_t *lock);
 uint32_t thread_init(void);
+bool task_dead(uint32_t id, bool process);
 
 static inline void slot_lock(uint32_t *word)
 {
@@ -404,9 +408,10 @@ void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
 ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
-ssize_t conn_send_file(struct conn *conn, int fd, int in_fd, off_t *offset, size_t count, bool nonblock);
-ssize_t conn_recv_to_fd(struct conn *conn, int fd, int out_fd, size_t count, bool nonblock);
-void conn_trim_idle(struct conn *conn);
+extern _Atomic bool trim_due; /* bytes have gone by ring since the last conns_trim() that found none */
+void conns_trim(int64_t now);
+bool conn_alone(struct conn *conn);
+void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 bool conn_switched(const struct conn *conn);
 bool conn_receives_tcp(struct conn *conn, int fd);
 
@@ -446,6 +451,14 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
 void native_wait_begin(struct conn *conn);
 void native_wait_end(struct conn *conn);
+
+/* When a sleep is to end at the latest, so that somebody gives back the pages of rings that have become idle. */
+static inline int64_t trim_deadline(int64_t deadline, int64_t now)
+{
+	if (atomic_load_explicit(&trim_due, memory_order_relaxed) && deadline - now > TRIM_AFTER_NS)
+		return now + TRIM_AFTER_NS;
+	return deadline;
+}
 
 /* ---- waiting (shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };

@@ -22,18 +22,22 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #define PROBE_EVERY 64        /* ring writes between two looks at the native socket for the peer's end */
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 #define POOL_CHUNK 64
 #define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
+#define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 
 uint8_t arena_id[16];
 static struct arena_header *arena;
 static int arena_fd = -1;
 static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
+_Atomic bool trim_due;
+static bool foreign_pids; /* this process counts them otherwise than who made the arena */
 
 /* ---- arena ---- */
 static struct conn_slot *slot_at(uint32_t index)
@@ -44,6 +48,14 @@ static struct conn_slot *slot_at(uint32_t index)
 static uint32_t slot_index(const struct conn_slot *slot)
 {
 	return (uint32_t)(slot - slot_at(0));
+}
+
+/* Numbers of processes mean the same only within one pid_namespaces(7). */
+static uint64_t pid_namespace(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
 int arena_open(void)
@@ -67,6 +79,8 @@ int arena_open(void)
 	arena->version = LAYOUT_VERSION;
 	arena->slot_size = sizeof(struct conn_slot);
 	arena->slots_max = ARENA_SLOTS_MAX;
+	arena->pid_namespace = pid_namespace();
+	foreign_pids = !arena->pid_namespace;
 	memcpy(arena->arena_id, arena_id, sizeof(arena_id));
 	arena_fd = own_fd(fd);
 	return 0;
@@ -80,8 +94,86 @@ int arena_reader_fd(void)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
+static void slot_free(struct conn_slot *slot);
+
+/* ---- who holds a slot: a process that is killed cannot let go ---- */
+void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
+{
+	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids) && !foreign_pids; i++) {
+		uint32_t expected = before;
+		if (atomic_compare_exchange_strong((_Atomic uint32_t *)&slot->holder_pids[i], &expected, after))
+			return;
+	}
+}
+
+static void slot_release(struct conn_slot *slot)
+{
+	holder_put(slot, shim_pid, 0);
+	if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1)
+		slot_free(slot);
+}
+
+struct known_pids {
+	uint32_t pid[16];
+	bool dead[16];
+	uint32_t next;
+};
+
+static bool pid_dead(struct known_pids *known, uint32_t pid)
+{
+	for (uint32_t i = 0; i < 16; i++)
+		if (known->pid[i] == pid)
+			return known->dead[i];
+	uint32_t at = known->next++ % 16;
+	known->pid[at] = pid;
+	known->dead[at] = pid != shim_pid && task_dead(pid, true);
+	return known->dead[at];
+}
+
+static void slot_reap(struct conn_slot *slot, struct known_pids *known)
+{
+	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids); i++) {
+		uint32_t pid = word_load(slot->holder_pids[i]);
+		if (!pid || !pid_dead(known, pid) ||
+		    !atomic_compare_exchange_strong((_Atomic uint32_t *)&slot->holder_pids[i], &pid, 0))
+			continue;
+		if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1) {
+			slot_free(slot);
+			return;
+		}
+	}
+}
+
+/* Frees what processes of the family held when they were killed. */
+static void slots_reap(void)
+{
+	static _Atomic int64_t reaped_at;
+	struct known_pids known = {0};
+	int64_t now = now_ns(), last = atomic_load_explicit(&reaped_at, memory_order_relaxed);
+
+	if (now - last < REAP_EVERY_NS || !atomic_compare_exchange_strong(&reaped_at, &last, now) || foreign_pids)
+		return;
+	uint32_t used = word_load(arena->slots_used);
+	for (uint32_t i = 0; i < used && i < ARENA_SLOTS_MAX; i++)
+		if (word_load(slot_at(i)->generation) & 1)
+			slot_reap(slot_at(i), &known);
+}
+
+/* Whether this process alone holds the connection. */
+bool conn_alone(struct conn *conn)
+{
+	struct known_pids known = {0};
+
+	if (likely(word_load(conn->slot->holders) == 1))
+		return true;
+	if (!foreign_pids)
+		slot_reap(conn->slot, &known);
+	return word_load(conn->slot->holders) == 1;
+}
+
 static struct conn_slot *slot_alloc(void)
 {
+	slots_reap();
 	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
 	uint64_t top = atomic_load(head);
 
@@ -147,6 +239,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	slot->fd = (uint32_t)fd;
 	slot->pid = shim_pid;
 	slot->holders = 1;
+	holder_put(slot, 0, shim_pid);
 	slot->born_ns = (uint64_t)now_ns();
 	slot->reason = REASON_YOUNG;
 	slot_rcvlowat(slot) = 1;
@@ -201,8 +294,7 @@ static void conn_destroy(struct conn *conn)
 	own_fd_close(conn->pending_segment_fd);
 	own_fd_close(conn->linger_fd);
 	conn->pending_segment_fd = conn->linger_fd = -1;
-	if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1)
-		slot_free(slot);
+	slot_release(slot);
 	conn->next_free = free_conns;
 	free_conns = conn;
 	shim_lock_drop();
@@ -252,7 +344,7 @@ static void flush(struct conn *conn, int fd);
 /* The last holder closes: tells the peer whether it leaves data unread, which the FIN alone cannot. */
 static void tell_close(struct conn *conn, int fd)
 {
-	if (!atomic_load(&conn->managed) || word_load(conn->slot->holders) != 1)
+	if (!atomic_load(&conn->managed) || !conn_alone(conn))
 		return;
 	/* ring bytes count even while receiving is still on TCP; unread TCP bytes the kernel sees itself */
 	bool unread = !slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0;
@@ -341,6 +433,8 @@ int conn_fd(struct conn *conn)
 /* Called with shim_lock held: the child is about to share, or shares, every connection. */
 void conn_forked(bool in_child)
 {
+	if (in_child)
+		foreign_pids = !arena->pid_namespace || pid_namespace() != arena->pid_namespace;
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn)
@@ -350,6 +444,8 @@ void conn_forked(bool in_child)
 			if ((int)fd == conn_fd(conn))
 				atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, 1);
 		} else {
+			if ((int)fd == conn_fd(conn))
+				holder_put(conn->slot, 0, shim_pid);
 			conn->refs = conn->fds; /* waiting threads stayed in the parent */
 			conn->waiters = 0;
 			conn->pending_segment_fd = -1;
@@ -363,7 +459,9 @@ void conn_family_exit(void)
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
 			tell_close(conn, (int)fd);
-			atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->holders, 1);
+			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
+			if (foreign_pids)
+				atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->holders, 1);
 		}
 	}
 }
@@ -528,8 +626,7 @@ static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
 	return value;
 }
 
-/* The kernel's own counts of what the application has read and written. Unstable while data moves: a few tries. */
-/* Bytes arrive or are acknowledged between two questions: then nothing is known yet. */
+/* Whether the kernel has counted the bytes that we have. Some arrive between two questions: then nothing is known yet. */
 enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
 
 static enum count rx_count(struct conn *conn, int fd)
@@ -584,6 +681,7 @@ static bool rx_consent(struct conn *conn, int fd)
 	slot_set(slot, SLOT_RX_CONSENT); /* full fence */
 	if (atomic_load((_Atomic uint32_t *)&slot->rx_sitters) != 0) {
 		slot_clear(slot, SLOT_RX_CONSENT);
+		word_store(slot->reason, REASON_WAITER_IN_KERNEL);
 		return false;
 	}
 	enum count count = rx_count(conn, fd);
@@ -592,10 +690,12 @@ static bool rx_consent(struct conn *conn, int fd)
 		if (count == COUNT_DIFFERS) {
 			slot_set(slot, SLOT_NO_RX);
 			word_store(slot->reason, REASON_COUNT_MISMATCH);
+			word_store(slot->state, STATE_PINNED);
 			shim_log("fd %d: read count differs from the kernel's", fd);
 		}
 		return false;
 	}
+	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store_explicit(&conn->channel.local->rx_ready, 1, memory_order_release);
 	full_fence();
 	conn_ring(conn);
@@ -625,6 +725,7 @@ static bool tx_switch(struct conn *conn, int fd)
 		if (count == COUNT_DIFFERS) {
 			slot_set(slot, SLOT_NO_TX);
 			word_store(slot->reason, REASON_COUNT_MISMATCH);
+			word_store(slot->state, STATE_PINNED);
 			shim_log("fd %d: written count differs from the kernel's", fd);
 		}
 		return false;
@@ -916,6 +1017,7 @@ void conn_violation(struct conn *conn, int fd)
 	word_store(slot->error, ECONNRESET);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	word_store(slot->reason, REASON_PEER_VIOLATION);
+	word_store(slot->state, STATE_PINNED);
 	real.shutdown(fd, SHUT_RDWR);
 	shim_log("fd %d: the peer broke the channel's rules", fd);
 }
@@ -1609,6 +1711,8 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		if (unlikely(notice) && conn_stays(conn, &fd) && conn_obey(conn, fd))
 			set_conn_switched(conn);
 		if (likely(step == STEP_DONE)) {
+			if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
+				atomic_store_explicit(&trim_due, true, memory_order_relaxed);
 			done += moved;
 			if (likely(done == total)) {
 				result = (ssize_t)done;
@@ -1738,13 +1842,41 @@ void conn_refuse(struct conn *conn)
 	slot_unlock(&conn->slot->tx_lock);
 }
 
-void conn_trim_idle(struct conn *conn)
+/* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */
+static bool trim(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
 	if (!conn->managed || word_load(slot->tx_path) != PATH_RING || !slot_trylock(&slot->tx_lock))
-		return;
-	if (conn->managed && conn->channel.seg && channel_tx_unread(&conn->channel) == 0)
+		return true;
+	uint64_t tail = conn->managed ? atomic_load(conn->channel.own_tail) : conn->idle_tail;
+	bool idle = tail == conn->idle_tail;
+	if (idle && tail != conn->trimmed_tail && channel_tx_unread(&conn->channel) == 0) {
 		channel_trim(&conn->channel);
+		conn->trimmed_tail = tail;
+	}
+	conn->idle_tail = tail;
+	idle &= tail == conn->trimmed_tail;
 	slot_unlock(&slot->tx_lock);
+	return idle;
+}
+
+/* Who has sent nothing for a second gives its ring's pages back. For threads that are about to sleep; no lock is held. */
+void conns_trim(int64_t now)
+{
+	static _Atomic int64_t trimmed_at;
+	int64_t last = atomic_load_explicit(&trimmed_at, memory_order_relaxed);
+	bool again = false;
+
+	if (likely(!atomic_load_explicit(&trim_due, memory_order_relaxed) || now - last < TRIM_AFTER_NS) ||
+	    !atomic_compare_exchange_strong(&trimmed_at, &last, now))
+		return;
+	atomic_store(&trim_due, false);
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn)
+			again |= !trim(conn);
+	}
+	if (again)
+		atomic_store(&trim_due, true);
 }

@@ -17,7 +17,6 @@
 #include <sys/syscall.h>
 
 #define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
-#define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
 #define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
 #define AGE_BITS 8 /* an index is given anew with the next one: the kernel may still hold events of the last */
@@ -45,7 +44,6 @@ struct member {
 	bool out_armed;    /* edge: room is news */
 	uint32_t at;       /* in set->managed */
 	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
-	uint32_t kernel_bits;
 	uint64_t seen_tail;
 	uint64_t pass;
 };
@@ -99,7 +97,6 @@ struct set {
 	_Atomic int64_t looked_at;
 	_Atomic uint32_t spin_ns;
 	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
-	_Atomic bool trim_due;
 	enum { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
 };
 
@@ -395,7 +392,6 @@ static bool member_manage(struct member *member, int op)
 	member->at = set->managed_len;
 	set->managed[set->managed_len] = member;
 	atomic_fetch_add(&set->managed_len, 1);
-	atomic_store(&set->trim_due, true);
 	if (set->hinting) {
 		feed_enter(set, member);
 	} else if (set->managed_len > SCAN_MAX) {
@@ -854,7 +850,10 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	/* how the wait that ends now was spent is put down to the first that ends it */
 	switch (set->spent) {
 	case SPENT_SPUN: word_add(conn->slot->spins_won, 1); break;
-	case SPENT_SLEPT: word_add(conn->slot->sleeps, 1); break;
+	case SPENT_SLEPT:
+		word_add(conn->slot->spins_lost, config.spin_ns != 0);
+		word_add(conn->slot->sleeps, 1);
+		break;
 	default: break;
 	}
 	set->spent = SPENT_NOTHING;
@@ -975,14 +974,6 @@ static void set_wake(struct set *set)
 	set_unlock(set);
 }
 
-static void set_trim(struct set *set)
-{
-	set_lock(set);
-	for (uint32_t i = 0; i < set->managed_len; i++)
-		conn_trim_idle(set->managed[i]->conn);
-	set_unlock(set);
-}
-
 /* Spins over the rings and, every so often, the kernel. Returns events found, 0 when the budget is spent, -1 on a signal. */
 static int set_spin(struct set *set, int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals)
 {
@@ -1078,6 +1069,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			return -1;
 		}
 		/* sleep */
+		conns_trim(now);
 		struct bell *asleep[BELLS_MAX];
 		uint32_t asleep_len;
 		set_lock(set);
@@ -1109,23 +1101,11 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		set_unlock(set);
 		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
 		if (!n) {
-			int64_t until = deadline;
-			bool trim = atomic_load(&set->trim_due);
-			if (trim && (deadline == INT64_MAX || deadline - now_ns() > TRIM_AFTER_NS))
-				until = now_ns() + TRIM_AFTER_NS;
-			else
-				trim = false;
 			struct set_sleep sleep = {set, asleep, asleep_len};
 			pthread_cleanup_push(set_sleep_undo, &sleep);
-			k = sleep_epoll(epfd, told, told_max, until, signals);
+			k = sleep_epoll(epfd, told, told_max, trim_deadline(deadline, now_ns()), signals);
 			failed = errno;
 			pthread_cleanup_pop(0);
-			if (trim && k == 0) {
-				atomic_store(&set->trim_due, false);
-				set_trim(set);
-			} else if (k > 0) {
-				atomic_store(&set->trim_due, true);
-			}
 		}
 		set_sleep_undo(&(struct set_sleep){set, asleep, asleep_len});
 		if (n == max)

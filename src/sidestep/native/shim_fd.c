@@ -824,8 +824,10 @@ static void hold_on_exec(int change)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (conn && conn_fd(conn) == (int)fd && (real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
-			atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, (uint32_t)change);
+		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			continue;
+		atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, (uint32_t)change);
+		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
 	}
 }
 

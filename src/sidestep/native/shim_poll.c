@@ -122,12 +122,26 @@ static void collect_bells(struct poller *poller, struct sleep *sleep)
 	sleep->len = n;
 }
 
+/* How a wait was spent is put down to the first connection that ended it. */
+static void count_wait(struct poller *poller, bool spun, bool slept)
+{
+	for (nfds_t i = 0; i < poller->len; i++) {
+		if (!poller->conns[i] || !poller->fds[i].revents)
+			continue;
+		struct conn_slot *slot = poller->conns[i]->slot;
+		word_add(slot->spins_won, spun);
+		word_add(slot->spins_lost, slept && config.spin_ns);
+		word_add(slot->sleeps, slept);
+		return;
+	}
+}
+
 static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t signals)
 {
 	int64_t start = now_ns(), now = start, looked_at = 0;
 	int64_t deadline = deadline_after(timeout_ns);
 	static __thread _Atomic uint32_t budget = UINT32_MAX;
-	bool crowded = true, first = true;
+	bool crowded = true, first = true, slept = false;
 
 	pthread_testcancel();
 	if (budget > config.spin_ns)
@@ -145,6 +159,8 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 			n = poll_once(poller, true);
 			last_look = now;
 		}
+		if (n && slept)
+			count_wait(poller, false, true);
 		if (n || timeout_ns == 0)
 			return n;
 		if (first) {
@@ -166,6 +182,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 					looked_at = last_look = now;
 				if (n) {
 					spin_adapt(&budget, 0);
+					count_wait(poller, true, false);
 					return n;
 				}
 				if (crowded || cpu == peer)
@@ -182,6 +199,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		}
 		if (now >= deadline)
 			return 0;
+		conns_trim(now);
 		struct sleep sleep;
 		collect_bells(poller, &sleep);
 		int bell_fd = self_bell_fd(sleep.bells, sleep.len);
@@ -191,13 +209,14 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		n = poll_once(poller, true);
 		if (n == 0) {
 			poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
-			int64_t until = deadline;
+			int64_t until = trim_deadline(deadline, now);
 			if ((bell_fd < 0 || sleep.truncated) && until - now > 1000000)
 				until = now + 1000000; /* no descriptor for the bells, or too many of them: nap */
 			pthread_cleanup_push(sleep_undo, &sleep);
 			k = sleep_poll(poller->kernel, poller->len + 1, until, signals, NULL);
 			failed = errno;
 			pthread_cleanup_pop(0);
+			slept = true;
 			if (k > 0 && poller->kernel[poller->len].revents)
 				self_bells_clear();
 		}

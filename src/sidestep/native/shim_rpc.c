@@ -230,9 +230,9 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	struct bell *local = conn->bell;
 
 	if (fds_len != (claimer ? 3 : 2) || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
-	    word_load(slot->holders) != 1) {
+	    !conn_alone(conn)) {
 		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
-		refused(conn, word_load(slot->holders) != 1 ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
+		refused(conn, !conn_alone(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;
 	}
 	int failed = 0;
@@ -500,8 +500,11 @@ void rpc_consider(struct conn *conn, int fd)
 		/* the common look, without any lock: has an offer come for this bucket? */
 		uint32_t word = atomic_load_explicit((_Atomic uint32_t *)((uint8_t *)now + REGISTRY_BUCKETS_OFFSET) +
 		                                     conn->bucket_index - 1, memory_order_acquire);
-		if (!(word & 0xff) || word == conn->bucket_seen)
+		if (!(word & 0xff) || word == conn->bucket_seen) {
+			if (unlikely(word_load(slot->reason) == REASON_YOUNG))
+				word_store(slot->reason, REASON_PEER_ABSENT);
 			return;
+		}
 	}
 	int saved = errno;
 	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
@@ -543,7 +546,7 @@ void rpc_consider(struct conn *conn, int fd)
 		                                  conn->bucket_index - 1)
 		                    : 0;
 		bool go = slot->role == ROLE_ACTIVE || ((word & 0xff) && word != conn->bucket_seen);
-		if (go && word_load(slot->holders) != 1) {
+		if (go && !conn_alone(conn)) {
 			word_store(slot->reason, REASON_SHARED_BY_FORK);
 			conn->calls = 0;
 			go = false;

@@ -688,6 +688,11 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	int64_t deadline = clock->deadline;
 	if (slot_has(slot, SLOT_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
 		deadline = now_ns() + RESEND_EVERY_NS;
+	if (unlikely(atomic_load_explicit(&trim_due, memory_order_relaxed))) {
+		int64_t now = now_ns();
+		conns_trim(now);
+		deadline = trim_deadline(deadline, now);
+	}
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	atomic_fetch_add(&conn->waiters, 1);
@@ -697,7 +702,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		int error;
 		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
 		                              : sleep_sending(conn, fd, deadline, signals, &error);
-		word_add(slot->sleeps, 1);
+		word_add(*(want == WAIT_RX ? &slot->sleeps : &slot->tx_sleeps), 1);
 		if (native && on_ring && conn_stays(conn, &fd))
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
