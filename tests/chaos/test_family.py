@@ -1,0 +1,136 @@
+"""What becomes of connections whose process is killed while others of its family live on, and of those that are idle."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidestep.testing import Sidestep
+
+_PREFORK = """
+import os, signal, socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+def work():
+    while True:
+        one, _ = listener.accept()
+        while data := one.recv(65536):
+            one.sendall(data)
+        one.close()
+while True:
+    worker = os.fork()
+    if not worker:
+        work()
+    os.waitpid(worker, 0)
+"""
+
+_CALLS = """
+import socket, sys
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(200):
+    one.sendall(b"x" * 64)
+    assert one.recv(64, socket.MSG_WAITALL)
+print(one.getsockname()[1], flush=True)
+sys.stdin.read(1)
+"""
+
+_IDLE = """
+import select, socket, sys
+how, port = sys.argv[1], int(sys.argv[2])
+if port:
+    one = socket.create_connection(("127.0.0.1", port))
+else:
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    one, _ = listener.accept()
+if how == "epoll":
+    waiting = select.epoll()
+    waiting.register(one, select.EPOLLIN)
+elif how == "poll":
+    waiting = select.poll()
+    waiting.register(one, select.POLLIN)
+def wait():
+    if how == "select":
+        select.select([one], [], [])
+    elif how != "recv":
+        waiting.poll()
+def take(count):
+    while count:
+        wait()
+        count -= len(one.recv(count))
+for _ in range(100):
+    if port:
+        one.sendall(b"x" * 10000)
+        take(10000)
+    else:
+        take(10000)
+        one.sendall(b"x" * 10000)
+print("idle", flush=True)
+take(1)
+"""
+
+
+@pytest.fixture
+def sidestep() -> Iterator[Sidestep]:
+    with Sidestep(promote_after="0") as made:
+        yield made
+
+
+def _line(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline().strip()
+
+
+def test_slots_of_killed_workers_are_freed(sidestep: Sidestep) -> None:
+    """A server's workers are killed with their connections, again and again: what is known of them does not pile up."""
+    server = sidestep.popen([sys.executable, "-c", _PREFORK], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    port = _line(server)
+    killed = known = 0
+    try:
+        # they are looked for once a second, by whoever of the family accepts the next connection
+        while known == killed and killed < 50:
+            client = sidestep.popen(
+                [sys.executable, "-c", _CALLS, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            ours = _line(client)
+            found = sidestep.wait_for(
+                lambda all_, ours=ours: any(c.promoted and c.remote.endswith(f":{ours}") for c in all_)
+            )
+            os.kill(next(c.pid for c in found if c.remote.endswith(f":{ours}")), signal.SIGKILL)
+            client.kill()
+            client.wait()
+            killed += 1
+            known = sum(c.role == "passive" for c in sidestep.connections())
+        assert known < killed
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def _ring_pages_kib(pid: int) -> int:
+    """Memory of channel segments that is mapped and resident."""
+    kib, ring = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            ring = "sidestep-channel" in line
+        elif ring and line.startswith("Rss:"):
+            kib += int(line.split()[1])
+    return kib
+
+
+@pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
+def test_idle_rings_give_their_pages_back(sidestep: Sidestep, how: str) -> None:
+    def start(port: str) -> subprocess.Popen[str]:
+        return sidestep.popen([sys.executable, "-c", _IDLE, how, port], stdout=subprocess.PIPE, text=True)
+
+    server = start("0")
+    client = start(_line(server))
+    assert _line(server) == _line(client) == "idle"
+    assert all(c.promoted for c in sidestep.connections())
+    sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in (server, client)) <= 16)
