@@ -114,7 +114,6 @@ STATES = {
     State.ATTACHED: "both ends hold the channel; the directions are switching",
     State.PROMOTED: "both directions go through shared memory",
     State.PINNED: "plain TCP for good; the reason says why",
-    State.CLOSED: "was promoted once, and has ended",
 }
 
 PAGES = {"commands.md": commands_page, "limits.md": limits_page, "states.md": states_page}

@@ -32,7 +32,7 @@ DEADLINE_S: Final = 30.0  # for one condition; only a broken run waits that long
 NUDGE_FIRST_S: Final = 0.05  # before the first nudge of a connection that is not yet where it should be
 NUDGE_GROWTH: Final = 1.2  # each pause is that much longer: 27 nudges at most before the deadline
 HOST: Final = "127.0.0.1"
-MOVED: Final = frozenset({"attached", "promoted", "closed"})
+MOVED: Final = frozenset({"attached", "promoted"})
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 SEARCH_PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 

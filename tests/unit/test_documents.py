@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from enum import IntEnum
 from pathlib import Path
+
+import pytest
 
 from sidestep.cli import COMMANDS
 from sidestep.native import layout
@@ -15,6 +18,15 @@ ROOT = Path(layout.__file__).parents[3]
 
 def test_the_reference_is_what_the_code_says() -> None:
     subprocess.run([sys.executable, ROOT / "docs/reference/make.py", "--check"], check=True)
+
+
+@pytest.mark.parametrize("codes", [layout.State, layout.Reason, layout.Refusal])
+def test_every_code_in_the_reference_is_given_somewhere(codes: type[IntEnum]) -> None:
+    sources = [*(ROOT / "src").rglob("*.c"), *(ROOT / "src").rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources if path != Path(layout.__file__))
+    name = codes.__name__
+    unused = {code.name for code in codes if not re.search(rf"\b({name}\.|{name.upper()}_){code.name}\b", text)}
+    assert unused <= {"WAITER_IN_KERNEL"}
 
 
 def test_the_readme_names_every_command_and_no_other() -> None:

@@ -19,7 +19,7 @@ from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, Traffic, connections
 
 STATES: Final = tuple(state.name.lower() for state in State if state is not State.FREE)
-_STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow", "closed": "dim"}
+_STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow"}
 _PIECE: Final = 500  # rows set as one table: the first lines come at once, however many there are
 COLUMNS: Final = (
     "PROGRAM", "PID", "FD", "LOCAL", "REMOTE", "ROLE", "STATE", "SENT", "READ", "BELLS", "SLEEPS", "SPINS", "WHY",
