@@ -101,7 +101,7 @@ def make_private_dir(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise Unavailable(
             f"{path} is not a directory of mode 0700 owned by uid {os.getuid()}",
-            remedy="remove it, or give another place with --socket",
+            remedy="put the socket into one of its own, which is made if missing: --socket DIRECTORY/provider",
         )
 
 

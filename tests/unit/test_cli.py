@@ -154,6 +154,30 @@ def test_provider_in_the_foreground_serves_until_it_is_stopped(command: Run, hom
         assert process.wait(10) == 0
 
 
+def test_provider_in_the_foreground_speaks_json_and_only_once_it_serves(command: Run, home: Path) -> None:
+    path = home / "sidestep" / "provider"
+    args = ("provider", "start", "--foreground", "--idle-exit=20", f"--socket={path}")
+    argv = [sys.executable, "-m", "sidestep", *args, "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"pid": process.pid, "started": True, "socket": str(path)}
+        assert control.answers(path)
+        second = command(*args)
+        assert (second.returncode, second.stdout) == (1, "")
+        assert "serves" not in second.stderr.replace("a provider serves", "")
+        assert command("provider", "stop").returncode == 0
+        assert process.stdout.read() == ""
+
+
+def test_a_socket_needs_a_directory_of_its_own(command: Run, home: Path) -> None:
+    home.chmod(0o755)
+    found = command("provider", "start", f"--socket={home / 'provider'}")
+    assert found.returncode == 1
+    assert f"{home} is not a directory of mode 0700" in found.stderr
+    assert "DIRECTORY/provider" in found.stderr
+    assert "remove" not in found.stderr
+
+
 # ---- ss ----
 
 
@@ -235,8 +259,9 @@ def test_ss_filters(listed: Callable[..., Any], args: tuple[str, ...], ports: li
     assert [int(one["local"].rpartition(":")[2]) for one in found] == ports
 
 
-def test_ss_without_a_provider_says_what_to_do(command: Run) -> None:
-    found = command("ss")
+@pytest.mark.parametrize("args", [("ss",), ("ss", "--json")])
+def test_ss_without_a_provider_says_what_to_do(command: Run, args: tuple[str, ...]) -> None:
+    found = command(*args)
     assert (found.returncode, found.stdout) == (1, "")
     assert "sidestep provider start" in found.stderr
 

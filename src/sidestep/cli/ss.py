@@ -69,11 +69,9 @@ def ss(
 
 
 def _print_json(found: Iterable[Connection]) -> None:
-    """One document, written a connection at a time."""
-    click.echo('{"connections": [', nl=False)
-    for index, connection in enumerate(found):
-        click.echo((",\n " if index else "\n ") + json.dumps(connection.as_json()), nl=False)
-    click.echo("\n]}")
+    """One document, read to its end before its first byte is written: a provider that goes away leaves no half."""
+    rows = [json.dumps(connection.as_json()) for connection in found]
+    click.echo('{"connections": [' + ",".join(f"\n {row}" for row in rows) + "\n]}")
 
 
 def _print_table(found: Iterator[Connection]) -> None:
