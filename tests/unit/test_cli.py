@@ -83,10 +83,21 @@ def test_run_passes_options_of_the_program_on(command: Run) -> None:
 def test_run_tells_what_cannot_be_run(command: Run, tmp_path: Path) -> None:
     found = command("run", "no-such-program")
     assert (found.returncode, found.stderr) == (127, "sidestep: no-such-program is not found\n")
-    (tmp_path / "plain").write_text("not a program")
-    found = command("run", tmp_path / "plain")
+    plain = tmp_path / "plain"
+    plain.write_text("not a program")
+    found = command("run", plain)
     assert found.returncode == 126
     assert "cannot be executed" in found.stderr
+    plain.chmod(0o755)
+    found = command("run", plain)
+    assert found.returncode == 126
+    assert len(found.stderr.splitlines()) == 1
+    assert f"sidestep run -- sh {plain}" in found.stderr
+    plain.write_text("#!/no/such/shell\n")
+    found = command("run", plain)
+    assert found.returncode == 126
+    assert found.stderr.startswith(f"sidestep: {plain} cannot be executed: its interpreter /no/such/shell is not found")
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:
@@ -282,6 +293,15 @@ def test_doctor_fails_for_a_program_out_of_reach(command: Run) -> None:
     found = command("doctor", "no-such-program")
     assert found.returncode == 1
     assert "no-such-program" in found.stdout
+
+
+def test_doctor_names_a_missing_interpreter(command: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/shell\n")
+    script.chmod(0o755)
+    found = command("doctor", script)
+    assert found.returncode == 1
+    assert "its interpreter /no/such/shell is not found" in found.stdout
 
 
 # ---- all ----

@@ -83,7 +83,7 @@ def check_program(name: str) -> Iterator[Finding]:
         yield Finding(name, Level.FAIL, error.message, error.remedy)
         return
     for obstacle in program.obstacles:
-        yield Finding(name, Level.FAIL, f"stays on TCP: {obstacle.text}", obstacle.remedy)
+        yield Finding(name, Level.FAIL, obstacle.verdict, obstacle.remedy)
     if not program.obstacles:
         yield Finding(name, Level.OK, "the shim reaches it: " + " -> ".join(str(path) for path in program.chain))
 
