@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sidestep import config, limits
 from sidestep.cli import COMMANDS
 from sidestep.native import layout
 
@@ -18,6 +19,13 @@ ROOT = Path(layout.__file__).parents[3]
 
 def test_the_reference_is_what_the_code_says() -> None:
     subprocess.run([sys.executable, ROOT / "docs/reference/make.py", "--check"], check=True)
+
+
+def test_the_reference_names_every_limit_and_variable() -> None:
+    text = (ROOT / "docs/reference/limits.md").read_text()
+    names = {name for name in vars(limits) if name.isupper()}
+    names |= {value for name, value in vars(config).items() if name.startswith("ENV_")}
+    assert {name for name in names if f"| `{name}` |" not in text} == set()
 
 
 @pytest.mark.parametrize("codes", [layout.State, layout.Reason, layout.Refusal])

@@ -23,7 +23,10 @@ def provider() -> None:
 
 
 @provider.command()
-@promote_after_option(str(PromoteAfter()), "The shims' default: promote after so many reads and writes, or bytes.")
+@promote_after_option(
+    str(PromoteAfter()),
+    "The shims' default: promote after so many reads and writes, or bytes; CALLS alone means CALLS:65536.",
+)
 @ring_size_option(f"{limits.RING_SIZE_DEFAULT >> 10}K", "The shims' default: size of a channel in each direction.")
 @click.option("--offer-expiry", type=click.FloatRange(0.01, 3600), default=limits.OFFER_EXPIRY_S, show_default=True,
               help="Seconds until an offer that nobody claims is refused.")  # fmt: skip

@@ -21,7 +21,7 @@ EXIT_NOT_FOUND = 127
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@promote_after_option(None, "Promote after so many reads and writes, or bytes; 0: at once.")
+@promote_after_option(None, "Promote after so many reads and writes, or bytes (left out: 65536); 0: at once.")
 @ring_size_option(None, "Size of a channel in each direction, such as 256K.")
 @click.option(
     "--spin-us",
