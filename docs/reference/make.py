@@ -73,7 +73,8 @@ def limits_page() -> str:
 
 # Environment
 
-`sidestep run` sets these; a program may be started with them by hand as well.
+`sidestep run` sets these; a program may be started with them, and `LD_PRELOAD`, by hand as well (`sidestep run -- env`
+prints both). That does not start a provider: `sidestep provider start` does.
 
 {table("variable", "meaning", rows=variables)}
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from enum import IntEnum
@@ -49,6 +50,13 @@ def test_what_the_documents_point_to_exists() -> None:
             assert (document.parent / target).exists(), f"{document.name}: {target}"
         for path in re.findall(r"`((?:tests|src|docs|bench)/[\w/.*]+)`", text):
             assert list(ROOT.glob(path.rstrip("/"))), f"{document.name}: {path}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed; run tests/setup")
+def test_the_sample_of_the_tutorial_works() -> None:
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.S)
+    subprocess.run([sys.executable, "-c", sample], stdout=subprocess.DEVNULL, timeout=60, check=True)
 
 
 def test_the_modules_import_only_from_below() -> None:

@@ -98,7 +98,7 @@ class Reason(IntEnum):
 
 REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "",
-    Reason.YOUNG: "it has not yet exchanged enough to be worth a channel",
+    Reason.YOUNG: "it has not exchanged enough to be worth a channel, or the other end has offered none",
     Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
     Reason.PEER_ABSENT: "no claim came: the other end is not under sidestep, or idle",
     Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
