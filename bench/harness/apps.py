@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.model import BenchError, Evidence, Sample, Settings
-from harness.world import Program, World, free_port, wait_for_port
+from harness.world import Program, World, wait_for_port
+from sidestep.testing import free_port
 
 PATIENCE_S = 40.0
 FILE = b"0123456789abcde\n" * 38  # a small static page, 608 bytes

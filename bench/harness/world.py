@@ -228,13 +228,6 @@ def program_missing(name: str) -> str | None:
     return f"{name} is not installed; apt-get install {packages.get(name, name)}"
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def wait_for_port(program: Program, port: int, timeout_s: float = 20.0) -> None:
     """Returns once `port` accepts connections; raises BenchError when the program ends or the time is over."""
     deadline = time.monotonic() + timeout_s

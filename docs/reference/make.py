@@ -73,7 +73,8 @@ def limits_page() -> str:
 
 # Environment
 
-`sidestep run` sets these; a program may be started with them by hand as well.
+`sidestep run` sets these; a program may be started with them, and `LD_PRELOAD`, by hand as well (`sidestep run -- env`
+prints both). That does not start a provider: `sidestep provider start` does.
 
 {table("variable", "meaning", rows=variables)}
 """
@@ -114,7 +115,6 @@ STATES = {
     State.ATTACHED: "both ends hold the channel; the directions are switching",
     State.PROMOTED: "both directions go through shared memory",
     State.PINNED: "plain TCP for good; the reason says why",
-    State.CLOSED: "was promoted once, and has ended",
 }
 
 PAGES = {"commands.md": commands_page, "limits.md": limits_page, "states.md": states_page}

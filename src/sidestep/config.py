@@ -16,7 +16,7 @@ from sidestep import limits, native_library
 from sidestep.errors import Misuse, Unavailable
 
 ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
-ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion; `0`: at once
+ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :65536); `0`: at once
 ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direction, a power of two
 ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin before it sleeps; `0`: never
 ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
@@ -31,7 +31,7 @@ class PromoteAfter:
     """How much life a connection must show before it is promoted: either bound is enough; 0 calls: at once."""
 
     calls: int = 8  # reads and writes; a few round trips, so that short connections cost nothing
-    payload_len: int = 32 << 10  # bytes
+    payload_len: int = 64 << 10  # bytes; what the shim takes when a user gives only the calls
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -42,7 +42,7 @@ class PromoteAfter:
             or not calls.isdigit()
             or (colon and not (payload_len.isascii() and payload_len.isdigit()))
         ):
-            raise Misuse(f"{text!r} is not CALLS or CALLS:BYTES", remedy="for example 8, 8:32768, or 0 for at once")
+            raise Misuse(f"{text!r} is not CALLS or CALLS:BYTES", remedy="for example 8, 8:65536, or 0 for at once")
         value = cls(int(calls), int(payload_len)) if colon else cls(int(calls))
         if value.calls >= 1 << 32 or value.payload_len >= 1 << 63:
             raise Misuse(f"{text!r} is out of range", remedy="calls fit 32 bits, bytes 63")
@@ -101,7 +101,7 @@ def make_private_dir(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise Unavailable(
             f"{path} is not a directory of mode 0700 owned by uid {os.getuid()}",
-            remedy="remove it, or give another place with --socket",
+            remedy="put the socket into one of its own, which is made if missing: --socket DIRECTORY/provider",
         )
 
 

@@ -1,12 +1,6 @@
-"""The errors of sidestep, by who must act.
-
-Each carries what happened and, where there is one, the remedy; `errno_of` is the one table that maps them to errno.
-"""
+"""The errors of sidestep, by who must act. Each carries what happened and, where there is one, the remedy."""
 
 from __future__ import annotations
-
-import errno
-from typing import Final
 
 
 class SidestepError(Exception):
@@ -33,31 +27,9 @@ class PeerViolation(SidestepError):
         self.rule = rule
 
 
-class LimitReached(SidestepError):
-    """A bound was met; `limit` is its name in `sidestep.limits`."""
-
-    def __init__(self, message: str, *, limit: str, remedy: str = "") -> None:
-        super().__init__(message, remedy=remedy)
-        self.limit = limit
-
-
 class Unavailable(SidestepError):
     """Something needed is not there; the next way, at worst plain TCP, may be tried."""
 
 
 class InternalError(SidestepError):
     """A fault of sidestep itself."""
-
-
-ERRNO: Final[dict[type[SidestepError], int]] = {
-    Misuse: errno.EINVAL,
-    PeerViolation: errno.EPROTO,
-    LimitReached: errno.ENOBUFS,
-    Unavailable: errno.EAGAIN,
-    InternalError: errno.EIO,
-}
-
-
-def errno_of(error: SidestepError) -> int:
-    """The errno that stands for `error` where only a number can be told."""
-    return next(code for kind, code in ERRNO.items() if isinstance(error, kind))

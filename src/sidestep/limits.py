@@ -6,8 +6,8 @@ from typing import Final
 
 # Channels. The C side checks the same numbers (channel.h); a test compares them.
 CHANNEL_HEADER_SIZE: Final = 4096  # bytes before the rings of a segment
-RING_SIZE_MIN: Final = 4096  # bytes a direction: a page; smaller offers are refused as MALFORMED
-RING_SIZE_MAX: Final = 64 << 20  # bytes a direction: beyond it a ring only wastes cache; refused as MALFORMED
+RING_SIZE_MIN: Final = 4096  # bytes a direction: a page; who offers less is dropped: client_dropped{malformed}
+RING_SIZE_MAX: Final = 64 << 20  # bytes a direction: beyond it a ring only wastes cache; client_dropped{malformed}
 RING_SIZE_DEFAULT: Final = 256 << 10  # bytes a direction: about what kernel TCP keeps in flight on loopback
 
 # Clients of the provider.

@@ -1,9 +1,10 @@
 """For tests of programs under sidestep: a private provider, and programs that run with it.
 
     with testing.Sidestep() as s:
-        server = s.popen(["redis-server", "--port", "0", ...])
-        ...
-        s.wait_for(lambda found: any(c.promoted for c in found))
+        server = s.popen(["my-server", str(port := testing.free_port())])
+        ...  # until it listens
+        client = s.popen(["my-client", str(port)])
+        s.wait_for(lambda found: any(c.promoted for c in found))  # while they talk: ended connections are not listed
 
 `ShimClient` speaks the provider's real protocol from Python, as the shim does from C.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import random
 import secrets
 import signal
 import socket
@@ -28,7 +30,7 @@ from typing import Any, Final, Self
 
 from sidestep import limits
 from sidestep.config import PromoteAfter, ProviderSettings, ShimSettings
-from sidestep.errors import Misuse
+from sidestep.errors import Misuse, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.observe import connections as observed
@@ -36,11 +38,31 @@ from sidestep.observe.connections import Connection
 from sidestep.provider import control, memory, proof, rpc
 from sidestep.provider.rpc import Message
 
-__all__ = ["Channel", "Connection", "ShimClient", "Sidestep"]
+__all__ = ["Channel", "Connection", "ShimClient", "Sidestep", "free_port"]
 
 RUN_TIMEOUT_S: Final = 60.0
 WAIT_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.01
+_PORT_FIRST: Final = 10_000  # of those that `free_port` tries; services of the machine are below
+_PORT_TRIES: Final = 1000
+
+
+def free_port() -> int:
+    """A TCP port nobody uses, below those that the kernel gives to clients: none of them takes it before its server.
+
+    Raises:
+        Unavailable: None was found.
+    """
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    for _ in range(_PORT_TRIES):
+        port = random.randrange(_PORT_FIRST, max(first_ephemeral, _PORT_FIRST + 1))  # noqa: S311 - any will do
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise Unavailable("no free TCP port was found")
 
 
 class Sidestep:

@@ -14,7 +14,6 @@ import random
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,13 +25,13 @@ from typing import IO, Any, Final, TypeVar
 
 import pytest
 
-from sidestep.testing import Connection, Sidestep
+from sidestep.testing import Connection, Sidestep, free_port
 
 DEADLINE_S: Final = 30.0  # for one condition; only a broken run waits that long
 NUDGE_FIRST_S: Final = 0.05  # before the first nudge of a connection that is not yet where it should be
 NUDGE_GROWTH: Final = 1.2  # each pause is that much longer: 27 nudges at most before the deadline
 HOST: Final = "127.0.0.1"
-MOVED: Final = frozenset({"attached", "promoted", "closed"})
+MOVED: Final = frozenset({"attached", "promoted"})
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 SEARCH_PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
@@ -72,20 +71,6 @@ def wait_until(condition: Callable[[], Answer], what: str, deadline_s: float = D
             raise AssertionError(f"waited {deadline_s:g} s in vain for {what}")
         time.sleep(0.005)
     return answer
-
-
-def free_port() -> int:
-    """A TCP port nobody uses, below the range from which the kernel picks ports for clients."""
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    for _ in range(1000):
-        port = random.randrange(10_000, max(first_ephemeral, 10_001))
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free TCP port found")
 
 
 def is_listening(port: int) -> bool:

@@ -83,10 +83,21 @@ def test_run_passes_options_of_the_program_on(command: Run) -> None:
 def test_run_tells_what_cannot_be_run(command: Run, tmp_path: Path) -> None:
     found = command("run", "no-such-program")
     assert (found.returncode, found.stderr) == (127, "sidestep: no-such-program is not found\n")
-    (tmp_path / "plain").write_text("not a program")
-    found = command("run", tmp_path / "plain")
+    plain = tmp_path / "plain"
+    plain.write_text("not a program")
+    found = command("run", plain)
     assert found.returncode == 126
     assert "cannot be executed" in found.stderr
+    plain.chmod(0o755)
+    found = command("run", plain)
+    assert found.returncode == 126
+    assert len(found.stderr.splitlines()) == 1
+    assert f"sidestep run -- sh {plain}" in found.stderr
+    plain.write_text("#!/no/such/shell\n")
+    found = command("run", plain)
+    assert found.returncode == 126
+    assert found.stderr.startswith(f"sidestep: {plain} cannot be executed: its interpreter /no/such/shell is not found")
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:
@@ -133,7 +144,7 @@ def test_provider_start_status_stop(command: Run) -> None:
     assert started["started"] is True
     assert json.loads(command("provider", "start", "--json").stdout) == started | {"started": False}
     status = json.loads(command("provider", "status", "--json").stdout)
-    assert (status["pid"], status["promote_after"]) == (started["pid"], "0:32768")
+    assert (status["pid"], status["promote_after"]) == (started["pid"], "0:65536")
     assert f"{started['pid']}" in command("provider", "status").stdout
     stopped = command("provider", "stop", "--json")
     assert json.loads(stopped.stdout) == {"pid": started["pid"], "stopped": True}
@@ -152,6 +163,30 @@ def test_provider_in_the_foreground_serves_until_it_is_stopped(command: Run, hom
             assert process.poll() is None
         assert command("provider", "stop").returncode == 0
         assert process.wait(10) == 0
+
+
+def test_provider_in_the_foreground_speaks_json_and_only_once_it_serves(command: Run, home: Path) -> None:
+    path = home / "sidestep" / "provider"
+    args = ("provider", "start", "--foreground", "--idle-exit=20", f"--socket={path}")
+    argv = [sys.executable, "-m", "sidestep", *args, "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"pid": process.pid, "started": True, "socket": str(path)}
+        assert control.answers(path)
+        second = command(*args)
+        assert (second.returncode, second.stdout) == (1, "")
+        assert "serves" not in second.stderr.replace("a provider serves", "")
+        assert command("provider", "stop").returncode == 0
+        assert process.stdout.read() == ""
+
+
+def test_a_socket_needs_a_directory_of_its_own(command: Run, home: Path) -> None:
+    home.chmod(0o755)
+    found = command("provider", "start", f"--socket={home / 'provider'}")
+    assert found.returncode == 1
+    assert f"{home} is not a directory of mode 0700" in found.stderr
+    assert "DIRECTORY/provider" in found.stderr
+    assert "remove" not in found.stderr
 
 
 # ---- ss ----
@@ -235,8 +270,9 @@ def test_ss_filters(listed: Callable[..., Any], args: tuple[str, ...], ports: li
     assert [int(one["local"].rpartition(":")[2]) for one in found] == ports
 
 
-def test_ss_without_a_provider_says_what_to_do(command: Run) -> None:
-    found = command("ss")
+@pytest.mark.parametrize("args", [("ss",), ("ss", "--json")])
+def test_ss_without_a_provider_says_what_to_do(command: Run, args: tuple[str, ...]) -> None:
+    found = command(*args)
     assert (found.returncode, found.stdout) == (1, "")
     assert "sidestep provider start" in found.stderr
 
@@ -257,6 +293,15 @@ def test_doctor_fails_for_a_program_out_of_reach(command: Run) -> None:
     found = command("doctor", "no-such-program")
     assert found.returncode == 1
     assert "no-such-program" in found.stdout
+
+
+def test_doctor_names_a_missing_interpreter(command: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/shell\n")
+    script.chmod(0o755)
+    found = command("doctor", script)
+    assert found.returncode == 1
+    assert "its interpreter /no/such/shell is not found" in found.stdout
 
 
 # ---- all ----

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+from enum import IntEnum
 from pathlib import Path
 
+import pytest
+
+from sidestep import config, limits
 from sidestep.cli import COMMANDS
 from sidestep.native import layout
 
@@ -15,6 +20,22 @@ ROOT = Path(layout.__file__).parents[3]
 
 def test_the_reference_is_what_the_code_says() -> None:
     subprocess.run([sys.executable, ROOT / "docs/reference/make.py", "--check"], check=True)
+
+
+def test_the_reference_names_every_limit_and_variable() -> None:
+    text = (ROOT / "docs/reference/limits.md").read_text()
+    names = {name for name in vars(limits) if name.isupper()}
+    names |= {value for name, value in vars(config).items() if name.startswith("ENV_")}
+    assert {name for name in names if f"| `{name}` |" not in text} == set()
+
+
+@pytest.mark.parametrize("codes", [layout.State, layout.Reason, layout.Refusal])
+def test_every_code_in_the_reference_is_given_somewhere(codes: type[IntEnum]) -> None:
+    sources = [*(ROOT / "src").rglob("*.c"), *(ROOT / "src").rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources if path != Path(layout.__file__))
+    name = codes.__name__
+    unused = {code.name for code in codes if not re.search(rf"\b({name}\.|{name.upper()}_){code.name}\b", text)}
+    assert unused <= {"WAITER_IN_KERNEL"}
 
 
 def test_the_readme_names_every_command_and_no_other() -> None:
@@ -29,6 +50,13 @@ def test_what_the_documents_point_to_exists() -> None:
             assert (document.parent / target).exists(), f"{document.name}: {target}"
         for path in re.findall(r"`((?:tests|src|docs|bench)/[\w/.*]+)`", text):
             assert list(ROOT.glob(path.rstrip("/"))), f"{document.name}: {path}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed; run tests/setup")
+def test_the_sample_of_the_tutorial_works() -> None:
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.S)
+    subprocess.run([sys.executable, "-c", sample], stdout=subprocess.DEVNULL, timeout=60, check=True)
 
 
 def test_the_modules_import_only_from_below() -> None:

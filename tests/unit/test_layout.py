@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import sidestep
 from sidestep import limits
+from sidestep.config import PromoteAfter
 from sidestep.native import layout
 from sidestep.native.layout import REASON_TEXT, Reason
 
@@ -88,6 +89,12 @@ def test_the_limits_of_channels_are_those_of_channel_h() -> None:
     assert number("CHANNEL_HEADER_SIZE") == limits.CHANNEL_HEADER_SIZE
     assert number("CHANNEL_RING_MIN") == limits.RING_SIZE_MIN
     assert number("CHANNEL_RING_MAX") == limits.RING_SIZE_MAX
+
+
+def test_calls_without_bytes_mean_the_same_to_the_shim_and_to_the_commands() -> None:
+    found = re.search(r"promote_after_bytes = colon \? .* : (\d+);", (NATIVE / "shim.c").read_text())
+    assert found is not None
+    assert PromoteAfter.parse("16").payload_len == int(found[1])
 
 
 def test_the_version_is_written_the_same_twice() -> None:

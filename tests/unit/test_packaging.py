@@ -22,6 +22,7 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs(tmp_path: Path) -> No
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("sidestep-*.whl")
+    assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     native = {f"sidestep/native/{name}" for name in ("libsidestep.so", "_channel.abi3.so")}

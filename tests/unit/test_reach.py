@@ -101,6 +101,32 @@ def test_what_is_no_program_is_told(tmp_path: Path) -> None:
         assert codes(tmp_path / "file"), text
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("#!/no/such/shell -e", "/no/such/shell"),
+        ("#!/bin/sh\r", r"'/bin/sh\r'"),
+        ("#!/usr/bin/env no-such-shell", "no-such-shell"),
+        ("#!/usr/bin/env -S A=b no-such-shell -x", "no-such-shell"),
+    ],
+)
+def test_a_missing_interpreter_is_told_by_its_name(tmp_path: Path, line: str, name: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(line + "\n", newline="")
+    (found,) = reach.obstacles(script)
+    assert (found.code, found.verdict) == (
+        "interpreter", f"cannot be executed: its interpreter {name} is not found"
+    )  # fmt: skip
+
+
+def test_a_script_without_an_interpreter_is_told_how_to_run(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo hello\n")
+    (found,) = reach.obstacles(script)
+    assert found.code == "shebang"
+    assert found.remedy.endswith(f"sidestep run -- sh {script}")
+
+
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert codes(tmp_path / "missing") == ["unreadable"]
     assert codes(tmp_path) == ["unreadable"]
@@ -115,6 +141,20 @@ def test_a_program_that_changes_its_user_is_told(build: Build, mode: int, owner:
     os.chown(program, owner, owner)
     program.chmod(mode)
     assert codes(program) == expected
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a program capabilities")
+def test_a_program_with_capabilities_is_told_how_to_lose_them(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = build()
+    net_raw = struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0)  # struct vfs_cap_data, revision 2, effective
+    try:
+        os.setxattr(program, "security.capability", net_raw)
+    except OSError as error:
+        pytest.skip(f"no capabilities here: {error.strerror}")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    (found,) = reach.obstacles(program)
+    assert "capabilities" in found.text
+    assert "a copy of it" in found.remedy
 
 
 def test_real_programs_of_this_machine_are_reached() -> None:

@@ -48,7 +48,10 @@ def socket_option(command: CommandT) -> CommandT:
     return click.option(
         "--socket",
         type=click.Path(path_type=Path),
-        help=f"Socket of the provider (default: ${config.ENV_SOCKET}, else one in the user's runtime directory).",
+        help=(
+            f"Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
+            f"${config.ENV_SOCKET}, else one in the user's runtime directory)."
+        ),
     )(command)
 
 

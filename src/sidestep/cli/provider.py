@@ -23,7 +23,10 @@ def provider() -> None:
 
 
 @provider.command()
-@promote_after_option(str(PromoteAfter()), "The shims' default: promote after so many reads and writes, or bytes.")
+@promote_after_option(
+    str(PromoteAfter()),
+    "The shims' default: promote after so many reads and writes, or bytes; CALLS alone means CALLS:65536.",
+)
 @ring_size_option(f"{limits.RING_SIZE_DEFAULT >> 10}K", "The shims' default: size of a channel in each direction.")
 @click.option("--offer-expiry", type=click.FloatRange(0.01, 3600), default=limits.OFFER_EXPIRY_S, show_default=True,
               help="Seconds until an offer that nobody claims is refused.")  # fmt: skip
@@ -44,20 +47,26 @@ def start(
     socket: Path | None,
     as_json: bool,
 ) -> None:
-    """Start a provider, and return once it listens. Exit code 0 also if one runs already."""
+    """Start a provider, and return once it listens. Exit code 0 also if one runs already.
+
+    With --foreground, return once it has ended, and fail if one runs already.
+    """
     path = config.socket_path(socket)
     settings = ProviderSettings(path, promote_after, ring_size, offer_expiry, idle_exit, budget)
+
+    def tell(pid: int, started: bool, text: str) -> None:
+        if as_json:
+            click.echo(json.dumps({"pid": pid, "started": started, "socket": str(path)}))
+        else:
+            click.echo(f"provider {pid} {text} {path}", err=True)
+
     if foreground:
-        click.echo(f"provider {os.getpid()} serves {path}", err=True)
-        daemon.serve(settings, ready_fd=None, background=False)
+        daemon.serve(settings, on_ready=lambda: tell(os.getpid(), True, "serves"))
         return
     started = control.start(settings)
     with control.ControlConnection(path) as connection:
         pid = connection.status()["pid"]
-    if as_json:
-        click.echo(json.dumps({"pid": pid, "started": started, "socket": str(path)}))
-    else:
-        click.echo(f"provider {pid} {'started' if started else 'runs already'} at {path}", err=True)
+    tell(pid, started, "started at" if started else "runs already at")
 
 
 @provider.command()

@@ -21,7 +21,7 @@ EXIT_NOT_FOUND = 127
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@promote_after_option(None, "Promote after so many reads and writes, or bytes; 0: at once.")
+@promote_after_option(None, "Promote after so many reads and writes, or bytes (left out: 65536); 0: at once.")
 @ring_size_option(None, "Size of a channel in each direction, such as 256K.")
 @click.option(
     "--spin-us",
@@ -50,16 +50,19 @@ def run(
         control.start(ProviderSettings(path))
     except Unavailable as error:
         _warn(f"plain TCP for now: {error}")
-    if program := shutil.which(command[0]):
-        for obstacle in reach.obstacles(Path(program)):
-            _warn(f"{command[0]} stays on TCP: {obstacle.text}; {obstacle.remedy}")
+    program = shutil.which(command[0])
+    obstacles = reach.obstacles(Path(program)) if program else ()
+    for obstacle in obstacles:
+        _warn(f"{command[0]} {obstacle.verdict}; {obstacle.remedy}")
     try:
         os.execvpe(command[0], command, env)  # noqa: S606 - starting the user's program is the job
-    except FileNotFoundError:
-        _warn(f"{command[0]} is not found")
-        sys.exit(EXIT_NOT_FOUND)
     except OSError as error:
-        _warn(f"{command[0]} cannot be executed: {error.strerror}")
+        if isinstance(error, FileNotFoundError) and program is None:
+            _warn(f"{command[0]} is not found")
+            sys.exit(EXIT_NOT_FOUND)
+        if not any(obstacle.stops_it for obstacle in obstacles):
+            why = "its loader is not found" if isinstance(error, FileNotFoundError) else error.strerror
+            _warn(f"{command[0]} cannot be executed: {why}")
         sys.exit(EXIT_NOT_EXECUTABLE)
 
 

@@ -19,7 +19,7 @@ from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, Traffic, connections
 
 STATES: Final = tuple(state.name.lower() for state in State if state is not State.FREE)
-_STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow", "closed": "dim"}
+_STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow"}
 _PIECE: Final = 500  # rows set as one table: the first lines come at once, however many there are
 COLUMNS: Final = (
     "PROGRAM", "PID", "FD", "LOCAL", "REMOTE", "ROLE", "STATE", "SENT", "READ", "BELLS", "SLEEPS", "SPINS", "WHY",
@@ -69,11 +69,9 @@ def ss(
 
 
 def _print_json(found: Iterable[Connection]) -> None:
-    """One document, written a connection at a time."""
-    click.echo('{"connections": [', nl=False)
-    for index, connection in enumerate(found):
-        click.echo((",\n " if index else "\n ") + json.dumps(connection.as_json()), nl=False)
-    click.echo("\n]}")
+    """One document, read to its end before its first byte is written: a provider that goes away leaves no half."""
+    rows = [json.dumps(connection.as_json()) for connection in found]
+    click.echo('{"connections": [' + ",".join(f"\n {row}" for row in rows) + "\n]}")
 
 
 def _print_table(found: Iterator[Connection]) -> None:

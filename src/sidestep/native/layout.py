@@ -53,9 +53,7 @@ class Refusal(IntEnum):
     FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
     TOO_MANY = 5  # this client has too many offers pending
     NO_BUDGET = 6  # the budget for channel memory is used up
-    MALFORMED = 7  # the record breaks a rule of the layout
     DUPLICATE = 8  # the same connection has been offered or claimed already
-    POLICY = 9  # the provider was told not to offload this
     SHUTTING_DOWN = 10
 
 
@@ -68,7 +66,6 @@ class State(IntEnum):
     ATTACHED = 3  # both ends hold the channel; directions are switching
     PROMOTED = 4  # both directions use the rings
     PINNED = 5  # plain TCP for good; `reason` says why
-    CLOSED = 6  # promoted once, ended
 
 
 class Reason(IntEnum):
@@ -84,7 +81,6 @@ class Reason(IntEnum):
     URGENT_DATA = 7
     KERNEL_TLS = 8
     FAST_OPEN = 9
-    INHERITED = 10
     PASSED = 11
     SHARED_BY_FORK = 12
     EPOLL_UNSUPPORTED = 13
@@ -93,7 +89,6 @@ class Reason(IntEnum):
     PEER_LAYOUT = 16
     PEER_VIOLATION = 17
     REFUSED_BY_PROVIDER = 18
-    DISABLED = 19
     WAITER_IN_KERNEL = 20
     HALF_CLOSED = 21
     UNUSUAL_OPTION = 22
@@ -103,7 +98,7 @@ class Reason(IntEnum):
 
 REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "",
-    Reason.YOUNG: "it has not yet exchanged enough to be worth a channel",
+    Reason.YOUNG: "it has not exchanged enough to be worth a channel, or the other end has offered none",
     Reason.WAITING_FOR_PEER: "offered; the other end has not made a call since",
     Reason.PEER_ABSENT: "the other end has not joined in: it is not under sidestep, keeps to TCP, or is idle",
     Reason.NO_PROVIDER: "no provider answers; start one with 'sidestep provider start'",
@@ -112,16 +107,14 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.URGENT_DATA: "it uses urgent (out-of-band) data",
     Reason.KERNEL_TLS: "kernel TLS is attached to the socket",
     Reason.FAST_OPEN: "it was opened with TCP Fast Open",
-    Reason.INHERITED: "the socket was inherited from a process that had used it already",
     Reason.PASSED: "the socket was passed between processes",
     Reason.SHARED_BY_FORK: "several processes hold the socket",
-    Reason.EPOLL_UNSUPPORTED: "it is in an epoll set that is nested, shared, one-shot or exclusive",
+    Reason.EPOLL_UNSUPPORTED: "it is in a nested or shared epoll set, or in one as exclusive or by a closed number",
     Reason.STDIO: "C stdio reads or writes the socket inside libc",
     Reason.NO_RESOURCES: "no memory or descriptors were left for a channel",
     Reason.PEER_LAYOUT: "the other end speaks another channel layout",
     Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset",
     Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",
-    Reason.DISABLED: "promotion is switched off",
     Reason.WAITER_IN_KERNEL: "a thread sits in a kernel call that would not notice the ring",
     Reason.HALF_CLOSED: "a direction was shut down before it could switch, or while the ring of the other was full",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",

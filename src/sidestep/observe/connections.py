@@ -40,7 +40,7 @@ class Connection:
     local: str  # "addr:port", IPv6 as "[addr]:port"
     remote: str
     role: str  # active, passive, unknown
-    state: str  # native, offered, attached, promoted, pinned, closed
+    state: str  # native, offered, attached, promoted, pinned
     reason: str | None  # name in layout.Reason
     why: str  # the reason as a sentence
     segment: str | None  # the same in both ends

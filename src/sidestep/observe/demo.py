@@ -28,7 +28,7 @@ from typing import IO, Any, Final, Self
 
 from sidestep import native_library
 from sidestep.errors import Unavailable
-from sidestep.testing import Sidestep
+from sidestep.testing import Sidestep, free_port
 
 ROUNDS: Final = 3
 SECONDS: Final = 0.7  # measured a run; with starting and stopping all works end within a minute
@@ -204,7 +204,7 @@ class _Redis:
 
     def __call__(self, place: Place, seconds: float) -> Run:
         with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as folder:
-            port = _free_port()
+            port = free_port()
             argv = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
             server = place.start([*argv, "--dir", folder])
             _wait_for_port(server, port)
@@ -230,12 +230,6 @@ class _Redis:
         if len(rows) != 1 or "rps" not in rows[0]:
             raise client.fault("gave no figures")
         return float(rows[0]["rps"]), look
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def _wait_for_port(program: _Program, port: int) -> None:

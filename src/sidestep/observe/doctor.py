@@ -83,7 +83,7 @@ def check_program(name: str) -> Iterator[Finding]:
         yield Finding(name, Level.FAIL, error.message, error.remedy)
         return
     for obstacle in program.obstacles:
-        yield Finding(name, Level.FAIL, f"stays on TCP: {obstacle.text}", obstacle.remedy)
+        yield Finding(name, Level.FAIL, obstacle.verdict, obstacle.remedy)
     if not program.obstacles:
         yield Finding(name, Level.OK, "the shim reaches it: " + " -> ".join(str(path) for path in program.chain))
 
@@ -149,8 +149,8 @@ def _io_uring() -> Finding:
     if os.strerror(ctypes.get_errno()) in (os.strerror(38), os.strerror(1)):  # ENOSYS, EPERM
         return Finding("io_uring", Level.OK, "switched off here; programs use epoll")
     return Finding(
-        "io_uring", Level.NOTE, "the kernel has it; a program that moves socket bytes by it stays on TCP",
-        "switch io_uring off in such a program (libuv is told so by the shim)",
+        "io_uring", Level.NOTE, "the kernel has it; a program that moves socket bytes only by it stays on TCP",
+        "switch io_uring off in a program that mixes it with socket calls (libuv is told so by the shim)",
     )  # fmt: skip
 
 

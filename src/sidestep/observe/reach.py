@@ -35,9 +35,19 @@ _SHEBANG_MAX: Final = 256  # bytes, as BINPRM_BUF_SIZE
 class Obstacle:
     """Why the shim does not get into a program."""
 
-    code: str  # stable name for --json
+    code: str
     text: str
     remedy: str
+
+    @property
+    def verdict(self) -> str:
+        """What it means for the program, and why."""
+        return f"{'cannot be executed' if self.stops_it else 'stays on TCP'}: {self.text}"
+
+    @property
+    def stops_it(self) -> bool:
+        """Whether the kernel itself refuses to execute the program."""
+        return self.code in _STOPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,19 @@ _SETID = (
     "it runs with other rights than its caller's ({}), and the loader ignores LD_PRELOAD then",
     "start it as the user it runs as, without the bit",
 )
+_CAPABILITIES = (
+    "setid",
+    "it has file capabilities, and the loader ignores LD_PRELOAD then",
+    "run a copy of it, which has none, or take them away (setcap -r)",
+)
+_NO_INTERPRETER = ("interpreter", "its interpreter {} is not found", "install that, or correct the script's first line")
+_NO_SHEBANG = (
+    "shebang",
+    "it is a text whose first line does not name an interpreter (#!)",
+    "run it by its shell: sidestep run -- sh {}",
+)
 _NOT_A_PROGRAM = ("format", "it is neither an ELF program nor a script", "name the program that is executed")
+_STOPPING: Final = frozenset({_NO_INTERPRETER[0], _NO_SHEBANG[0]})
 _UNREADABLE = ("unreadable", "it cannot be read ({})", "run as a user who may read it")
 
 
@@ -95,9 +117,13 @@ def inspect(path: Path) -> Program:
             with open(chain[-1], "rb") as file:
                 # Set-id bits of a script are ignored by the kernel; those of its interpreter are not.
                 interpreter = _interpreter(file)
+                if interpreter is None and _is_text(file):
+                    return Program(path, tuple(chain), (_obstacle(_NO_SHEBANG, str(chain[-1])),))
                 if interpreter is None:
                     found = (*_rights(chain[-1]), *_elf(file))
                     return Program(path, tuple(chain), found)
+        except _NoInterpreter as missing:
+            return Program(path, tuple(chain), (_obstacle(_NO_INTERPRETER, missing.shown),))
         except OSError as error:
             return Program(path, tuple(chain), (_obstacle(_UNREADABLE, error.strerror or ""),))
         chain.append(interpreter)
@@ -106,7 +132,15 @@ def inspect(path: Path) -> Program:
 
 def _obstacle(template: tuple[str, str, str], *details: str) -> Obstacle:
     code, text, remedy = template
-    return Obstacle(code, text.format(*details), remedy)
+    return Obstacle(code, text.format(*details), remedy.format(*details))
+
+
+class _NoInterpreter(Exception):
+    """The interpreter that a `#!` line names does not exist."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.shown = name if name.isprintable() else ascii(name)  # a file with carriage returns: they must be seen
 
 
 def _interpreter(file: BinaryIO) -> Path | None:
@@ -115,14 +149,36 @@ def _interpreter(file: BinaryIO) -> Path | None:
     file.seek(0)
     if not start.startswith(b"#!"):
         return None
-    words = start[2:].split(b"\n", 1)[0].decode(errors="surrogateescape").split()
+    # As the kernel splits it: by spaces and tabs only.
+    words = start[2:].split(b"\n", 1)[0].decode(errors="surrogateescape").replace("\t", " ").split(" ")
+    words = [word for word in words if word]
     if not words:
         return None
-    if Path(words[0]).name == "env":
-        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-        if names and (found := shutil.which(names[0])):
-            return Path(found)
+    if Path(words[0]).name == "env" and (found := _through_env(words[1:])):
+        return found
+    if not Path(words[0]).exists():
+        raise _NoInterpreter(words[0])
     return Path(words[0])
+
+
+def _through_env(words: list[str]) -> Path | None:
+    """What env would run, given these words; None where they say it in ways that are not looked into."""
+    for index, word in enumerate(words):
+        if word.startswith("-") or "=" in word:
+            continue
+        if found := shutil.which(word):
+            return Path(found)
+        if any(before.startswith("-") and before != "-S" for before in words[:index]):
+            return None  # the word may be the value of that option
+        raise _NoInterpreter(word)
+    return None
+
+
+def _is_text(file: BinaryIO) -> bool:
+    """Whether a shell would take it for a script: no zero byte where it begins."""
+    start = file.read(_SHEBANG_MAX)
+    file.seek(0)
+    return bool(start) and b"\0" not in start and not start.startswith(_ELF_MAGIC)
 
 
 def _rights(path: Path) -> Iterator[Obstacle]:
@@ -142,7 +198,7 @@ def _rights(path: Path) -> Iterator[Obstacle]:
             if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 raise
         else:
-            yield _obstacle(_SETID, "file capabilities")
+            yield _obstacle(_CAPABILITIES)
 
 
 def _elf(file: BinaryIO) -> Iterator[Obstacle]:

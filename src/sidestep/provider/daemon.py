@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +16,17 @@ from sidestep.provider.server import Provider
 _LOG_MODE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def serve(settings: ProviderSettings, *, ready_fd: int | None, background: bool) -> None:
+def serve(
+    settings: ProviderSettings,
+    *,
+    ready_fd: int | None = None,
+    background: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
     """Runs a provider until it stops; returns in the process that served.
 
     `ready_fd` is written `READY`, `BUSY`, or the text of an error, and closed. With `background` the caller's process
-    exits at once and a grandchild without a terminal serves.
+    exits at once and a grandchild without a terminal serves. `on_ready` is called once it listens.
 
     Raises:
         Unavailable: The place is taken or cannot be used (told through `ready_fd` as well).
@@ -38,6 +45,7 @@ def serve(settings: ProviderSettings, *, ready_fd: int | None, background: bool)
         raise
     try:
         _tell(ready_fd, READY)
+        on_ready()
         provider.run()
     finally:
         place.leave()
