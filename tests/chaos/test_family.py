@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sidestep.observe.connections import Connection
 from sidestep.testing import Sidestep
 
 _PREFORK = """
@@ -87,6 +89,10 @@ def _line(program: subprocess.Popen[str]) -> str:
     return program.stdout.readline().strip()
 
 
+def _is_promoted(remote_port: str, found: list[Connection]) -> bool:
+    return any(c.promoted and c.remote.endswith(f":{remote_port}") for c in found)
+
+
 def test_slots_of_killed_workers_are_freed(sidestep: Sidestep) -> None:
     """A server's workers are killed with their connections, again and again: what is known of them does not pile up."""
     server = sidestep.popen([sys.executable, "-c", _PREFORK], stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -97,9 +103,7 @@ def test_slots_of_killed_workers_are_freed(sidestep: Sidestep) -> None:
         while not freed and killed < 30:
             client = sidestep.popen([sys.executable, "-c", _CALLS, port], stdout=subprocess.PIPE, text=True)
             ours = _line(client)
-            found = sidestep.wait_for(
-                lambda all_, ours=ours: any(c.promoted and c.remote.endswith(f":{ours}") for c in all_)
-            )
+            found = sidestep.wait_for(functools.partial(_is_promoted, ours))
             freed = sum(c.role == "passive" for c in found) <= killed
             os.kill(next(c.pid for c in found if c.remote.endswith(f":{ours}")), signal.SIGKILL)
             client.kill()

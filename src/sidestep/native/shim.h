@@ -94,10 +94,10 @@ struct conn {
 	_Atomic uint32_t refs; /* descriptors and waiting threads of this process */
 	_Atomic uint32_t fds;  /* descriptors of this process */
 	uint32_t calls;        /* since birth or the last refused offer */
-	uint32_t bucket_seen;
-	uint32_t bucket_index; /* + 1; 0: not computed */
-	uint32_t bucket_epoch; /* of the registry it is a bucket of */
-	uint32_t backoff;
+	_Atomic uint32_t bucket_seen;
+	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
+	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
+	_Atomic uint32_t backoff;
 	uint32_t probe_countdown;
 	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
 	struct channel_end channel;

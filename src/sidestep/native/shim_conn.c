@@ -483,15 +483,20 @@ static void address_store(const struct sockaddr_storage *from, uint8_t addr[16],
 
 void conn_set_addresses(struct conn *conn, int fd)
 {
-	struct sockaddr_storage address;
-	socklen_t len = sizeof(address);
+	struct sockaddr_storage local, remote;
+	socklen_t local_len = sizeof(local), remote_len = sizeof(remote);
 	struct conn_slot *slot = conn->slot;
+	uint16_t port;
 
-	if (getsockname(fd, (struct sockaddr *)&address, &len) == 0)
-		address_store(&address, slot->local_addr, &slot->local_port);
-	len = sizeof(address);
-	if (getpeername(fd, (struct sockaddr *)&address, &len) == 0)
-		address_store(&address, slot->remote_addr, &slot->remote_port);
+	if (getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
+	    getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
+		return;
+	shim_lock_take();
+	address_store(&remote, slot->remote_addr, &slot->remote_port);
+	address_store(&local, slot->local_addr, &port);
+	/* last: who sees it finds the others */
+	atomic_store_explicit((_Atomic uint16_t *)&slot->local_port, port, memory_order_release);
+	shim_lock_drop();
 }
 
 /* ---- native calls of a connection that may still be promoted ---- */
@@ -523,7 +528,7 @@ static void consider(struct conn *conn, int fd)
 {
 	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 		rpc_poll();
-	conn->calls++;
+	word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
 		rpc_consider(conn, fd);
 }

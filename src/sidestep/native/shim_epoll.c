@@ -70,14 +70,15 @@ struct set {
 	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the bells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
 	uint32_t owner_pid;        /* a forked child shares the kernel's set and takes nothing out of it */
-	uint32_t user_pid;         /* who has used it last; a child that has not does not change it */
+	_Atomic uint32_t user_pid; /* who has used it last; a child that has not does not change it */
 	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
 	struct member **members; /* by index */
-	uint32_t members_len, members_cap, members_live;
+	_Atomic uint32_t members_len, members_live;
+	uint32_t members_cap;
 	uint32_t next_index; /* an index is given anew as late as can be */
 	struct member **managed;
 	uint32_t managed_cap;

@@ -159,7 +159,7 @@ static void refused(struct conn *conn, enum reason_code reason)
 		word_store(slot->state, slot_has(slot, SLOT_PIN) ? STATE_PINNED : STATE_NATIVE);
 		word_store(slot->reason, reason);
 	}
-	conn->calls = 0;
+	word_store(conn->calls, 0);
 	/* The accepting side asks for nothing until the bucket changes, so only offers grow rarer. */
 	if (slot->role == ROLE_ACTIVE && conn->backoff < BACKOFF_MAX)
 		conn->backoff++;
@@ -490,7 +490,7 @@ void rpc_consider(struct conn *conn, int fd)
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
 	if (slot->role == ROLE_PASSIVE)
 		after /= 2;
-	if (conn->calls < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
+	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
 		return;
 	if (slot_has(slot, SLOT_PIN) || !slot_has(slot, SLOT_CONNECTED))
 		return;
@@ -510,12 +510,16 @@ void rpc_consider(struct conn *conn, int fd)
 	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
 	 * a wait for it has come through us, unless the user wants it at once. */
 	if (!conn->waited && config.promote_after_calls && (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
-		conn->calls = 0;
+		word_store(conn->calls, 0);
 		errno = saved;
 		return;
 	}
-	if (!slot->local_port)
+	if (!atomic_load_explicit((_Atomic uint16_t *)&slot->local_port, memory_order_acquire))
 		conn_set_addresses(conn, fd);
+	if (!word_load(slot->local_port)) { /* not connected any more */
+		errno = saved;
+		return;
+	}
 	if (!local_peer(slot)) {
 		conn_pin(conn, REASON_REMOTE);
 		errno = saved;
@@ -525,7 +529,7 @@ void rpc_consider(struct conn *conn, int fd)
 	int lost_len;
 	shim_lock_take();
 	if (!rpc_up()) {
-		conn->calls = 0; /* ask again later */
+		word_store(conn->calls, 0); /* ask again later */
 		word_store(slot->reason, REASON_NO_PROVIDER);
 	} else if (!welcomed) {
 		bool more = true;
@@ -548,7 +552,7 @@ void rpc_consider(struct conn *conn, int fd)
 		bool go = slot->role == ROLE_ACTIVE || ((word & 0xff) && word != conn->bucket_seen);
 		if (go && !conn_alone(conn)) {
 			word_store(slot->reason, REASON_SHARED_BY_FORK);
-			conn->calls = 0;
+			word_store(conn->calls, 0);
 			go = false;
 		}
 		if (go && set_wants_pin(conn)) {
