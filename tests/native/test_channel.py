@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 import toolchain
 from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer
 
@@ -18,7 +19,7 @@ FUZZ_RUNS = 40_000
 FUZZ_SECONDS = 4
 
 # as channel_test.c lists them; test_every_c_test_is_run compares
-C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.HERE / "channel_test.c").read_text(), re.MULTILINE)
+C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "channel_test.c").read_text(), re.MULTILINE)
 
 
 def run(argv: list[str | os.PathLike[str]], sanitizer: Sanitizer) -> subprocess.CompletedProcess[str]:
@@ -71,14 +72,18 @@ def test_a_wakeup_is_lost_without_a_fence(variant: str) -> None:
 
 
 def fuzz_sources() -> list[Path]:
-    return [toolchain.HERE / "fuzz_channel.c", toolchain.HERE / "check.c", toolchain.NATIVE / "channel.c"]
+    return [
+        toolchain.NATIVE_TESTS / "fuzz_channel.c",
+        toolchain.NATIVE_TESTS / "check.c",
+        toolchain.NATIVE / "channel.c",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_segment_content(seed: int) -> None:
     """The fuzz target with seeded inputs, which every compiler can build."""
-    program = toolchain.build_test("fuzz_channel", ADDRESS, toolchain.HERE / "fuzz_main.c")
+    program = toolchain.build_test("fuzz_channel", ADDRESS, toolchain.NATIVE_TESTS / "fuzz_main.c")
     assert succeed([program, str(seed), str(FUZZ_RUNS)], ADDRESS).split() == [str(FUZZ_RUNS)]
 
 

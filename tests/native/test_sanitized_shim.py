@@ -12,35 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import toolchain
+from sidestep.testing import Connection, Sidestep
 from toolchain import ADDRESS, THREAD, Sanitizer
 
-from sidestep.testing import Connection, Sidestep
-
 BENCH = toolchain.ROOT / "bench" / "c"
-PROGRAMS = toolchain.HERE / "programs"
+PROGRAMS = toolchain.NATIVE_TESTS / "programs"
 CONNECTIONS = 4
 ENDS_WITHIN_S = 30
 
 pytestmark = pytest.mark.slow
 
 
-class Stage:
-    """Starts programs under the sanitized shim and collects what the sanitizer has to say."""
+class Stage(toolchain.SanitizedShim):
+    """Starts programs under the sanitized shim."""
 
     def __init__(self, sanitizer: Sanitizer, sidestep: Sidestep, directory: Path) -> None:
-        self.sanitizer = sanitizer
+        super().__init__(sanitizer, sidestep, directory)
         self.sidestep = sidestep
-        self.logs = directory / "reports"
-        self.logs.mkdir()
-        shim = toolchain.build_shim(sanitizer)
-        self.env = sidestep.env(
-            LD_PRELOAD=toolchain.preload(sanitizer, shim),
-            SIDESTEP_LOG=str(directory / "shim.log"),
-            PYTHONDONTWRITEBYTECODE="1",
-            PYTHONMALLOC="malloc",  # so that ASan sees Python's buffers too
-            **sanitizer.env(self.logs / "report"),
-        )
+        self.env |= {
+            "SIDESTEP_LOG": str(directory / "shim.log"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONMALLOC": "malloc",  # so that ASan sees Python's buffers too
+        }
 
     def popen(self, *argv: str | Path) -> subprocess.Popen[Any]:
         pipe = subprocess.PIPE
@@ -49,20 +44,15 @@ class Stage:
     def bench(self, name: str, *more: str) -> Path:
         """A program of bench/c, built for the sanitizer too, which then knows how its threads are ordered."""
         sources = [BENCH / f"{part}.c" for part in (name, *more, "bench")]
-        headers = "".join(path.read_text() for path in sorted(BENCH.glob("*.h")))
-        flags = [*self.sanitizer.flags, "-D_GNU_SOURCE", f"-DHEADERS={len(headers)}", f"-I{BENCH}"]
+        flags = [*self.sanitizer.flags, "-D_GNU_SOURCE", f"-I{BENCH}"]
         return toolchain.build(f"{name}-{self.sanitizer.name}", sources, flags)
-
-    def reports(self) -> list[str]:
-        return [toolchain.symbolized(path.read_text()) for path in sorted(self.logs.iterdir())]
 
 
 @pytest.fixture(params=[ADDRESS, THREAD], ids=lambda s: s.name)
 def stage(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) -> Iterator[Stage]:
     made = Stage(request.param, sidestep, tmp_path)
     yield made
-    reports = made.reports()
-    assert not reports, f"{len(reports)} sanitizer reports; the first:\n{reports[0][:6000]}"
+    made.check()
 
 
 def both_promoted(connections: int) -> Callable[[list[Connection]], bool]:

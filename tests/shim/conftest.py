@@ -8,25 +8,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from scene_runner import Build, Run, Variant, build, run
+from scene_runner import Run, Variant, build, run
 
 from sidestep.testing import Sidestep
 
 
 @pytest.fixture(scope="session")
-def scene_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Build], Path]:
-    """The scenes, compiled in a way, once."""
-    directory = tmp_path_factory.mktemp("scenes")
-
-    @cache
-    def made(kind: Build) -> Path:
-        return build(directory, kind)
-
-    return made
+def scene_program() -> Callable[..., Path]:
+    """The scenes, compiled in a way, for a sanitizer or plain; once."""
+    return cache(build)
 
 
 @pytest.fixture(scope="session")
-def native_run(scene_program: Callable[[Build], Path]) -> Callable[[str, Variant], Run]:
+def native_run(scene_program: Callable[..., Path]) -> Callable[[str, Variant], Run]:
     """What a scene does over kernel TCP, found out once."""
 
     @cache

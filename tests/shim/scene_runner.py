@@ -10,24 +10,28 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import toolchain
 from sidestep.testing import Connection, Sidestep
+from toolchain import PLAIN, Sanitizer
 
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 WARM_UP_S: Final = 15.0
 SCENE_S: Final = 30.0
-_FLAGS: Final = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread")
+KNOWN_DIFFERENCES: Final[dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("known_differences.toml").read_text(encoding="utf-8")
+)
 
 
 class Build(StrEnum):
@@ -88,13 +92,10 @@ def scene_names() -> Iterator[str]:
             yield short or named
 
 
-def build(directory: Path, kind: Build) -> Path:
+def build(kind: Build = Build.PLAIN, sanitizer: Sanitizer = PLAIN) -> Path:
     """Compiles the scenes; returns the program."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    program = directory / f"scenes-{kind}"
-    sources = sorted(map(str, PROGRAMS.glob("*.c")))
-    subprocess.run([compiler, *_FLAGS, *_BUILD_FLAGS[kind], *sources, "-o", program], check=True)
-    return program
+    flags = [*sanitizer.flags, *_BUILD_FLAGS[kind], "-D_GNU_SOURCE"]
+    return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("*.c")), flags)
 
 
 def difference(native: str, shimmed: str) -> str:
@@ -140,8 +141,16 @@ class _Control:
         return b"x"
 
 
-def run(program: Path, scene: str, variant: Variant, sidestep: Sidestep | None = None) -> Run:
-    """Plays `scene` over kernel TCP, or under the shim with `sidestep`'s provider."""
+def run(
+    program: Path,
+    scene: str,
+    variant: Variant,
+    sidestep: Sidestep | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Run:
+    """Plays `scene` over kernel TCP, or under the shim with `sidestep`'s provider and, if given, this environment."""
+    if env is None and sidestep is not None:
+        env = sidestep.env()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control = _Control(sidestep)
     with ours, tempfile.TemporaryFile() as output:
@@ -152,7 +161,7 @@ def run(program: Path, scene: str, variant: Variant, sidestep: Sidestep | None =
                 stdout=subprocess.DEVNULL,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                env=None if sidestep is None else sidestep.env(),
+                env=env,
                 start_new_session=True,  # so that what a scene leaves behind can be ended with it
             )
         failure = None

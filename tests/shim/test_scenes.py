@@ -11,13 +11,12 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scene_runner import Build, Run, Variant, difference, run, scene_names
+from scene_runner import KNOWN_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
 
 from sidestep.testing import Sidestep
 
@@ -51,9 +50,6 @@ ALL_MODES = [
     )
 ]
 _MODES = ALL_MODES if os.environ.get("SIDESTEP_TEST_FULL") else MODES
-
-
-KNOWN_DIFFERENCES: dict[str, str] = tomllib.loads(Path(__file__).with_name("known_differences.toml").read_text())
 
 
 def _scenes() -> Iterator[object]:

@@ -587,7 +587,8 @@ static void *epoll_waiter(void *argument)
 	struct epoll_thread *self = argument;
 	__atomic_store_n(&self->tid, gettid(), __ATOMIC_RELEASE);
 	pthread_barrier_wait(self->ready);
-	self->count = epoll_wait(self->set, &self->event, 1, 10000);
+	int count = epoll_wait(self->set, &self->event, 1, 10000);
+	__atomic_store_n(&self->count, count, __ATOMIC_RELEASE);
 	return NULL;
 }
 

@@ -1,4 +1,4 @@
-"""Builds the C programs of these tests, and the shim itself, with a sanitizer.
+"""Builds the C programs of the tests, and the shim itself, plain or with a sanitizer.
 
 What is built stays in build/native-tests under a name made from sources and flags, so a second run compiles nothing.
 The compiler is $CC, else gcc; libFuzzer targets need clang.
@@ -6,6 +6,7 @@ The compiler is $CC, else gcc; libFuzzer targets need clang.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -15,13 +16,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-HERE: Final = Path(__file__).parent
-ROOT: Final = HERE.parent.parent
+from sidestep.testing import Sidestep
+
+TESTS: Final = Path(__file__).parent
+ROOT: Final = TESTS.parent
+NATIVE_TESTS: Final = TESTS / "native"
 NATIVE: Final = ROOT / "src" / "sidestep" / "native"
 OUTPUT: Final = ROOT / "build" / "native-tests"
 COMPILE_TIMEOUT_S: Final = 300
@@ -75,6 +80,7 @@ def _run(argv: Sequence[str | os.PathLike[str]]) -> subprocess.CompletedProcess[
     return subprocess.run(argv, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
 
 
+@cache
 def require(sanitizer: Sanitizer) -> None:
     """Fails the test, with the remedy, where the compiler cannot link a program with this sanitizer."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,28 +98,34 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str |
     """The program or library `name` made from `sources`; compiled only if there is none of this content yet."""
     cc = cc or compiler()
     digest = hashlib.sha256("\0".join([cc, *flags]).encode())
-    headers = [*NATIVE.glob("*.h"), NATIVE / "layout.py", *HERE.glob("*.h")]
+    folders = {NATIVE, TESTS, NATIVE_TESTS, *(path.parent for path in sources)}
+    headers = [NATIVE / "layout.py", *(header for folder in folders for header in folder.glob("*.h"))]
     for path in sorted({*sources, *headers}):
         digest.update(path.name.encode() + path.read_bytes())
     target = OUTPUT / f"{digest.hexdigest()[:16]}-{name}"
-    if target.exists():
-        return target
     OUTPUT.mkdir(parents=True, exist_ok=True)
+    with (OUTPUT / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several runs may meet here: the first compiles, the others find it done
+        if not target.exists():
+            _compile(cc, target, sources, flags)
+    return target
+
+
+def _compile(cc: str, target: Path, sources: Sequence[Path], flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
         made = Path(scratch) / "made"
         subprocess.run([sys.executable, NATIVE / "layout.py", Path(scratch) / "layout.h"], check=True)
-        includes = [f"-I{scratch}", f"-I{NATIVE}", f"-I{HERE}"]
+        includes = [f"-I{scratch}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
         done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
         if done.returncode:
-            pytest.fail(f"{cc} cannot build {name}:\n{done.stderr}")
-        made.rename(target)  # whole or not at all: several runs may meet here
-    return target
+            pytest.fail(f"{cc} cannot build {target.name}:\n{done.stderr}")
+        made.rename(target)  # whole or not at all
 
 
 def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
     """The C test program tests/native/`name`.c, with the channel's own code, for `sanitizer`."""
     require(sanitizer)
-    sources = [HERE / f"{name}.c", HERE / "check.c", NATIVE / "channel.c", *more]
+    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
     return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED])
 
 
@@ -130,7 +142,8 @@ def build_shim(sanitizer: Sanitizer) -> Path:
     return build(f"libsidestep-{sanitizer.name}.so", sources, [*sanitizer.flags, *flags])
 
 
-def runtimes(sanitizer: Sanitizer) -> list[str]:
+@cache
+def runtimes(sanitizer: Sanitizer) -> tuple[str, ...]:
     """Paths of the sanitizer's runtime libraries, for LD_PRELOAD."""
     found = []
     for name in sanitizer.runtimes:
@@ -138,7 +151,7 @@ def runtimes(sanitizer: Sanitizer) -> list[str]:
         if not Path(path).is_absolute():
             pytest.fail(f"{compiler()} has no shared {name}\nhint: use gcc for the tests of the sanitized shim")
         found.append(str(Path(path).resolve()))
-    return found
+    return tuple(found)
 
 
 def preload(sanitizer: Sanitizer, shim: Path) -> str:
@@ -146,7 +159,7 @@ def preload(sanitizer: Sanitizer, shim: Path) -> str:
     libraries = runtimes(sanitizer)
     if sanitizer is THREAD:
         # TSan calls, while it starts, functions that the shim defines and it has instrumented: the shim goes first
-        closes = build("tsan-syscall.so", [HERE / "tsan_syscall.c"], ["-O2", "-shared", "-fPIC", "-ldl"])
+        closes = build("tsan-syscall.so", [NATIVE_TESTS / "tsan_syscall.c"], ["-O2", "-shared", "-fPIC", "-ldl"])
         return ":".join([str(shim), str(closes), *libraries])
     return ":".join([*libraries, str(shim)])  # ASan insists on being first
 
@@ -162,6 +175,27 @@ def symbolized(report: str) -> str:
         return f"{done.stdout.strip()} {match[0]}" if not done.returncode else match[0]
 
     return _FRAME.sub(line, report)
+
+
+class SanitizedShim:
+    """The shim built for a sanitizer: what programs run under it need, and what the sanitizer has to say of them."""
+
+    def __init__(self, sanitizer: Sanitizer, sidestep: Sidestep, directory: Path) -> None:
+        self.sanitizer = sanitizer
+        self._logs = directory / "reports"
+        self._logs.mkdir()
+        self.env = sidestep.env(
+            LD_PRELOAD=preload(sanitizer, build_shim(sanitizer)), **sanitizer.env(self._logs / "report")
+        )
+
+    def reports(self) -> list[str]:
+        """What the sanitizer has reported, a text for each process that had something."""
+        return [symbolized(path.read_text()) for path in sorted(self._logs.iterdir())]
+
+    def check(self) -> None:
+        """Fails the test if the sanitizer has reported anything."""
+        reports = self.reports()
+        assert not reports, f"{len(reports)} sanitizer reports; the first:\n{reports[0][:6000]}"
 
 
 def clang() -> str | None:
