@@ -9,7 +9,6 @@ shows it both ends of a ring.
 # mypy: disable-error-code="arg-type,import-not-found,misc"
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,32 +64,6 @@ MODES = [
 ]
 
 
-# races of the shim that are known and not mended yet, by the function of the shim that TSan names first
-ADDRESSES = "the addresses of a slot, stored without a lock: who sees the port may not see the peer's address"
-CALLS = "conn->calls, counted without a lock"
-LENGTHS = "the lengths of a set, read without its lock by who begins to wait"
-USER = "set->user_pid, written without a lock"
-KNOWN_RACES = {
-    "address_store": ADDRESSES,
-    "bucket_of": ADDRESSES,
-    "local_peer": ADDRESSES,
-    "consider": CALLS,
-    "rpc_consider": f"{CALLS}; or {ADDRESSES}",
-    "member_new": LENGTHS,
-    "wait_common": f"{LENGTHS}; or {USER}",
-    "epoll_ctl": USER,
-}
-
-
-def _expect_known_races(reports: list[str]) -> None:
-    """Ends the test as an expected failure if there are reports and all are of KNOWN_RACES."""
-    warnings = [text for report in reports for text in report.split("WARNING: ThreadSanitizer: ")[1:]]
-    named = [re.match(r"data race\b.*?\b(\w+) at shim\w*\.c:", text, re.DOTALL) for text in warnings]
-    races = {match[1] for match in named if match and match[1] in KNOWN_RACES}
-    if races and len(warnings) == sum(bool(match and match[1] in races) for match in named):
-        pytest.xfail("; ".join(f"{race}: {KNOWN_RACES[race]}" for race in sorted(races)))
-
-
 def _runs() -> Iterator[object]:
     for mode in MODES:
         for scene in scene_names():
@@ -117,7 +90,6 @@ def test_no_report(
     shim = SanitizedShim(mode.sanitizer, sidestep, tmp_path)
     program = scene_program(Build.PLAIN, THREAD if mode.sanitizer is THREAD else PLAIN)
     shimmed = run(program, scene, mode.variant, sidestep, shim.env)
-    _expect_known_races(shim.reports())
     shim.check()
     different = difference(native.transcript, shimmed.transcript)
     assert shimmed.failure is None, f"under the shim: {shimmed.failure}\n{different or shimmed.transcript}"
