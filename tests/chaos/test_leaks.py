@@ -74,7 +74,7 @@ class Calls:
 
     def footprints(self) -> dict[str, Footprint]:
         """What both programs and the provider hold once no connection is left."""
-        self.sidestep.wait_for(lambda found: all(c.state == "closed" for c in found))
+        self.sidestep.wait_for(lambda found: not found)
         pids = {"server": self.server.pid, "client": self.client.pid, "provider": self.sidestep.provider_pid}
         return {name: Footprint.of(pid) for name, pid in pids.items()}
 

@@ -154,7 +154,7 @@ class World:
             ends = [
                 c
                 for c in self._sidestep.connections()
-                if {c.local.rpartition(":")[2], c.remote.rpartition(":")[2]} == set(ports) and c.state != "closed"
+                if {c.local.rpartition(":")[2], c.remote.rpartition(":")[2]} == set(ports)
             ]
             if len(ends) == 2 and all(c.promoted for c in ends):
                 self.promoted_count += 1

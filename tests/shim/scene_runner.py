@@ -110,7 +110,7 @@ def _both_ends(found: list[Connection], ports: tuple[int, int]) -> list[Connecti
     def port(address: str) -> int:
         return int(address.rpartition(":")[2])
 
-    return [c for c in found if {port(c.local), port(c.remote)} == set(ports) and c.state != "closed"]
+    return [c for c in found if {port(c.local), port(c.remote)} == set(ports)]
 
 
 class _Control:

@@ -492,10 +492,12 @@ void conn_set_addresses(struct conn *conn, int fd)
 	    getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
 		return;
 	shim_lock_take();
-	address_store(&remote, slot->remote_addr, &slot->remote_port);
-	address_store(&local, slot->local_addr, &port);
-	/* last: who sees it finds the others */
-	atomic_store_explicit((_Atomic uint16_t *)&slot->local_port, port, memory_order_release);
+	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
+		address_store(&remote, slot->remote_addr, &slot->remote_port);
+		address_store(&local, slot->local_addr, &port);
+		/* last: who sees it finds the others */
+		atomic_store_explicit((_Atomic uint16_t *)&slot->local_port, port, memory_order_release);
+	}
 	shim_lock_drop();
 }
 
