@@ -12,8 +12,8 @@ from suite import Exceptions, Run, differences, run_module
 
 from sidestep.testing import Sidestep
 
-# Module -> connections that have to be promoted at least, or in BRIEF offered: those live for a call or two, and whether
-# the other end claims them in that time is up to chance. Where it is 0, the module makes no TCP connection of that kind.
+# Module -> connections that have to be promoted at least, or in BRIEF offered: those live for a call or two, and
+# whether the other end claims them in that time is up to chance. Where it is 0, the module makes none of that kind.
 MODULES = {
     "test_socket": 10,
     "test_asyncio": 10,
