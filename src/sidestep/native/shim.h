@@ -414,6 +414,7 @@ bool conn_alone(struct conn *conn);
 void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 bool conn_switched(const struct conn *conn);
 bool conn_receives_tcp(struct conn *conn, int fd);
+bool conn_tcp_ended(struct conn *conn, int fd);
 
 bool native_rx_begin(struct conn *conn);
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);

@@ -390,7 +390,7 @@ void conn_forget(int fd, bool closing)
 	if (!conn)
 		return;
 	bool lasting = atomic_load(&conn->fds) > 1;
-	if (lasting && set_names(conn, fd))
+	if (closing && lasting && set_names(conn, fd))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	if (closing && !lasting && !linger(conn, fd))
@@ -425,8 +425,10 @@ int conn_fd(struct conn *conn)
 	if (fd >= 0 && conn_get(fd) == conn)
 		return fd;
 	for (uint32_t i = 0; i < atomic_load(&fd_end); i++)
-		if (conn_get((int)i) == conn)
+		if (conn_get((int)i) == conn) {
+			word_store(conn->slot->fd, i); /* for the next time; it is checked at each */
 			return (int)i;
+		}
 	return -1;
 }
 
@@ -675,6 +677,12 @@ static void mark_promoted(struct conn *conn)
 	}
 }
 
+static void waits_for(struct conn_slot *slot, enum reason_code reason)
+{
+	if (word_load(slot->state) == STATE_ATTACHED)
+		word_store(slot->reason, reason);
+}
+
 /* rx_lock held. Declares rx_ready if no thread of ours would miss the ring. */
 static bool rx_consent(struct conn *conn, int fd)
 {
@@ -688,7 +696,7 @@ static bool rx_consent(struct conn *conn, int fd)
 	slot_set(slot, SLOT_RX_CONSENT); /* full fence */
 	if (atomic_load((_Atomic uint32_t *)&slot->rx_sitters) != 0) {
 		slot_clear(slot, SLOT_RX_CONSENT);
-		word_store(slot->reason, REASON_WAITER_IN_KERNEL);
+		waits_for(slot, REASON_WAITER_IN_KERNEL);
 		return false;
 	}
 	enum count count = rx_count(conn, fd);
@@ -702,7 +710,7 @@ static bool rx_consent(struct conn *conn, int fd)
 		}
 		return false;
 	}
-	word_store(slot->reason, REASON_WAITING_FOR_PEER);
+	waits_for(slot, REASON_WAITING_FOR_PEER);
 	atomic_store_explicit(&conn->channel.local->rx_ready, 1, memory_order_release);
 	full_fence();
 	conn_ring(conn);
@@ -916,7 +924,8 @@ void conn_wake_own(struct conn *conn)
 }
 
 /*
- * A peer that has ended its direction can be killed without a sign: its FIN has come, its shut_wr has been seen. Who runs
+ * A peer that has ended its direction can be killed without a sign: its FIN has come, its shut_wr has been seen. Nor is
+ * its end heard after our own shutdown of reading, which the kernel reports in the same way. Who runs
  * out of room then might wait for ever, so our direction goes back to TCP, where the kernel knows. True: it did now.
  */
 static bool leave_half_closed(struct conn *conn, int fd)
@@ -925,7 +934,7 @@ static bool leave_half_closed(struct conn *conn, int fd)
 	bool moved = false;
 	int saved = errno;
 
-	if (likely(!slot_has(slot, SLOT_FIN)) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) ||
+	if (likely(!slot_has(slot, SLOT_FIN | SLOT_RD_SHUT)) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) ||
 	    word_load(slot->tx_path) != PATH_RING)
 		return false;
 	slot_lock(&slot->tx_lock);
@@ -952,6 +961,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
+	bool stranger = recall;
 
 	conn_pin(conn, reason);
 	if (!conn->managed)
@@ -988,7 +998,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (slot_has(slot, SLOT_RESEND))
+	if (stranger && slot_has(slot, SLOT_RESEND))
 		flush(conn, fd); /* who has the socket next knows nothing of it */
 	set_conn_switched(conn);
 	errno = saved;
@@ -1025,7 +1035,8 @@ void conn_violation(struct conn *conn, int fd)
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	word_store(slot->reason, REASON_PEER_VIOLATION);
 	word_store(slot->state, STATE_PINNED);
-	real.shutdown(fd, SHUT_RDWR);
+	if (conn_stays(conn, &fd)) /* else the number may be another socket's by now */
+		real.shutdown(fd, SHUT_RDWR);
 	shim_log("fd %d: the peer broke the channel's rules", fd);
 }
 
@@ -1053,7 +1064,8 @@ void conn_probe(struct conn *conn, int fd)
 			int error = 0;
 			socklen_t len = sizeof(error);
 			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
-			word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
+			if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
+				word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
 			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		} else {
 			slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
@@ -1330,7 +1342,7 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
  * A read from TCP has met its end: what waits on the connection hears of it as well. True: errno says that it is none, as
  * the peer has left bytes in the ring unread, of which its kernel knows nothing.
  */
-static bool tcp_ended(struct conn *conn, int fd)
+bool conn_tcp_ended(struct conn *conn, int fd)
 {
 	conn_probe(conn, fd);
 	if (!word_load(conn->slot->error) || word_load(conn->slot->error) == EPIPE)
@@ -1375,7 +1387,7 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
 		if (!rx_follow(conn, fd)) {
-			if (n == 0 && tcp_ended(conn, fd))
+			if (n == 0 && conn_tcp_ended(conn, fd))
 				return STEP_ERROR;
 			errno = error;
 			return n == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
@@ -1398,7 +1410,9 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 		if (there > 0) {
 			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
-			if (unlikely((flags & MSG_PEEK) && *moved < wanted && conn_peer_back(conn))) {
+			/* where the ring ends TCP goes on, if it is all there: the peer may have written more before it went back */
+			if (unlikely((flags & MSG_PEEK) && *moved < wanted && conn_peer_back(conn)) &&
+			    atomic_load(&conn->channel.remote->tx_back_at) == atomic_load(conn->channel.own_head) + *moved) {
 				struct iovec rest[64];
 				struct msghdr message = {
 					.msg_iov = rest,
@@ -1438,7 +1452,7 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 		return -2;
 	}
 	ssize_t n = real.recvmsg(fd, &message, flags);
-	if (n == 0 && tcp_ended(conn, fd))
+	if (n == 0 && conn_tcp_ended(conn, fd))
 		n = -1;
 	return native_rx_end(conn, fd, n, flags);
 }

@@ -229,7 +229,7 @@ static uint32_t kernel_events(const struct member *member)
 		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
 	if (word_load(slot->tx_path) == PATH_RING) {
 		/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
-		if (!slot_has(slot, SLOT_FIN))
+		if (!slot_has(slot, SLOT_FIN | SLOT_RD_SHUT)) /* it is told without end then */
 			events |= EPOLLRDHUP;
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	}
@@ -531,8 +531,10 @@ void set_conn_arm(struct conn *conn, bool all)
 		member->armed |= all;
 		if (member->managed) {
 			hot_add(member->set, member);
-			if (all)
+			if (all) {
+				kernel_set(member, EPOLL_CTL_MOD);
 				wake_set(member->set);
+			}
 		}
 		set_unlock(member->set);
 	}
@@ -541,7 +543,6 @@ void set_conn_arm(struct conn *conn, bool all)
 
 void set_conn_closed(struct conn *conn, int fd, bool last)
 {
-	(void)fd;
 	if (!last)
 		return; /* epoll(7): a registration lives as long as any descriptor of the socket */
 	int saved = errno;
@@ -549,7 +550,8 @@ void set_conn_closed(struct conn *conn, int fd, bool last)
 	while (conn->members) {
 		struct set *set = conn->members->set;
 		set_lock(set);
-		if (conn->members->managed && set->owner_pid == shim_pid)
+		/* a number that was closed before may be another file's by now */
+		if (conn->members->managed && set->owner_pid == shim_pid && conn->members->fd == fd)
 			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, conn->members->fd, NULL);
 		member_free(conn->members);
 		set_unlock(set);

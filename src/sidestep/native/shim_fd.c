@@ -253,7 +253,7 @@ EXPORT int shutdown(int fd, int how)
 {
 	HELD conn = conn_hold(fd);
 
-	if (likely(!conn))
+	if (likely(!conn) || how < SHUT_RD || how > SHUT_RDWR)
 		return real.shutdown(fd, how);
 	struct conn_slot *slot = conn->slot;
 	bool wr = how == SHUT_WR || how == SHUT_RDWR;

@@ -156,7 +156,8 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	/* timestamps and the like come with TCP's bytes, once receiving is back there */
 	if (message->msg_control && conn_receives_tcp(conn, fd)) {
 		word_add(conn->slot->rx_sitters, 1);
-		return NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
+		ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
+		return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
 	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {

@@ -20,14 +20,24 @@ struct poller {
 	bool others; /* some are the kernel's alone: it is asked every time */
 };
 
+/* The number may have been closed meanwhile and be another file's; the kernel's poll keeps the socket it began with. */
+static int poller_fd(const struct poller *poller, nfds_t i)
+{
+	struct conn *conn = poller->conns[i];
+	int fd = poller->fds[i].fd;
+
+	return !conn || likely(conn_get(fd) == conn) ? fd : conn_fd(conn);
+}
+
 static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits)
 {
 	struct conn *conn = poller->conns[i];
+	int fd = poller_fd(poller, i);
 
-	if (!conn_switched(conn) && conn_progress(conn, poller->fds[i].fd))
+	if (!conn_switched(conn) && conn_progress(conn, fd))
 		set_conn_switched(conn);
 	bool on_ring = word_load(conn->slot->tx_path) == PATH_RING;
-	uint32_t ready = conn_ready(conn, poller->fds[i].fd, kernel_bits, (unsigned short)poller->fds[i].events);
+	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
 	if (unlikely(on_ring && word_load(conn->slot->tx_path) == PATH_TCP)) {
 		/* room is the kernel's to tell from now on: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
@@ -44,13 +54,13 @@ static int poll_once(struct poller *poller, bool look)
 
 	if (look) {
 		for (nfds_t i = 0; i < poller->len; i++) {
-			poller->kernel[i] = (struct pollfd){.fd = poller->fds[i].fd, .events = poller->fds[i].events};
+			poller->kernel[i] = (struct pollfd){.fd = poller_fd(poller, i), .events = poller->fds[i].events};
 			struct conn *conn = poller->conns[i];
 			if (conn && slot_has(conn->slot, SLOT_RESEND)) {
 				poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
 			} else if (conn && word_load(conn->slot->tx_path) == PATH_RING) {
 				/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
-				if (!slot_has(conn->slot, SLOT_FIN))
+				if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
 					poller->kernel[i].events |= POLLRDHUP;
 				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
 			}

@@ -579,6 +579,14 @@ int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t si
 	return n;
 }
 
+/* Whether the number of an entry is still its socket's. It may be that of another, which has an entry of its own. */
+static bool still_watched(uint32_t at)
+{
+	struct conn *conn = self.watched[at].serial ? conn_get(self.watched[at].fd) : NULL;
+
+	return conn && conn->serial == self.watched[at].serial;
+}
+
 /* Puts the socket and the bell into the set a blocking receive sleeps on; the index of the socket there, or -1. */
 static int wait_set(struct conn *conn, int fd)
 {
@@ -608,7 +616,7 @@ static int wait_set(struct conn *conn, int fd)
 		if (self.watched[at].serial == conn->serial && self.watched[at].fd == fd)
 			return (int)at;
 	at = self.watched_next++ % 4;
-	if (self.watched[at].serial) /* fails where the number was closed or is another socket now: nothing is lost */
+	if (still_watched(at))
 		real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[at].fd, NULL);
 	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = at};
 	self.watched[at].serial = 0;
@@ -641,7 +649,9 @@ static int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t
 			native = 1;
 		} else if (which < 4) {
 			/* a socket this thread waited on before: not of interest now */
-			if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[which].fd, NULL) < 0) {
+			if (self.wait_epfd > 0 &&
+			    (!still_watched(which) ||
+			     real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[which].fd, NULL) < 0)) {
 				own_fd_close(self.wait_epfd); /* an entry that cannot be named any more would wake us for ever */
 				self.wait_epfd = 0;
 			}
@@ -655,7 +665,7 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 {
 	struct pollfd fds[2] = {{.fd = fd}, {.events = POLLIN}};
 
-	if (!slot_has(conn->slot, SLOT_FIN))
+	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
 		fds[0].events = POLLRDHUP;
 	fds[1].fd = self_bell_fd(&conn->bell, 1);
 	if (fds[1].fd < 0 && deadline - NO_BELL_POLL_NS > now_ns())
