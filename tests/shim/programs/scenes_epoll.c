@@ -677,6 +677,22 @@ static void epoll_edge_one_thread(void)
 	stays(pair);
 }
 
+static void epoll_number_given_again(void)
+{
+	/* The number of a registration goes to another file, registered as well, before the socket's last copy is closed. */
+	struct pair *pair = open_pair();
+	int set = set_new(), number = pair->fd, other[2];
+	NEED(set_ctl(set, EPOLL_CTL_ADD, number, EPOLLIN, 1) == 0);
+	int copy = fcntl(number, F_DUPFD, 200);
+	NEED(copy >= 200 && close(number) == 0);
+	NEED(pipe(other) == 0 && (other[0] == number || dup2(other[0], number) == number));
+	NEED(set_ctl(set, EPOLL_CTL_ADD, number, EPOLLIN, 2) == 0);
+	NEED(close(copy) == 0);
+	NEED(write(other[1], "x", 1) == 1);
+	say_wait("the other file", set, 8, 1000);
+	say_ret("mod", set_ctl(set, EPOLL_CTL_MOD, number, EPOLLIN, 3));
+}
+
 const struct scene scenes_epoll[] = {
 	SCENE(epoll_level),
 	SCENE(epoll_ctl_errors),
@@ -699,5 +715,6 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_made_by_parent),
 	SCENE(epoll_ctl_by_another_thread),
 	SCENE(epoll_edge_one_thread),
+	SCENE(epoll_number_given_again),
 	{NULL, NULL},
 };

@@ -306,8 +306,38 @@ static void one_wait_many(void)
 	stays(pairs[19]);
 }
 
+static void take_asleep(struct pair *pair)
+{
+	peer_when_asleep(pair, ACT_SEND, 1, 0);
+	get(pair, 1);
+	peer_done();
+}
+
+static void number_again(void)
+{
+	/* A thread that sleeps in recv on one connection after the other, one under the number of an earlier one. */
+	struct pair *pair = open_pair(), *again = NULL;
+	take_asleep(pair);
+	int number = pair->fd;
+	NEED(close(number) == 0 && dup2(STDERR_FILENO, number) == number); /* kept, lest the peer's end gets it */
+	for (int i = 0; i < 4; i++) {
+		pair = open_pair();
+		if (i == 0) {
+			NEED(dup2(pair->fd, number) == number && close(pair->fd) == 0);
+			pair->fd = number;
+		}
+		take_asleep(pair);
+		again = again ? again : pair;
+	}
+	char byte;
+	peer_when_asleep(again, ACT_SHUTDOWN, SHUT_WR, 0);
+	say_ret("recv at the end", recv(again->fd, &byte, 1, 0));
+	peer_done();
+}
+
 const struct scene scenes_wait[] = {
 	SCENE(poll_states),   SCENE(poll_sets),	      SCENE(poll_times),      SCENE(poll_writable),
 	SCENE(poll_both_ways), SCENE(select_states),  SCENE(select_times),    SCENE(select_writable),
-	SCENE(wait_for_others), SCENE(poll_only_reader), SCENE(one_wait_many), {NULL, NULL},
+	SCENE(wait_for_others), SCENE(poll_only_reader), SCENE(one_wait_many), SCENE(number_again),
+	{NULL, NULL},
 };
