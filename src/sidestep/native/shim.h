@@ -411,6 +411,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 extern _Atomic bool trim_due; /* bytes have gone by ring since the last conns_trim() that found none */
 void conns_trim(int64_t now);
 bool conn_alone(struct conn *conn);
+void conn_abandon(struct conn *conn, int fd);
 void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 bool conn_switched(const struct conn *conn);
 bool conn_receives_tcp(struct conn *conn, int fd);

@@ -383,6 +383,22 @@ bool conn_stays(struct conn *conn, int *fd)
 	return left >= 0;
 }
 
+/*
+ * The socket goes on with somebody who has no shim, while the ring holds bytes that the peer cannot take back any more, as
+ * it has ended its direction. A stream with a hole must not look whole: it is reset.
+ */
+void conn_abandon(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !slot_has(slot, SLOT_RX_CONSENT) ||
+	    slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
+		return;
+	real.connect(fd, &none, sizeof(none));
+	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
+}
+
 void conn_forget(int fd, bool closing)
 {
 	struct conn *conn = conn_get(fd);
@@ -393,6 +409,8 @@ void conn_forget(int fd, bool closing)
 	if (closing && lasting && set_names(conn, fd))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
+	if (closing && !lasting && word_load(conn->slot->holders) <= 2) /* we, and who was given it */
+		conn_abandon(conn, fd);
 	if (closing && !lasting && !linger(conn, fd))
 		tell_close(conn, fd);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;

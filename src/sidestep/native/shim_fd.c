@@ -831,20 +831,31 @@ static void hold_on_exec(int change)
 	}
 }
 
-static void demote_inherited(void)
+static void demote_inherited(bool leaving)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
-		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
 			conn_demote(conn, (int)fd, REASON_PASSED, true);
-		else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			if (leaving && conn_alone(conn))
+				conn_abandon(conn, (int)fd);
+		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
 			conn_pin(conn, REASON_PASSED);
 	}
 }
 
+static bool executable(const char *path)
+{
+	int saved = errno;
+	bool found = path && access(path, X_OK) == 0;
+
+	errno = saved;
+	return found;
+}
+
 EXPORT int execve(const char *path, char *const argv[], char *const env[])
 {
-	demote_inherited();
+	demote_inherited(executable(path));
 	hold_on_exec(-1); /* the kernel closes them */
 	int result = real.execve(path, argv, env);
 	hold_on_exec(1);
@@ -853,7 +864,7 @@ EXPORT int execve(const char *path, char *const argv[], char *const env[])
 
 EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 {
-	demote_inherited();
+	demote_inherited(strchr(file, '/') && executable(file));
 	hold_on_exec(-1); /* the kernel closes them */
 	int result = real.execvpe(file, argv, env);
 	hold_on_exec(1);
@@ -862,7 +873,7 @@ EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 
 EXPORT int execveat(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
-	demote_inherited();
+	demote_inherited(false);
 	hold_on_exec(-1); /* the kernel closes them */
 	int result = real.execveat(dir, path, argv, env, flags);
 	hold_on_exec(1);
@@ -881,7 +892,7 @@ EXPORT int execvp(const char *file, char *const argv[])
 
 EXPORT int fexecve(int fd, char *const argv[], char *const env[])
 {
-	demote_inherited();
+	demote_inherited(false);
 	hold_on_exec(-1); /* the kernel closes them */
 	int result = real.fexecve(fd, argv, env);
 	hold_on_exec(1);
@@ -941,27 +952,27 @@ EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions,
 EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                        const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
 {
-	demote_inherited();
+	demote_inherited(false);
 	return real.posix_spawn(pid, path, actions, attributes, argv, env);
 }
 
 EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
                         const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
 {
-	demote_inherited();
+	demote_inherited(false);
 	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
 }
 
 EXPORT int system(const char *command)
 {
 	if (command)
-		demote_inherited();
+		demote_inherited(false);
 	return real.system(command);
 }
 
 EXPORT FILE *popen(const char *command, const char *mode)
 {
-	demote_inherited();
+	demote_inherited(false);
 	return real.popen(command, mode);
 }
 
