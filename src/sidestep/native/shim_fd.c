@@ -539,15 +539,9 @@ EXPORT int fcntl64(int fd, int command, ...)
 	return result;
 }
 
-EXPORT int fcntl(int fd, int command, ...)
-{
-	va_list args;
-
-	va_start(args, command);
-	long argument = va_arg(args, long);
-	va_end(args);
-	return fcntl64(fd, command, argument);
-}
+/* one and the same where off_t has 64 bits */
+EXPORT int fcntl(int fd, int command, ...) __attribute__((alias("fcntl64")));
+EXPORT int __fcntl(int fd, int command, ...) __attribute__((alias("fcntl64")));
 
 /* ---- stdio ---- */
 
@@ -1128,16 +1122,6 @@ EXPORT int lio_listio64(int mode, struct aiocb64 *const list[], int len, struct 
 }
 
 /* libc's own names for some of these */
-EXPORT int __fcntl(int fd, int command, ...)
-{
-	va_list args;
-
-	va_start(args, command);
-	long argument = va_arg(args, long);
-	va_end(args);
-	return fcntl64(fd, command, argument);
-}
-
 EXPORT int __socket(int domain, int type, int protocol)
 {
 	return socket(domain, type, protocol);
