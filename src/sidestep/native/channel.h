@@ -66,10 +66,9 @@ enum {
 
 /* What a side tells the other beside the stream. */
 enum {
-	CHANNEL_CLOSED = 1u << 0,        /* the last descriptor is being closed, everything was read */
-	CHANNEL_CLOSED_UNREAD = 1u << 1, /* the same with data of yours unread: TCP would reset */
-	CHANNEL_DEMOTE = 1u << 2,        /* send by TCP from now on; I read the ring to its end first */
-	CHANNEL_RECALL = 1u << 3,        /* send by TCP from now on, beginning with the ring's bytes from rx_frozen on */
+	CHANNEL_CLOSED = 1u << 0, /* the last descriptor is being closed */
+	CHANNEL_DEMOTE = 1u << 1, /* send by TCP from now on; I read the ring to its end first */
+	CHANNEL_RECALL = 1u << 2, /* send by TCP from now on, beginning with the ring's bytes from rx_frozen on */
 };
 
 struct channel_segment {

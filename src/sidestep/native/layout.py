@@ -94,6 +94,7 @@ class Reason(IntEnum):
     UNUSUAL_OPTION = 22
     ASYNC_SIGNAL_IO = 23
     PEER_LEFT = 24
+    BOTH_WAYS_FULL = 25
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -119,6 +120,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.HALF_CLOSED: "a direction was shut down before it could switch, or while the ring of the other was full",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
+    Reason.BOTH_WAYS_FULL: "both ends sent and neither read for a second, before both directions had switched",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 

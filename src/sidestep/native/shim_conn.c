@@ -341,15 +341,19 @@ static bool tx_resend(struct conn *conn, int fd);
 static void tx_back(struct conn *conn, int fd);
 static void flush(struct conn *conn, int fd);
 
-/* The last holder closes: tells the peer whether it leaves data unread, which the FIN alone cannot. */
+/* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
 static void tell_close(struct conn *conn, int fd)
 {
+	const struct linger reset = {.l_onoff = 1};
+
 	if (!atomic_load(&conn->managed) || !conn_alone(conn))
 		return;
-	/* ring bytes count even while receiving is still on TCP; unread TCP bytes the kernel sees itself */
-	bool unread = !slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0;
+	/* Data left unread makes TCP reset (RFC 1122 4.2.2.13). The kernel sees that of its own; ring bytes count even while
+	 * receiving is still on TCP. */
+	if (!slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0)
+		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 	conn_end_sending(conn, fd);
-	atomic_fetch_or(&conn->channel.local->notice, unread ? CHANNEL_CLOSED_UNREAD : CHANNEL_CLOSED);
+	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
 	full_fence();
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }
@@ -792,6 +796,7 @@ static int rx_follow(struct conn *conn, int fd)
 		return 0;
 	}
 	word_store(slot->rx_switch_offset, offset);
+	slot_clear(slot, SLOT_FIN); /* how the stream ends was the kernel's to tell; conn_probe() finds out anew */
 	word_store(slot->rx_path, PATH_RING);
 	mark_promoted(conn);
 	return 1;
@@ -942,32 +947,36 @@ void conn_wake_own(struct conn *conn)
 }
 
 /*
- * A peer that has ended its direction can be killed without a sign: its FIN has come, its shut_wr has been seen. Nor is
- * its end heard after our own shutdown of reading, which the kernel reports in the same way. Who runs
- * out of room then might wait for ever, so our direction goes back to TCP, where the kernel knows. True: it did now.
+ * The peer can be killed without a sign, and who runs out of room then might wait for ever: our direction goes back to TCP,
+ * where the kernel knows. True: it did now.
  */
-static bool leave_half_closed(struct conn *conn, int fd)
+static bool leave(struct conn *conn, int fd, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
 	bool moved = false;
 	int saved = errno;
 
-	if (likely(!slot_has(slot, SLOT_FIN | SLOT_RD_SHUT)) || slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) ||
-	    word_load(slot->tx_path) != PATH_RING)
+	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || word_load(slot->tx_path) != PATH_RING)
 		return false;
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && word_load(slot->tx_path) == PATH_RING) {
 		tx_back(conn, fd);
 		moved = true;
-		word_store(slot->reason, REASON_HALF_CLOSED);
+		word_store(slot->reason, reason);
 		full_fence();
 		conn_ring(conn);
 		conn_wake_own(conn);
-		shim_log("fd %d: the peer has ended its direction; ours goes on by TCP", fd);
+		shim_log("fd %d: the peer's end would not be heard; ours goes on by TCP", fd);
 	}
 	slot_unlock(&slot->tx_lock);
 	errno = saved;
 	return moved;
+}
+
+/* It has ended its direction: its FIN has come. Our own shutdown of reading looks the same to the kernel. */
+static bool leave_half_closed(struct conn *conn, int fd)
+{
+	return unlikely(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT)) && leave(conn, fd, REASON_HALF_CLOSED);
 }
 
 /*
@@ -1068,6 +1077,8 @@ void conn_probe(struct conn *conn, int fd)
 
 	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
 		return;
+	if (conn_notice(conn) & CHANNEL_CLOSED)
+		slot_set(slot, SLOT_PEER_GONE); /* its FIN may stand behind bytes that the program does not read */
 	if (raw_poll(&native, 1, 0) <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
 		return;
@@ -1098,20 +1109,20 @@ void conn_probe(struct conn *conn, int fd)
 	if (fin && !slot_has(slot, SLOT_RESET)) {
 		uint32_t bits = SLOT_FIN;
 		const struct channel_side *remote = conn->channel.remote;
-		uint32_t closed = atomic_load_explicit(&remote->notice, memory_order_acquire) &
-		                  (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD);
+		bool closed = atomic_load_explicit(&remote->notice, memory_order_acquire) & CHANNEL_CLOSED;
+		bool shut = atomic_load_explicit(&remote->shut_wr, memory_order_acquire);
 
 		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
-		if (peer_attached(conn) &&
-		    (closed || !atomic_load_explicit(&remote->shut_wr, memory_order_acquire))) {
+		if (peer_attached(conn) && (closed || !shut)) {
 			bits |= SLOT_PEER_GONE;
-			/* TCP resets when a socket is closed with data unread (RFC 1122 4.2.2.13). A peer that was killed could not
-			 * say whether it had read all. */
-			bool in_ring = word_load(slot->tx_path) == PATH_RING || atomic_load(&conn->channel.local->tx_back) == CHANNEL_BACK;
-			if (!slot_has(slot, SLOT_PEER_GONE) && in_ring &&
-			    (closed & CHANNEL_CLOSED_UNREAD || (!closed && channel_tx_unread(&conn->channel) != 0))) {
+			/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
+			bool in_ring = word_load(slot->tx_path) == PATH_RING ||
+			               atomic_load(&conn->channel.local->tx_back) == CHANNEL_BACK;
+			bool told = (native.revents & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT); /* the kernel has seen a reset */
+			if (!slot_has(slot, SLOT_PEER_GONE) && in_ring && !closed && !told &&
+			    channel_tx_unread(&conn->channel) != 0) {
 				/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
-				word_store(slot->error, atomic_load(&remote->shut_wr) ? EPIPE : ECONNRESET);
+				word_store(slot->error, shut ? EPIPE : ECONNRESET);
 				bits |= SLOT_RESET;
 			}
 		}
@@ -1160,7 +1171,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 
 	if (unlikely(notice)) {
 		conn_obey(conn, fd);
-		if ((notice & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) && !slot_has(slot, SLOT_PEER_GONE))
+		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
 	}
 	/* a look at the rings alone must not leave out an end that the peer has told */
@@ -1881,8 +1892,17 @@ void conn_refuse(struct conn *conn)
 	slot_unlock(&conn->slot->tx_lock);
 }
 
+/* Its FIN would stand behind TCP's bytes, which the program has not read for a while. */
+static bool leave_unread(struct conn *conn, int fd)
+{
+	struct pollfd native = {.fd = fd, .events = POLLIN};
+
+	return word_load(conn->slot->rx_path) == PATH_TCP && channel_tx_peek(&conn->channel) < room_wanted(conn) &&
+	       raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN) && leave(conn, fd, REASON_BOTH_WAYS_FULL);
+}
+
 /* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */
-static bool trim(struct conn *conn)
+static bool trim(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
@@ -1895,9 +1915,11 @@ static bool trim(struct conn *conn)
 		conn->trimmed_tail = tail;
 	}
 	conn->idle_tail = tail;
-	idle &= tail == conn->trimmed_tail;
+	bool trimmed = idle && tail == conn->trimmed_tail;
 	slot_unlock(&slot->tx_lock);
-	return idle;
+	if (idle && !trimmed && unlikely(leave_unread(conn, fd)))
+		set_conn_switched(conn);
+	return trimmed;
 }
 
 /* Who has sent nothing for a second gives its ring's pages back. For threads that are about to sleep; no lock is held. */
@@ -1914,7 +1936,7 @@ void conns_trim(int64_t now)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		HELD conn = conn_hold((int)fd);
 		if (conn)
-			again |= !trim(conn);
+			again |= !trim(conn, (int)fd);
 	}
 	if (again)
 		atomic_store(&trim_due, true);

@@ -372,7 +372,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		return false;
 	if (want == WAIT_TX)
 		return tx_ready_now(conn, space) || word_load(((struct conn_slot *)slot)->tx_path) == PATH_TCP ||
-		       (conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_CLOSED_UNREAD)) ||
+		       (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
 		return slot_has(slot, SLOT_RX_CONSENT) &&

@@ -441,6 +441,20 @@ static struct reply end_send(struct end *end, size_t len, size_t piece)
 	return answer((long)total);
 }
 
+static struct reply end_flood(struct end *end)
+{
+	static _Thread_local uint8_t data[65536];
+	struct pollfd item = {.fd = end->fd, .events = POLLOUT};
+	do {
+		fill_pattern(KEY_IN, end->out, data, sizeof data);
+		ssize_t wrote = send(end->fd, data, sizeof data, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (wrote < 0 && errno != EAGAIN)
+			return answer(-1);
+		end->out += wrote > 0 ? (uint64_t)wrote : 0;
+	} while (poll(&item, 1, 100) == 1); /* see flood() */
+	return answer(0);
+}
+
 static struct reply end_take(struct end *end, size_t len, size_t piece, int flags, bool until_end)
 {
 	static _Thread_local uint8_t data[65536];
@@ -534,6 +548,8 @@ static struct reply act(const struct order *order)
 		return answer(local_port(end->fd));
 	case ACT_SEND:
 		return end_send(end, (size_t)order->a, (size_t)order->b);
+	case ACT_FLOOD:
+		return end_flood(end);
 	case ACT_RECV:
 		return end_take(end, (size_t)order->a, (size_t)order->b, 0, false);
 	case ACT_RECV_ONCE: {

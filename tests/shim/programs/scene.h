@@ -53,6 +53,7 @@ enum act {
 	ACT_ACCEPT,	/* accepts one connection */
 	ACT_CONNECT,	/* a = port, b = family choice */
 	ACT_SEND,	/* sends a bytes, in pieces of b (0: one call) */
+	ACT_FLOOD,	/* sends without blocking until it would block */
 	ACT_RECV,	/* receives exactly a bytes, in pieces of at most b (0: as they come); stops at the end */
 	ACT_RECV_ONCE,	/* one recv of at most a bytes, flags b */
 	ACT_ECHO,	/* a times: receives b bytes, sends b bytes */

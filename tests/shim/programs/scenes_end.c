@@ -415,6 +415,106 @@ static void sent_and_gone(void)
 	NEED(waitpid(child, NULL, 0) == child);
 }
 
+/* The peer's end stands behind bytes that nobody reads. Small messages the other way are a chance to promote meanwhile. */
+static struct pair *open_flooded_pair(void)
+{
+	struct pair *pair = open_pair();
+	ignore_sigpipe();
+	say_reply("the peer floods", peer(pair, ACT_FLOOD, 0, 0));
+	for (int i = 0; i < 300; i++) {
+		put(pair, 10);
+		peer_get(pair, 10);
+	}
+	return pair;
+}
+
+static void say_end_behind_bytes(struct pair *pair)
+{
+	say_ret("send again", send(pair->fd, data, 60, 0));
+	say("and then: %ld", get_all(pair) < 0 ? -1l : 0l);
+}
+
+static void close_behind_bytes(void)
+{
+	struct pair *pair = open_flooded_pair();
+	peer(pair, ACT_CLOSE, 0, 0);
+	/* EPIPE where the end has overtaken the bytes, which ring and kernel hold different amounts of */
+	while (send(pair->fd, pattern_out(pair, 65536), 65536, 0) >= 0)
+		;
+	say("reset: %d", errno == ECONNRESET || errno == EPIPE);
+	say_end_behind_bytes(pair);
+}
+
+static void close_behind_bytes_with_unread(void)
+{
+	struct pair *pair = open_flooded_pair();
+	put(pair, 10);
+	say_reply("arrived", peer(pair, ACT_ARRIVED, 10, 0));
+	peer(pair, ACT_CLOSE, 0, 0);
+	await_reset(pair);
+	say_state("reset", pair);
+	send_until_error("send", pair, 0);
+	say_end_behind_bytes(pair);
+}
+
+static void close_behind_bytes_blocked(void)
+{
+	struct pair *pair = open_flooded_pair();
+	flood(pair);
+	peer_when_asleep(pair, ACT_CLOSE, 0, 0);
+	send_until_error("blocked send", pair, 0);
+	say_end_behind_bytes(pair);
+	peer_done();
+}
+
+static void killed_behind_bytes(void)
+{
+	if (!choice.peer_process)
+		return;
+	struct pair *pair = open_flooded_pair();
+	flood(pair);
+	peer_when_asleep(pair, ACT_KILL, 0, 0);
+	send_until_error("blocked send", pair, 0);
+	say_end_behind_bytes(pair);
+	peer_done();
+}
+
+static void killed_behind_bytes_poll(void)
+{
+	if (!choice.peer_process)
+		return;
+	struct pair *pair = open_flooded_pair();
+	struct pollfd item = {.fd = pair->fd, .events = POLLOUT};
+	flood(pair);
+	peer_when_asleep(pair, ACT_KILL, 0, 0);
+	while (poll(&item, 1, 10000) == 1 && (send(pair->fd, data, sizeof data, MSG_DONTWAIT) >= 0 || errno == EAGAIN))
+		;
+	say_ret("after the failed send", send(pair->fd, data, 60, 0));
+	peer_done();
+}
+
+static void killed_behind_bytes_epoll(void)
+{
+	if (!choice.peer_process)
+		return;
+	struct pair *pair = open_flooded_pair();
+	struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
+	int set = epoll_create1(0);
+	NEED(epoll_ctl(set, EPOLL_CTL_ADD, pair->fd, &event) == 0);
+	flood(pair);
+	peer_when_asleep(pair, ACT_KILL, 0, 0);
+	while (epoll_wait(set, &event, 1, 10000) == 1) {
+		ssize_t wrote;
+		do
+			wrote = send(pair->fd, data, sizeof data, MSG_DONTWAIT);
+		while (wrote >= 0);
+		if (errno != EAGAIN)
+			break;
+	}
+	say_ret("after the failed send", send(pair->fd, data, 60, 0));
+	peer_done();
+}
+
 const struct scene scenes_end[] = {
 	SCENE(eof),
 	SCENE(eof_recv_first),
@@ -443,5 +543,11 @@ const struct scene scenes_end[] = {
 	SCENE(killed_while_blocked),
 	SCENE(exits_without_closing),
 	SCENE(sent_and_gone),
+	SCENE(close_behind_bytes),
+	SCENE(close_behind_bytes_with_unread),
+	SCENE(close_behind_bytes_blocked),
+	SCENE(killed_behind_bytes),
+	SCENE(killed_behind_bytes_poll),
+	SCENE(killed_behind_bytes_epoll),
 	{NULL, NULL},
 };
