@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sidestep.native.layout import Refusal
-from sidestep.switch.budget import SETTLE_S, SWEEP_INTERVAL_S, ChannelBudget
+from sidestep.switch.budget import GRANTS_UNSWEPT, SETTLE_S, SWEEP_INTERVAL_S, ChannelBudget
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
 
 EXPIRY_S = 2.0
@@ -135,3 +135,24 @@ def test_a_sweep_releases_only_what_has_settled_and_is_not_in_use() -> None:
     assert budget.used_bytes == 20
     assert not budget.may_sweep(now=SETTLE_S + 0.5)
     assert budget.may_sweep(now=SETTLE_S + 0.5 + SWEEP_INTERVAL_S)
+
+
+def test_a_long_ledger_is_swept_before_the_budget_is_used_up() -> None:
+    budget = ChannelBudget(1 << 40)
+
+    def grant(first: int, end: int) -> None:
+        for number in range(first, end):
+            assert budget.reserve(number.to_bytes(16), 1, now=0.0)
+
+    grant(0, GRANTS_UNSWEPT - 1)
+    assert not budget.wants_sweep(now=0.0)
+    grant(GRANTS_UNSWEPT - 1, GRANTS_UNSWEPT)
+    assert budget.wants_sweep(now=0.0)
+    budget.handle_sweep(set(), now=0.0)  # nothing has settled: the next is worth it at twice the length
+    grant(GRANTS_UNSWEPT, 2 * GRANTS_UNSWEPT)
+    assert not budget.wants_sweep(now=SWEEP_INTERVAL_S / 2)
+    assert budget.wants_sweep(now=SWEEP_INTERVAL_S)
+    budget.handle_sweep(None, now=SETTLE_S + 1)
+    assert budget.used_bytes == 2 * GRANTS_UNSWEPT
+    budget.handle_sweep(set(), now=SETTLE_S + 1)
+    assert budget.used_bytes == 0

@@ -120,7 +120,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.HALF_CLOSED: "a direction was shut down before it could switch, or while the ring of the other was full",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
-    Reason.BOTH_WAYS_FULL: "both ends sent and neither read for a second, before both directions had switched",
+    Reason.BOTH_WAYS_FULL: "both ends sent and neither read for a second, with bytes under way on TCP",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 

@@ -1897,8 +1897,8 @@ static bool leave_unread(struct conn *conn, int fd)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN};
 
-	return word_load(conn->slot->rx_path) == PATH_TCP && channel_tx_peek(&conn->channel) < room_wanted(conn) &&
-	       raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN) && leave(conn, fd, REASON_BOTH_WAYS_FULL);
+	return channel_tx_peek(&conn->channel) < room_wanted(conn) && raw_poll(&native, 1, 0) > 0 &&
+	       (native.revents & POLLIN) && leave(conn, fd, REASON_BOTH_WAYS_FULL);
 }
 
 /* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */

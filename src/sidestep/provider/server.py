@@ -301,6 +301,8 @@ class Provider:
         if not self._prover.holds(key, message.cookie):
             return Refusal.NOT_PROVEN
         now = self._clock()
+        if self._budget.wants_sweep(now=now):
+            self._sweep(now)
         if not self._budget.reserve(message.segment_id, segment_len, now=now):
             if not self._budget.may_sweep(now=now):
                 return Refusal.NO_BUDGET
@@ -440,6 +442,7 @@ class Provider:
             for segment_id in arenas.segments_in_use(arena.fd):
                 slots_left -= 1
                 if not slots_left:
+                    self._budget.handle_sweep(None, now=now)
                     return
                 if segment_id is not None:
                     in_use.add(segment_id)

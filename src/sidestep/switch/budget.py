@@ -1,9 +1,9 @@
 """The budget of channel memory: a ledger without I/O and without a clock.
 
 What counts is the size of the segments on offer or in use, as if every ring were full. The provider sees a channel
-begin, not end: it lets go of its descriptors at once. So when the budget is used up it looks into the arenas which
-segments are still in use and tells the ledger (`handle_sweep`); what was granted just now is kept, since its two ends
-may not have written it down yet.
+begin, not end: it lets go of its descriptors at once. So when the budget is used up, or the ledger has become twice as
+long, it looks into the arenas which segments are still in use and tells the ledger (`handle_sweep`); what was granted
+just now is kept, since its two ends may not have written it down yet.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 
 SETTLE_S: Final = 5.0  # seconds from an offer until both ends have surely attached, or never will
 SWEEP_INTERVAL_S: Final = 1.0  # seconds between two sweeps, which read every slot of every arena
+GRANTS_UNSWEPT: Final = 1024  # entries of the ledger that are not worth a sweep
 
 
 class ChannelBudget:
@@ -23,6 +24,7 @@ class ChannelBudget:
         self.used_bytes = 0
         self._granted: dict[bytes, tuple[int, float]] = {}  # segment id -> bytes, when
         self._swept_at = float("-inf")
+        self._long = GRANTS_UNSWEPT  # entries at which a sweep is worth its while
 
     def __contains__(self, segment_id: bytes) -> bool:
         return segment_id in self._granted
@@ -44,9 +46,15 @@ class ChannelBudget:
         """Whether a sweep may be made now."""
         return now - self._swept_at >= SWEEP_INTERVAL_S
 
-    def handle_sweep(self, in_use: AbstractSet[bytes], *, now: float) -> None:
-        """Releases every segment that has settled and is not in use."""
+    def wants_sweep(self, *, now: float) -> bool:
+        """Whether the ledger has grown so much that much of it is probably void, and a sweep may be made."""
+        return len(self._granted) >= self._long and self.may_sweep(now=now)
+
+    def handle_sweep(self, in_use: AbstractSet[bytes] | None, *, now: float) -> None:
+        """Releases every segment that has settled and is not in use; None: that could not be found out."""
         self._swept_at = now
+        if in_use is None:
+            return
         settled_before = now - SETTLE_S
         for segment_id in [
             segment_id
@@ -54,3 +62,4 @@ class ChannelBudget:
             if granted_at < settled_before and segment_id not in in_use
         ]:
             self.release(segment_id)
+        self._long = max(2 * len(self._granted), GRANTS_UNSWEPT)
