@@ -1,11 +1,7 @@
-"""Many connections leave descriptors, maps and memory of both programs and of the provider where they were.
-
-SIDESTEP_TEST_FULL=1 makes 100,000 short connections instead of 5,000.
-"""
+"""Many connections leave descriptors, maps and memory of both programs and of the provider where they were."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -18,7 +14,7 @@ import pytest
 
 from sidestep.testing import Sidestep
 
-SHORT = 100_000 if os.environ.get("SIDESTEP_TEST_FULL") else 5_000
+SHORT = 100_000
 PROMOTED = 1_000
 SETTLE_S = 8.0  # beyond limits.OFFER_EXPIRY_S
 MAPS_MAX = 4  # arenas of the allocator and stacks come and go
