@@ -70,6 +70,7 @@ class Row:
     user: str | None = None  # the user this must run as when started by root
     cpus: int | None = None  # run on so many CPUs, in all placements
     rounds_max: int | None = None  # for rows whose value hardly varies and whose run is long
+    rounds_factor: int = 1  # for rows whose value varies more from process to process than by what it is to show
 
 
 @dataclass(frozen=True)

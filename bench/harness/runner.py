@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 
 from harness.model import BenchError, Evidence, Outcome, Row, Sample, Settings
@@ -46,7 +47,7 @@ def run_row(
     worlds = _worlds(row, promote_after, with_sidestep)
     outcome = Outcome(row, {name: [] for name in worlds}, invalid=invalid)
     names = list(worlds)
-    for number in range(min(rounds, row.rounds_max or rounds)):
+    for number in range(min(rounds * row.rounds_factor, row.rounds_max or sys.maxsize)):
         first = number % len(names)  # each placement is first, middle and last in turn
         for name in names[first:] + names[:first]:
             if name == "sidestep" and outcome.invalid:

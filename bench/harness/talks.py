@@ -206,7 +206,7 @@ def idle_memory(connections: int) -> Measure:
         del settings
         count = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
         before = _memory_at_rest()
-        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "25"]))
+        talk = Talk.start(world, *_c("idle", [], ["-n", str(count), "-w", "40"]))
         evidence = talk.held(world, 300.0, 2 * count)
         time.sleep(SETTLE_S)
         used = before - _memory_at_rest()
