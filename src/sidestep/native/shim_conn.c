@@ -1077,8 +1077,10 @@ void conn_probe(struct conn *conn, int fd)
 
 	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
 		return;
-	if (conn_notice(conn) & CHANNEL_CLOSED)
-		slot_set(slot, SLOT_PEER_GONE); /* its FIN may stand behind bytes that the program does not read */
+	/* Its FIN may stand behind bytes that the program does not read. Where it asked us back to TCP, somebody else may go on
+	 * with the socket, and the kernel will know. */
+	if ((conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_DEMOTE | CHANNEL_RECALL)) == CHANNEL_CLOSED)
+		slot_set(slot, SLOT_PEER_GONE);
 	if (raw_poll(&native, 1, 0) <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
 		return;
