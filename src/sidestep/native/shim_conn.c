@@ -1242,6 +1242,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
 		if (raw_poll(&native, 1, 0) > 0)
 			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
+		if (unlikely(kernel_bits & EPOLLERR) && !(flags & SLOT_RESET))
+			return conn_ready(conn, fd, kernel_bits, interest); /* the reset has come just now */
 		ready |= kernel_bits & by_tcp;
 	}
 	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
