@@ -428,6 +428,15 @@ static struct pair *open_flooded_pair(void)
 	return pair;
 }
 
+/* The same, and full in both directions: the peer closes or is killed once we sleep. */
+static struct pair *open_full_pair(enum act end)
+{
+	struct pair *pair = open_flooded_pair();
+	flood(pair);
+	peer_when_asleep(pair, end, 0, 0);
+	return pair;
+}
+
 static void say_end_behind_bytes(struct pair *pair)
 {
 	say_ret("send again", send(pair->fd, data, 60, 0));
@@ -459,9 +468,7 @@ static void close_behind_bytes_with_unread(void)
 
 static void close_behind_bytes_blocked(void)
 {
-	struct pair *pair = open_flooded_pair();
-	flood(pair);
-	peer_when_asleep(pair, ACT_CLOSE, 0, 0);
+	struct pair *pair = open_full_pair(ACT_CLOSE);
 	send_until_error("blocked send", pair, 0);
 	say_end_behind_bytes(pair);
 	peer_done();
@@ -471,9 +478,7 @@ static void killed_behind_bytes(void)
 {
 	if (!choice.peer_process)
 		return;
-	struct pair *pair = open_flooded_pair();
-	flood(pair);
-	peer_when_asleep(pair, ACT_KILL, 0, 0);
+	struct pair *pair = open_full_pair(ACT_KILL);
 	send_until_error("blocked send", pair, 0);
 	say_end_behind_bytes(pair);
 	peer_done();
@@ -483,10 +488,8 @@ static void killed_behind_bytes_poll(void)
 {
 	if (!choice.peer_process)
 		return;
-	struct pair *pair = open_flooded_pair();
+	struct pair *pair = open_full_pair(ACT_KILL);
 	struct pollfd item = {.fd = pair->fd, .events = POLLOUT};
-	flood(pair);
-	peer_when_asleep(pair, ACT_KILL, 0, 0);
 	while (poll(&item, 1, 10000) == 1 && (send(pair->fd, data, sizeof data, MSG_DONTWAIT) >= 0 || errno == EAGAIN))
 		;
 	say_ret("after the failed send", send(pair->fd, data, 60, 0));
@@ -497,12 +500,10 @@ static void killed_behind_bytes_epoll(void)
 {
 	if (!choice.peer_process)
 		return;
-	struct pair *pair = open_flooded_pair();
+	struct pair *pair = open_full_pair(ACT_KILL);
 	struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
 	int set = epoll_create1(0);
 	NEED(epoll_ctl(set, EPOLL_CTL_ADD, pair->fd, &event) == 0);
-	flood(pair);
-	peer_when_asleep(pair, ACT_KILL, 0, 0);
 	while (epoll_wait(set, &event, 1, 10000) == 1) {
 		ssize_t wrote;
 		do
