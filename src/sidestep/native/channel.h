@@ -21,7 +21,7 @@
 #include <sys/uio.h>
 
 #define CHANNEL_MAGIC 0x31434453u /* "SDC1" */
-#define CHANNEL_VERSION 1u
+#define CHANNEL_VERSION 3u
 #define CHANNEL_HEADER_SIZE 4096u
 #define CHANNEL_RING_MIN 4096u
 #define CHANNEL_RING_MAX (64u << 20)
@@ -42,20 +42,35 @@ struct channel_consumer {
 	uint8_t pad[CHANNEL_LINE - 12];
 };
 
-/* Written by one side during switch-over and at its end. */
+/*
+ * Written by one side during switch-over and at its end. A direction may go to the ring and back any number of times: each
+ * is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to its end, and no
+ * word of one round is taken for that of another, as each carries its number.
+ */
 struct channel_side {
 	_Atomic uint32_t attached;    /* holds the segment and the other's bell */
-	_Atomic uint32_t rx_ready;    /* consents: may be sent to by ring */
-	_Atomic uint32_t tx_switched; /* tx_switch_offset is valid; bytes from there are in the ring */
+	_Atomic uint32_t rx_ready;    /* consents: may be sent to by ring in this round */
+	_Atomic uint32_t tx_switched; /* the round for which tx_switch_offset is valid; bytes from there are in the ring */
 	_Atomic uint32_t shut_wr;     /* shutdown(SHUT_WR) was called, so a FIN is no close */
 	_Atomic uint32_t notice;      /* CHANNEL_NOTICE bits; 0 on the fast path */
-	_Atomic uint32_t tx_back;     /* 0, or how this direction of the ring ends; set once, by who is first */
+	_Atomic uint32_t tx_back;     /* round << 2 | how it ends; decided once a round, by who is first */
 	_Atomic uint64_t tx_switch_offset;
 	_Atomic uint64_t tx_back_at;  /* with CHANNEL_BACK: count of the ring's bytes (its tail) at which TCP takes over again */
 	_Atomic uint64_t rx_frozen;   /* head at which reading by ring stopped; valid with CHANNEL_RECALL */
 	_Atomic uint32_t hint;        /* not 0: name this number in your hint ring whenever you publish or make room */
-	uint8_t pad[CHANNEL_LINE - 52];
+	_Atomic uint32_t tx_ended;    /* the last round that is over: what follows comes by TCP, and tail stands */
+	/* Only where a provider stands between the two ends of the connection; see provider/relay.py. */
+	_Atomic uint32_t fin_seen;    /* a shim: my native socket has told the end; where does the ring end? */
+	_Atomic uint32_t tx_fin;      /* a provider: nothing follows; shut_wr and CHANNEL_CLOSED say how it ended */
+	_Atomic uint64_t tx_fin_at;   /* a provider: with tx_fin, the count of the ring's bytes at which the stream ends */
+	_Atomic uint32_t handed_on;   /* a provider: CHANNEL_HANDED bits, what of your words the other end has now */
+	/* After CHANNEL_BACK: who was first, our first byte by TCP (CHANNEL_BACK) or the reader (CHANNEL_RECALLED). As tx_back;
+	 * CHANNEL_ENDED once we have seen that it was the reader. */
+	_Atomic uint32_t tx_follows;
+	uint8_t pad[CHANNEL_LINE - 80];
 };
+
+#define CHANNEL_ROUNDS ((1u << 30) - 1) /* after so many a direction stays on TCP */
 
 /* tx_back: whether the ring's last bytes are read from the ring or come again by TCP is decided by one compare-and-swap. */
 enum {
@@ -64,11 +79,30 @@ enum {
 	CHANNEL_ENDED = 3,    /* by the sender: it sends its FIN after what the ring holds */
 };
 
+/*
+ * Ends a round of a direction in the way `how`, or finds that the other side has decided already: the way that stands.
+ * 0: the word was of another round than both sides know, which only a peer that breaks the rules can do.
+ */
+static inline uint32_t channel_decide(_Atomic uint32_t *tx_back, uint32_t round, uint32_t how)
+{
+	uint32_t found = atomic_load(tx_back);
+
+	if (found >> 2 != round && atomic_compare_exchange_strong(tx_back, &found, round << 2 | how))
+		return how;
+	return found >> 2 == round ? found & 3 : 0;
+}
+
 /* What a side tells the other beside the stream. */
 enum {
 	CHANNEL_CLOSED = 1u << 0, /* the last descriptor is being closed */
-	CHANNEL_DEMOTE = 1u << 1, /* send by TCP from now on; I read the ring to its end first */
+	CHANNEL_DEMOTE = 1u << 1, /* send by TCP until I consent anew; I read the ring to its end first */
 	CHANNEL_RECALL = 1u << 2, /* send by TCP from now on, beginning with the ring's bytes from rx_frozen on */
+	CHANNEL_RESET = 1u << 3,  /* by a provider: bytes are lost, or the other end broke the rules; reset the connection */
+};
+
+enum {
+	CHANNEL_HANDED_SWITCH = 1u << 0, /* tx_switch_offset */
+	CHANNEL_HANDED_ASKED = 1u << 1,  /* CHANNEL_DEMOTE or CHANNEL_RECALL */
 };
 
 struct channel_segment {

@@ -1,21 +1,45 @@
 /*
  * channel_module.c - sidestep.native._channel: the channel for Python, in the limited API.
  *
- * A Channel is one end of a mapped segment. Nothing here blocks or rings: whoever uses it looks, and rings its own bells.
- * A Channel is not made for several threads; the interpreter's lock makes each single call whole.
+ * A Channel is one end of a mapped segment; a Bell is what its peer rings, a RemoteBell the peer's. Nothing here blocks.
+ * Neither is made for several threads; the interpreter's lock makes each single call whole.
+ *
+ * The views that readable() and writable() give lie in the segment, which stays mapped until the last of them is gone.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
 
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "bell.h"
 #include "channel.h"
+#include "layout.h"
 
 struct channel {
 	PyObject_HEAD
 	struct channel_end end;
 	_Atomic uint64_t own_tail, own_head, head_seen; /* out of the peer's reach */
+	PyTypeObject *piece_type;
+	Py_ssize_t pieces; /* views in use */
+	bool closed;
+};
+
+/* A stretch of a ring, for as long as somebody has a view of it. */
+struct piece {
+	PyObject_HEAD
+	struct channel *channel;
+	struct iovec where;
+	bool read_only;
 };
 
 static PyObject *raise_errno(int negative)
@@ -28,7 +52,7 @@ static struct channel *mapped(PyObject *self)
 {
 	struct channel *channel = (struct channel *)self;
 
-	if (channel->end.seg)
+	if (!channel->closed)
 		return channel;
 	PyErr_SetString(PyExc_ValueError, "the channel is closed");
 	return NULL;
@@ -127,13 +151,275 @@ static PyObject *channel_give_back(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\nUnmaps the segment; closing twice is allowed.");
+PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
+                        "Unmaps the segment, once no view of its rings is left; closing twice is allowed.");
 
 static PyObject *channel_close(PyObject *self, PyObject *unused)
 {
+	struct channel *channel = (struct channel *)self;
+
 	(void)unused;
-	channel_unmap(&((struct channel *)self)->end);
+	channel->closed = true;
+	if (!channel->pieces)
+		channel_unmap(&channel->end);
 	Py_RETURN_NONE;
+}
+
+/* ---- views of the rings ---- */
+static int piece_getbuffer(PyObject *self, Py_buffer *view, int flags)
+{
+	struct piece *piece = (struct piece *)self;
+
+	return PyBuffer_FillInfo(view, self, piece->where.iov_base, (Py_ssize_t)piece->where.iov_len, piece->read_only, flags);
+}
+
+static void piece_dealloc(PyObject *self)
+{
+	struct piece *piece = (struct piece *)self;
+	struct channel *channel = piece->channel;
+	PyTypeObject *type = Py_TYPE(self);
+
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+	if (--channel->pieces == 0 && channel->closed)
+		channel_unmap(&channel->end);
+	Py_DECREF(channel);
+}
+
+static PyObject *piece_view(struct channel *channel, struct iovec where, bool read_only)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(channel->piece_type, Py_tp_alloc);
+	struct piece *piece = (struct piece *)alloc(channel->piece_type, 0);
+
+	if (!piece)
+		return NULL;
+	Py_INCREF((PyObject *)channel);
+	channel->pieces++;
+	piece->channel = channel;
+	piece->where = where;
+	piece->read_only = read_only;
+	PyObject *view = PyMemoryView_FromObject((PyObject *)piece);
+	Py_DECREF(piece);
+	return view;
+}
+
+static PyObject *pieces_tuple(struct channel *channel, const struct iovec *pieces, int len, bool read_only)
+{
+	PyObject *tuple = PyTuple_New(len);
+
+	for (int i = 0; tuple && i < len; i++) {
+		PyObject *view = piece_view(channel, pieces[i], read_only);
+		if (!view || PyTuple_SetItem(tuple, i, view) < 0) {
+			Py_DECREF(tuple);
+			return NULL;
+		}
+	}
+	return tuple;
+}
+
+PyDoc_STRVAR(readable_doc, "readable($self, skip=0, /)\n--\n\n"
+                           "Read-only views of what can be read from byte `skip` on, in the ring: none, one, or two where it\n"
+                           "wraps.\n\n"
+                           "Raises ConnectionResetError if the peer's count of what it has written is impossible.");
+
+static PyObject *channel_readable(PyObject *self, PyObject *args)
+{
+	struct channel *channel = mapped(self);
+	struct iovec pieces[2];
+	Py_ssize_t skip = 0;
+	int len = 0;
+
+	if (!channel || !PyArg_ParseTuple(args, "|n:readable", &skip))
+		return NULL;
+	int64_t there = channel_rx_avail(&channel->end);
+	if (there < 0)
+		return raise_errno((int)there);
+	if (skip < 0 || skip > there) {
+		PyErr_Format(PyExc_ValueError, "%zd bytes, where there are %lld", skip, (long long)there);
+		return NULL;
+	}
+	if (skip < there)
+		len = channel_rx_pieces(&channel->end, (size_t)skip, (size_t)(there - skip), pieces);
+	return pieces_tuple(channel, pieces, len, true);
+}
+
+PyDoc_STRVAR(writable_doc, "writable($self, /)\n--\n\n"
+                           "Views of the room for writing, in the ring: none, one, or two where it wraps.\n\n"
+                           "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
+
+static PyObject *channel_writable(PyObject *self, PyObject *unused)
+{
+	struct channel *channel = mapped(self);
+	struct iovec pieces[2];
+
+	(void)unused;
+	if (!channel)
+		return NULL;
+	int64_t room = channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1);
+	if (room < 0)
+		return raise_errno((int)room);
+	return pieces_tuple(channel, pieces, room ? channel_tx_pieces(&channel->end, (size_t)room, pieces) : 0, false);
+}
+
+/* A count of bytes that the caller has moved; -1 with an exception if there are not so many. */
+static Py_ssize_t moved(PyObject *count, int64_t most)
+{
+	Py_ssize_t value = PyLong_AsSsize_t(count);
+
+	if (value == -1 && PyErr_Occurred())
+		return -1;
+	if (most < 0) {
+		raise_errno((int)most);
+		return -1;
+	}
+	if (value < 0 || value > most) {
+		PyErr_Format(PyExc_ValueError, "%zd bytes, where there are %lld", value, (long long)most);
+		return -1;
+	}
+	return value;
+}
+
+PyDoc_STRVAR(consume_doc, "consume($self, count, /)\n--\n\n"
+                          "Gives the first `count` readable bytes back to the peer as room; views of them mean nothing now.");
+
+static PyObject *channel_consume(PyObject *self, PyObject *count)
+{
+	struct channel *channel = mapped(self);
+
+	if (!channel)
+		return NULL;
+	Py_ssize_t len = moved(count, channel_rx_avail(&channel->end));
+	if (len < 0)
+		return NULL;
+	channel_rx_consume(&channel->end, (size_t)len);
+	Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(commit_doc, "commit($self, count, /)\n--\n\n"
+                         "Shows the peer the first `count` bytes of the room, which have been filled.");
+
+static PyObject *channel_commit(PyObject *self, PyObject *count)
+{
+	struct channel *channel = mapped(self);
+
+	if (!channel)
+		return NULL;
+	Py_ssize_t len = moved(count, channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1));
+	if (len < 0)
+		return NULL;
+	channel_tx_publish(&channel->end, (size_t)len);
+	Py_RETURN_NONE;
+}
+
+/* ---- the words of the two sides ---- */
+#define LOADED(word) ((unsigned long long)atomic_load_explicit(&remote->word, memory_order_acquire))
+
+PyDoc_STRVAR(remote_doc, "remote($self, /)\n--\n\n"
+                         "The peer's words, each read once: (attached, rx_ready, notice, shut_wr, fin_seen, tx_back,\n"
+                         "tx_switched, tx_switch_offset, tx_back_at, rx_frozen, tail). What says that another is valid comes first.");
+
+static PyObject *channel_remote(PyObject *self, PyObject *unused)
+{
+	struct channel *channel = mapped(self);
+
+	(void)unused;
+	if (!channel)
+		return NULL;
+	const struct channel_side *remote = channel->end.remote;
+	/* in this order: who finds that a direction has ended finds all that it held */
+	unsigned long long attached = LOADED(attached), rx_ready = LOADED(rx_ready), notice = LOADED(notice);
+	unsigned long long shut_wr = LOADED(shut_wr), fin_seen = LOADED(fin_seen), tx_back = LOADED(tx_back);
+	unsigned long long tx_switched = LOADED(tx_switched), tx_switch_offset = LOADED(tx_switch_offset);
+	unsigned long long tx_back_at = LOADED(tx_back_at), rx_frozen = LOADED(rx_frozen);
+	unsigned long long tail =
+		(unsigned long long)atomic_load_explicit(&channel->end.rx_peer_line->tail, memory_order_acquire);
+	return Py_BuildValue("(KKKKKKKKKKK)", attached, rx_ready, notice, shut_wr, fin_seen, tx_back, tx_switched,
+	                     tx_switch_offset, tx_back_at, rx_frozen, tail);
+}
+
+PyDoc_STRVAR(publish_doc, "publish($self, name, value, /)\n--\n\n"
+                          "Stores one of our words, by its name in HEADER_WORDS without the side; `notice` and `handed_on`\n"
+                          "add bits.");
+
+static PyObject *channel_publish(PyObject *self, PyObject *args)
+{
+	struct channel *channel = mapped(self);
+	const char *name;
+	unsigned long long value;
+
+	if (!channel || !PyArg_ParseTuple(args, "sK:publish", &name, &value))
+		return NULL;
+	struct channel_side *local = channel->end.local;
+	struct {
+		const char *name;
+		_Atomic uint32_t *word;
+	} const small[] = {{"attached", &local->attached}, {"rx_ready", &local->rx_ready}, {"shut_wr", &local->shut_wr},
+	                   {"tx_switched", &local->tx_switched}, {"hint", &local->hint}, {"tx_fin", &local->tx_fin},
+	                   {"want_space", &channel->end.tx_line->want_space}};
+	struct {
+		const char *name;
+		_Atomic uint64_t *word;
+	} const large[] = {{"tx_switch_offset", &local->tx_switch_offset}, {"tx_back_at", &local->tx_back_at},
+	                   {"rx_frozen", &local->rx_frozen}, {"tx_fin_at", &local->tx_fin_at}};
+	if (strcmp(name, "notice") == 0) {
+		atomic_fetch_or(&local->notice, (uint32_t)value);
+		Py_RETURN_NONE;
+	}
+	if (strcmp(name, "handed_on") == 0) {
+		atomic_fetch_or(&local->handed_on, (uint32_t)value);
+		Py_RETURN_NONE;
+	}
+	for (size_t i = 0; i < sizeof(small) / sizeof(*small); i++)
+		if (strcmp(name, small[i].name) == 0) {
+			atomic_store(small[i].word, (uint32_t)value);
+			Py_RETURN_NONE;
+		}
+	for (size_t i = 0; i < sizeof(large) / sizeof(*large); i++)
+		if (strcmp(name, large[i].name) == 0) {
+			atomic_store(large[i].word, (uint64_t)value);
+			Py_RETURN_NONE;
+		}
+	PyErr_Format(PyExc_KeyError, "%s", name);
+	return NULL;
+}
+
+PyDoc_STRVAR(decide_doc, "decide($self, sending, how, /)\n--\n\n"
+                         "Decides how the first round of a direction ends (tx_back), ours or, with sending False, the\n"
+                         "peer's, unless that is decided: what stands. 0: the word makes no sense.");
+
+static PyObject *channel_decide_how(PyObject *self, PyObject *args)
+{
+	struct channel *channel = mapped(self);
+	int sending;
+	unsigned int how;
+
+	if (!channel || !PyArg_ParseTuple(args, "pI:decide", &sending, &how))
+		return NULL;
+	return PyLong_FromUnsignedLong(
+		channel_decide(sending ? &channel->end.local->tx_back : &channel->end.remote->tx_back, 1, how & 3));
+}
+
+static PyObject *get_sent(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->own_tail));
+}
+
+static PyObject *get_received(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->own_head));
+}
+
+static PyObject *get_wanted(PyObject *self, void *unused)
+{
+	struct channel *channel = mapped(self);
+
+	(void)unused;
+	if (!channel)
+		return NULL;
+	atomic_thread_fence(memory_order_seq_cst); /* between publishing head and reading want_space */
+	return PyBool_FromLong(atomic_load_explicit(&channel->end.rx_peer_line->want_space, memory_order_relaxed) != 0);
 }
 
 static PyObject *channel_enter(PyObject *self, PyObject *unused)
@@ -187,7 +473,7 @@ static PyObject *get_rx_size(PyObject *self, void *unused)
 static PyObject *get_closed(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyBool_FromLong(((struct channel *)self)->end.seg == NULL);
+	return PyBool_FromLong(((struct channel *)self)->closed);
 }
 
 static void channel_dealloc(PyObject *self)
@@ -195,6 +481,7 @@ static void channel_dealloc(PyObject *self)
 	PyTypeObject *type = Py_TYPE(self);
 
 	channel_unmap(&((struct channel *)self)->end);
+	Py_XDECREF((PyObject *)((struct channel *)self)->piece_type);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
 	Py_DECREF(type); /* instances of heap types hold their type */
 }
@@ -202,6 +489,13 @@ static void channel_dealloc(PyObject *self)
 static PyMethodDef channel_methods[] = {
 	{"write", channel_write, METH_O, write_doc},
 	{"read", channel_read, METH_VARARGS, read_doc},
+	{"readable", channel_readable, METH_VARARGS, readable_doc},
+	{"consume", channel_consume, METH_O, consume_doc},
+	{"writable", channel_writable, METH_NOARGS, writable_doc},
+	{"commit", channel_commit, METH_O, commit_doc},
+	{"remote", channel_remote, METH_NOARGS, remote_doc},
+	{"publish", channel_publish, METH_VARARGS, publish_doc},
+	{"decide", channel_decide_how, METH_VARARGS, decide_doc},
 	{"trim", channel_give_back, METH_NOARGS, trim_doc},
 	{"close", channel_close, METH_NOARGS, close_doc},
 	{"__enter__", channel_enter, METH_NOARGS, NULL},
@@ -215,6 +509,9 @@ static PyGetSetDef channel_getset[] = {
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
 	{"tx_size", get_tx_size, NULL, "Size of the sending ring in bytes.", NULL},
 	{"rx_size", get_rx_size, NULL, "Size of the receiving ring in bytes.", NULL},
+	{"sent", get_sent, NULL, "Bytes ever written.", NULL},
+	{"received", get_received, NULL, "Bytes ever read.", NULL},
+	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its bell after making some.", NULL},
 	{"closed", get_closed, NULL, "Whether the segment has been unmapped.", NULL},
 	{0},
 };
@@ -237,9 +534,363 @@ static PyType_Spec channel_spec = {
 	.slots = channel_slots,
 };
 
+static PyType_Slot piece_slots[] = {
+	{Py_bf_getbuffer, (void *)piece_getbuffer},
+	{Py_tp_dealloc, piece_dealloc},
+	{0},
+};
+
+static PyType_Spec piece_spec = {
+	.name = "sidestep.native._channel.Piece",
+	.basicsize = sizeof(struct piece),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = piece_slots,
+};
+
+/* ---- Bell: ours, rung by those who hold its descriptor and see its word ---- */
+struct own_bell {
+	PyObject_HEAD
+	_Atomic uint64_t *word;
+	int fd, page_fd;
+	bool asleep;
+};
+
+static void own_bell_release(struct own_bell *bell)
+{
+	if (!bell->word)
+		return;
+	munmap((void *)bell->word, BELL_WORDS_LEN);
+	bell->word = NULL;
+	close(bell->fd);
+	close(bell->page_fd);
+}
+
+static PyObject *own_bell_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+	static char *none[] = {NULL};
+
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, ":Bell", none))
+		return NULL;
+	int page = memfd_create("sidestep-bells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = page < 0 ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	void *base = MAP_FAILED;
+	if (fd >= 0 && ftruncate(page, BELL_WORDS_LEN) == 0)
+		base = mmap(NULL, BELL_WORDS_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
+	/* from here on only our mapping can write it */
+	if (base == MAP_FAILED ||
+	    fcntl(page, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0) {
+		int failed = errno;
+		if (base != MAP_FAILED)
+			munmap(base, BELL_WORDS_LEN);
+		if (fd >= 0)
+			close(fd);
+		if (page >= 0)
+			close(page);
+		return raise_errno(-failed);
+	}
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct own_bell *bell = (struct own_bell *)alloc(type, 0);
+	if (!bell) {
+		munmap(base, BELL_WORDS_LEN);
+		close(fd);
+		close(page);
+		return NULL;
+	}
+	bell->word = base;
+	bell->fd = fd;
+	bell->page_fd = page;
+	return (PyObject *)bell;
+}
+
+static struct own_bell *open_bell(PyObject *self)
+{
+	struct own_bell *bell = (struct own_bell *)self;
+
+	if (bell->word)
+		return bell;
+	PyErr_SetString(PyExc_ValueError, "the bell is closed");
+	return NULL;
+}
+
+PyDoc_STRVAR(sleep_doc, "sleep($self, /)\n--\n\nWhoever has news rings from now on: look once more, and only then wait.");
+
+static PyObject *own_bell_sleep(PyObject *self, PyObject *unused)
+{
+	struct own_bell *bell = open_bell(self);
+
+	(void)unused;
+	if (!bell)
+		return NULL;
+	if (!bell->asleep)
+		bell_word_sleep(bell->word);
+	bell->asleep = true;
+	Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(wake_doc, "wake($self, /)\n--\n\nNobody needs to ring any more: look after this.");
+
+static PyObject *own_bell_wake(PyObject *self, PyObject *unused)
+{
+	struct own_bell *bell = open_bell(self);
+
+	(void)unused;
+	if (!bell)
+		return NULL;
+	if (bell->asleep)
+		bell_word_wake(bell->word);
+	bell->asleep = false;
+	Py_RETURN_NONE;
+}
+
+static PyObject *own_bell_close(PyObject *self, PyObject *unused)
+{
+	(void)unused;
+	own_bell_release((struct own_bell *)self);
+	Py_RETURN_NONE;
+}
+
+static PyObject *own_bell_fd(PyObject *self, void *unused)
+{
+	(void)unused;
+	return open_bell(self) ? PyLong_FromLong(((struct own_bell *)self)->fd) : NULL;
+}
+
+static PyObject *own_bell_page(PyObject *self, void *unused)
+{
+	(void)unused;
+	return open_bell(self) ? PyLong_FromLong(((struct own_bell *)self)->page_fd) : NULL;
+}
+
+static void own_bell_dealloc(PyObject *self)
+{
+	PyTypeObject *type = Py_TYPE(self);
+
+	own_bell_release((struct own_bell *)self);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef own_bell_methods[] = {
+	{"sleep", own_bell_sleep, METH_NOARGS, sleep_doc},
+	{"wake", own_bell_wake, METH_NOARGS, wake_doc},
+	{"close", own_bell_close, METH_NOARGS, "close($self, /)\n--\n\nCloses both descriptors; twice is allowed."},
+	{0},
+};
+
+static PyGetSetDef own_bell_getset[] = {
+	{"fd", own_bell_fd, NULL, "The eventfd that is rung; read it when it is readable.", NULL},
+	{"page_fd", own_bell_page, NULL, "The page with the word that others see, as line 0.", NULL},
+	{0},
+};
+
+static PyType_Slot own_bell_slots[] = {
+	{Py_tp_doc, (void *)"Bell()\n--\n\nA wake-up target: an eventfd, and a word by which others know whether to ring it."},
+	{Py_tp_new, own_bell_new},
+	{Py_tp_methods, own_bell_methods},
+	{Py_tp_getset, own_bell_getset},
+	{Py_tp_dealloc, own_bell_dealloc},
+	{0},
+};
+
+static PyType_Spec own_bell_spec = {
+	.name = "sidestep.native._channel.Bell",
+	.basicsize = sizeof(struct own_bell),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = own_bell_slots,
+};
+
+/* ---- RemoteBell: somebody else's ---- */
+struct far_bell {
+	PyObject_HEAD
+	void *page;
+	size_t page_len;
+	const _Atomic uint64_t *word;
+	const struct hint_ring *hints; /* NULL: it gives none */
+	uint64_t rung, seen;
+	int fd;
+	bool blocks; /* a hostile process has made it so */
+};
+
+static void far_bell_release(struct far_bell *bell)
+{
+	if (bell->page)
+		munmap(bell->page, bell->page_len);
+	if (bell->fd >= 0)
+		close(bell->fd);
+	bell->page = NULL;
+	bell->fd = -1;
+}
+
+static PyObject *far_bell_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+	static char *names[] = {"fd", "page_fd", "index", NULL};
+	int fd, page_fd;
+	unsigned int index;
+	struct stat st;
+
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiI:RemoteBell", names, &fd, &page_fd, &index))
+		return NULL;
+	if (index >= BELL_PAGE_BELLS || !channel_stays(page_fd) || fstat(page_fd, &st) < 0 || st.st_size < BELL_WORDS_LEN)
+		return raise_errno(-EPROTO);
+	size_t len = st.st_size >= (off_t)BELL_PAGE_LEN ? BELL_PAGE_LEN : BELL_WORDS_LEN;
+	void *page = mmap(NULL, len, PROT_READ, MAP_SHARED, page_fd, 0);
+	if (page == MAP_FAILED)
+		return raise_errno(-errno);
+	int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct far_bell *bell = copy < 0 ? NULL : (struct far_bell *)alloc(type, 0);
+	if (!bell) {
+		munmap(page, len);
+		return copy < 0 ? raise_errno(-errno) : (close(copy), NULL);
+	}
+	bell->page = page;
+	bell->page_len = len;
+	bell->word = bell_word_at(page, index);
+	bell->hints = len == BELL_PAGE_LEN ? bell_hints_at(page, index) : NULL;
+	bell->rung = UINT64_MAX;
+	bell->seen = bell->hints ? atomic_load(&bell->hints->tail) : 0;
+	bell->fd = copy;
+	return (PyObject *)bell;
+}
+
+static struct far_bell *open_far_bell(PyObject *self)
+{
+	struct far_bell *bell = (struct far_bell *)self;
+
+	if (bell->page)
+		return bell;
+	PyErr_SetString(PyExc_ValueError, "the bell is closed");
+	return NULL;
+}
+
+PyDoc_STRVAR(ring_doc, "ring($self, /)\n--\n\nWakes its owner if that sleeps; call after publishing. Whether it was rung.");
+
+static PyObject *far_bell_ring(PyObject *self, PyObject *unused)
+{
+	struct far_bell *bell = open_far_bell(self);
+	uint64_t one = 1, old;
+
+	(void)unused;
+	if (!bell)
+		return NULL;
+	atomic_thread_fence(memory_order_seq_cst); /* between publishing and reading the word */
+	uint64_t word = atomic_load_explicit(bell->word, memory_order_relaxed);
+	if (!(word & 0xffff) || word >> 16 == bell->rung || bell->blocks)
+		Py_RETURN_FALSE;
+	bell->rung = word >> 16;
+	/* full: only a hostile process does that; emptied, it can be rung again. What fails here is its owner's loss alone. */
+	errno = 0;
+	if (write(bell->fd, &one, sizeof(one)) < 0 && errno == EAGAIN && read(bell->fd, &old, sizeof(old)) > 0 &&
+	    write(bell->fd, &one, sizeof(one)) < 0)
+		bell->rung = UINT64_MAX;
+	bell->blocks = errno == EINTR; /* one that has O_NONBLOCK cannot be interrupted */
+	Py_RETURN_TRUE;
+}
+
+PyDoc_STRVAR(hints_doc, "hints($self, /)\n--\n\n"
+                        "The numbers that its owner has named since the last time: its channels with news.\n\n"
+                        "None: some were lost, or it names none; look at all.");
+
+static PyObject *far_bell_hints(PyObject *self, PyObject *unused)
+{
+	struct far_bell *bell = open_far_bell(self);
+
+	(void)unused;
+	if (!bell)
+		return NULL;
+	if (!bell->hints)
+		Py_RETURN_NONE;
+	uint64_t tail = atomic_load_explicit(&bell->hints->tail, memory_order_acquire);
+	if (tail - bell->seen > HINTS) {
+		bell->seen = tail;
+		Py_RETURN_NONE;
+	}
+	PyObject *found = PyList_New(0);
+	bool lost = false;
+	for (; found && bell->seen != tail; bell->seen++) {
+		uint64_t entry = atomic_load_explicit(&bell->hints->entry[bell->seen % HINTS], memory_order_acquire);
+		if (entry >> 32 != (uint32_t)bell->seen) {
+			lost = true; /* not written yet, or overwritten: what it names was published before */
+			continue;
+		}
+		PyObject *number = PyLong_FromUnsignedLong((uint32_t)entry);
+		if (!number || PyList_Append(found, number) < 0)
+			Py_CLEAR(found);
+		Py_XDECREF(number);
+	}
+	if (found && lost) {
+		Py_DECREF(found);
+		Py_RETURN_NONE;
+	}
+	return found;
+}
+
+static PyObject *far_bell_news(PyObject *self, void *unused)
+{
+	struct far_bell *bell = open_far_bell(self);
+
+	(void)unused;
+	if (!bell)
+		return NULL;
+	return PyBool_FromLong(!bell->hints || atomic_load_explicit(&bell->hints->tail, memory_order_acquire) != bell->seen);
+}
+
+static PyObject *far_bell_gives_hints(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyBool_FromLong(((struct far_bell *)self)->hints != NULL);
+}
+
+static PyObject *far_bell_close(PyObject *self, PyObject *unused)
+{
+	(void)unused;
+	far_bell_release((struct far_bell *)self);
+	Py_RETURN_NONE;
+}
+
+static void far_bell_dealloc(PyObject *self)
+{
+	PyTypeObject *type = Py_TYPE(self);
+
+	far_bell_release((struct far_bell *)self);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef far_bell_methods[] = {
+	{"ring", far_bell_ring, METH_NOARGS, ring_doc},
+	{"hints", far_bell_hints, METH_NOARGS, hints_doc},
+	{"close", far_bell_close, METH_NOARGS, "close($self, /)\n--\n\nLets go of it; twice is allowed."},
+	{0},
+};
+
+static PyGetSetDef far_bell_getset[] = {
+	{"news", far_bell_news, NULL, "Whether hints() has something to say.", NULL},
+	{"gives_hints", far_bell_gives_hints, NULL, "Whether its owner can name channels.", NULL},
+	{0},
+};
+
+static PyType_Slot far_bell_slots[] = {
+	{Py_tp_doc, (void *)"RemoteBell(fd, page_fd, index)\n--\n\n"
+	                    "Somebody else's bell, by duplicates of its descriptors. Raises OSError: EPROTO for an impossible page."},
+	{Py_tp_new, far_bell_new},
+	{Py_tp_methods, far_bell_methods},
+	{Py_tp_getset, far_bell_getset},
+	{Py_tp_dealloc, far_bell_dealloc},
+	{0},
+};
+
+static PyType_Spec far_bell_spec = {
+	.name = "sidestep.native._channel.RemoteBell",
+	.basicsize = sizeof(struct far_bell),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = far_bell_slots,
+};
+
 /* ---- the module ---- */
 struct state {
 	PyTypeObject *channel_type;
+	PyTypeObject *piece_type;
 };
 
 PyDoc_STRVAR(create_doc, "create($module, tx_size, rx_size, /)\n--\n\n"
@@ -299,6 +950,8 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 		Py_DECREF(channel);
 		return raise_errno(failed);
 	}
+	Py_INCREF((PyObject *)state->piece_type);
+	channel->piece_type = state->piece_type;
 	return (PyObject *)channel;
 }
 
@@ -307,7 +960,8 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 #define SIDE(i) \
 	WORD(side[i].attached), WORD(side[i].rx_ready), WORD(side[i].tx_switched), WORD(side[i].shut_wr), \
 	WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
-	WORD(side[i].rx_frozen)
+	WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
+	WORD(side[i].tx_fin_at), WORD(side[i].handed_on)
 #define RING(i) \
 	WORD(producer[i].tail), WORD(producer[i].want_space), WORD(producer[i].cpu), WORD(consumer[i].head), \
 	WORD(consumer[i].cpu)
@@ -321,6 +975,7 @@ static int module_exec(PyObject *module)
 {
 	struct state *state = PyModule_GetState(module);
 	PyObject *type = PyType_FromModuleAndSpec(module, &channel_spec, NULL);
+	PyType_Spec *bells[] = {&own_bell_spec, &far_bell_spec};
 
 	state->channel_type = (PyTypeObject *)type;
 	if (!type || PyModule_AddType(module, state->channel_type) < 0 ||
@@ -328,6 +983,16 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "RING_MIN", CHANNEL_RING_MIN) < 0 ||
 	    PyModule_AddIntConstant(module, "RING_MAX", CHANNEL_RING_MAX) < 0)
 		return -1;
+	state->piece_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &piece_spec, NULL);
+	if (!state->piece_type)
+		return -1;
+	for (int i = 0; i < 2; i++) {
+		PyObject *bell_type = PyType_FromModuleAndSpec(module, bells[i], NULL);
+		int failed_type = bell_type ? PyModule_AddType(module, (PyTypeObject *)bell_type) : -1;
+		Py_XDECREF(bell_type);
+		if (failed_type < 0)
+			return -1;
+	}
 	PyObject *table = PyDict_New();
 	if (!table)
 		return -1;
@@ -350,6 +1015,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	struct state *state = PyModule_GetState(module);
 
 	Py_VISIT(state->channel_type);
+	Py_VISIT(state->piece_type);
 	return 0;
 }
 
@@ -358,6 +1024,7 @@ static int module_clear(PyObject *module)
 	struct state *state = PyModule_GetState(module);
 
 	Py_CLEAR(state->channel_type);
+	Py_CLEAR(state->piece_type);
 	return 0;
 }
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, Final
 
 LAYOUT_VERSION: Final = 1
@@ -27,6 +27,18 @@ ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
 BELL_PAGE_BELLS: Final = 64  # one 64-byte line each
+
+# Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
+# stops at AF_MAX, below 64) and that fit the 16 bits of sa_family; the protocol is one that no IP header can hold.
+AF_INET_OFFLOAD: Final = 0x5344  # "SD"
+AF_INET6_OFFLOAD: Final = 0x5345
+AF_INET_DIRECT: Final = 0x5346
+AF_INET6_DIRECT: Final = 0x5347
+IPPROTO_SDP: Final = 0x534450  # "SDP"
+IPPROTO_OFFLOAD_ANY: Final = 0  # IPPROTO_IP, the wildcard: any offload protocol, or TCP
+EXPLICIT_NUMBERS: Final = (
+    "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
+)  # fmt: skip
 
 
 class Rpc(IntEnum):
@@ -42,6 +54,32 @@ class Rpc(IntEnum):
     WITHDRAW = 8  # shim -> provider: the offer with this token is off
     CONTROL = 9  # command -> provider; a JSON document follows the record in the same packet
     CONTROL_REPLY = 10  # provider -> command; a piece of a JSON document follows; flags & 1: more pieces follow
+    DEMOTE = 11  # provider -> shim: the connection in this slot of its arena goes back to TCP, and stays
+    PROMOTE = 12  # provider -> shim: it may be promoted again, unless something keeps it on TCP for good
+    ASK = 13  # shim -> provider, which answers at once: what an explicit socket wants to do; `flags` is an Ask
+    ANSWER = 14  # provider -> shim; `error`: errno that the call fails with; `reason`: a Refusal, so go on natively
+
+
+class Welcome(IntFlag):
+    """What the provider wants beside the record (the `flags` of `Rpc.WELCOME`)."""
+
+    POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
+    PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
+
+
+class Attach(IntFlag):
+    """What the other end of the channel is (the `flags` of `Rpc.ATTACH` and `Rpc.CLAIMED`)."""
+
+    RELAYED = 1  # the provider itself; one more descriptor, the last: a pipe that hangs up when the provider dies
+
+
+class Ask(IntEnum):
+    """What an explicit socket asks for (the `flags` of `Rpc.ASK`)."""
+
+    BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end gives it back]
+    LISTEN = 2  # it listens there
+    CONNECT = 3  # to remote_addr:remote_port
+    OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
 
 
 class Refusal(IntEnum):
@@ -53,8 +91,12 @@ class Refusal(IntEnum):
     FOREIGN_NETNS = 4  # the caller is in a network namespace the provider cannot look into
     TOO_MANY = 5  # this client has too many offers pending
     NO_BUDGET = 6  # the budget for channel memory is used up
+    POLICY = 7  # the policy keeps the connection on TCP, or with a protocol that cannot carry it
     DUPLICATE = 8  # the same connection has been offered or claimed already
+    FOREIGN_USER = 9  # the other end is another user's, and the policy does not pair the two
     SHUTTING_DOWN = 10
+    NO_PROTOCOL = 11  # no offload protocol can carry it
+    PROTOCOL_FAILED = 12  # the offload protocol that was to carry it did not
 
 
 class State(IntEnum):
@@ -65,7 +107,7 @@ class State(IntEnum):
     OFFERED = 2  # an offer or a claim is with the provider
     ATTACHED = 3  # both ends hold the channel; directions are switching
     PROMOTED = 4  # both directions use the rings
-    PINNED = 5  # plain TCP for good; `reason` says why
+    PINNED = 5  # plain TCP, for the `reason`: for good or, after a promotion, until both ends agree again
 
 
 class Reason(IntEnum):
@@ -95,6 +137,12 @@ class Reason(IntEnum):
     ASYNC_SIGNAL_IO = 23
     PEER_LEFT = 24
     BOTH_WAYS_FULL = 25
+    POLICY = 26
+    DEMOTED = 27
+    DIRECT = 28
+    FOREIGN_USER = 29
+    RELAY_LOST = 30
+    NO_PROTOCOL = 36
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -121,6 +169,12 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
     Reason.BOTH_WAYS_FULL: "both ends sent and neither read for a second, with bytes under way on TCP",
+    Reason.POLICY: "the policy keeps it on TCP",
+    Reason.DEMOTED: "it was sent back to TCP by 'sidestep demote'",
+    Reason.DIRECT: "it was opened as AF_INET_DIRECT or AF_INET6_DIRECT, or as TCP by number",
+    Reason.FOREIGN_USER: "the other end belongs to another user, and the policy does not pair the two",
+    Reason.RELAY_LOST: "what stood between its two ends is gone, or lost bytes; the connection was reset",
+    Reason.NO_PROTOCOL: "no offload protocol can carry it",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 
@@ -142,7 +196,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("magic", "I", 1),
         ("version", "H", 1),
         ("type", "H", 1),
-        ("token", "Q", 1),  # chosen by the shim, echoed by the provider
+        ("token", "Q", 1),  # chosen by the shim, echoed by the provider; DEMOTE, PROMOTE: slot << 32 | generation
         ("reason", "I", 1),  # Refusal
         ("flags", "I", 1),
         ("local_addr", "B", 16),
@@ -159,7 +213,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("bell_page_id", "B", 16),  # random; equal ids are the same page
         ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
         ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
-        ("reserved", "Q", 1),
+        ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
+        ("error", "I", 1),  # ANSWER: errno
     ),
     # First page of the registry. Bucket words follow at REGISTRY_BUCKETS_OFFSET: bits 0-7 count the offers pending
     # in this bucket (saturating), bits 8-31 a generation that grows with every offer.
@@ -170,6 +225,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("closing", "I", 1),  # 1: the provider is going away; make no offers
         ("netns_cookie", "Q", 1),
         ("secret", "Q", 1),  # seed of the bucket hash
+        ("orders", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
+        ("pad", "I", 1),
     ),
     # First page of an arena.
     "arena_header": (
@@ -221,7 +278,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("doorbells_sent", "Q", 1),
         ("tx_head_seen", "Q", 1),
         ("tx_sleeps", "Q", 1),
-        ("tx_spare", "Q", 6),
+        ("tx_round", "I", 1),  # how often this direction has gone to the ring
+        ("tx_pad", "I", 1),
+        ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
+        ("tx_spare", "Q", 4),
         # lines 4-5: receiving direction
         ("rx_lock", "I", 1),
         ("rx_path", "I", 1),
@@ -234,7 +294,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("sleeps", "Q", 1),  # waits that ended in the kernel
         ("spins_won", "Q", 1),  # waits that ended while spinning
         ("spins_lost", "Q", 1),
-        ("rx_spare", "Q", 6),
+        ("rx_round", "I", 1),  # the round last consented to
+        ("rx_pad", "I", 1),
+        ("rx_spare", "Q", 5),
         # lines 6-7
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
         ("spare", "Q", 8),
@@ -268,20 +330,28 @@ _FORMATS: Final = {
     for name, fields in RECORDS.items()
 }
 
+# How a record is packed: name -> (value if none is given, whether it is one of several values)
+_PLANS: Final[dict[str, dict[str, tuple[Any, bool]]]] = {
+    record: {
+        name: (0, False) if count == 1 else (bytes(count), False) if code == "B" else ((0,) * count, True)
+        for name, code, count in fields
+    }
+    for record, fields in RECORDS.items()
+}
+
 
 def pack(record: str, **values: Any) -> bytes:
     """The bytes of `record`; fields not named are zero. Arrays of u8 are bytes, other arrays tuples."""
-    unknown = values.keys() - {name for name, _, _ in RECORDS[record]}
-    if unknown:
+    plan = _PLANS[record]
+    if unknown := values.keys() - plan.keys():
         raise TypeError(f"{record} has no field {sorted(unknown)}")
     flat: list[Any] = []
-    for name, code, count in RECORDS[record]:
-        if code == "B" and count > 1:
-            flat.append(values.get(name, bytes(count)))
-        elif count > 1:
-            flat.extend(values.get(name, (0,) * count))
+    for name, (default, spread) in plan.items():
+        value = values.get(name, default)
+        if spread:
+            flat.extend(value)
         else:
-            flat.append(values.get(name, 0))
+            flat.append(value)
     return _FORMATS[record].pack(*flat)
 
 
@@ -324,7 +394,9 @@ def c_header() -> str:
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS",
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
-    for enum in (Rpc, Refusal, State, Reason, Role):
+    for name in EXPLICIT_NUMBERS:
+        lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
+    for enum in (Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role):
         lines += ["", f"enum {enum.__name__.lower()}_code {{"]
         lines += [f"\t{enum.__name__.upper()}_{member.name} = {member.value}," for member in enum]
         lines += ["};"]

@@ -54,7 +54,7 @@ struct real real = {
 
 static void *real_find(const char *name)
 {
-	return dlsym(RTLD_NEXT, name);
+	return dlsym(real_scope(), name);
 }
 
 static void *missing_symbol(void)
@@ -142,6 +142,8 @@ static void config_read(void)
 	config.spin_ns = (uint32_t)env_number("SIDESTEP_SPIN_US", 0, 1000000, config.spin_ns / 1000, NULL) * 1000;
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
 		config.ncpus = CPU_COUNT(&cpus);
+	const char *from_root = getenv("SIDESTEP_FROM_ROOT");
+	config.from_root = from_root && strcmp(from_root, "1") == 0;
 	const char *path = getenv("SIDESTEP_LOG");
 	if (path && *path) {
 		int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
@@ -177,6 +179,10 @@ static void thread_gone(void *unused)
 	self.wait_epfd = 0;
 	self.registered = false;
 	shim_lock_drop();
+	siginfo_t *deferred = self.deferred; /* none is held back outside a critical section */
+	self.deferred = NULL;
+	if (deferred)
+		munmap(deferred, DEFERRED_MAX * sizeof(*deferred));
 }
 
 uint32_t thread_init(void)
@@ -287,6 +293,7 @@ void file_put(int fd, struct file *file)
 }
 
 struct file closing_file = {.kind = FILE_CLOSING};
+struct file listener_file = {.kind = FILE_LISTENER};
 
 void file_closed(int fd)
 {
@@ -357,6 +364,7 @@ void fork_child(void)
 	bells_after_fork();
 	rpc_after_fork();
 	sets_after_fork();
+	explicit_after_fork();
 }
 
 __attribute__((constructor(101))) static void shim_init(void)
@@ -383,6 +391,7 @@ __attribute__((constructor(101))) static void shim_init(void)
 	pthread_key_create(&thread_key, thread_gone);
 	signals_init();
 	pthread_atfork(fork_prepare, fork_parent, fork_child);
+	rpc_before_exec();
 	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,
 	         config.spin_ns);
 	errno = saved;

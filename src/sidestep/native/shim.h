@@ -34,6 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bell.h"
 #include "channel.h"
 #include "layout.h"
 #include "shim_real.h"
@@ -45,13 +46,21 @@
 #define TRIM_AFTER_NS 1000000000ll /* an idle connection gives its ring pages back after this */
 #define FD_TABLE_SIZE (1u << 20) /* descriptors beyond it are not tracked and stay on TCP */
 
-enum file_kind { FILE_CONN = 1, FILE_SET = 2, FILE_OWN = 3, FILE_CLOSING = 4 };
+enum file_kind {
+	FILE_CONN = 1,
+	FILE_SET = 2,
+	FILE_OWN = 3,
+	FILE_CLOSING = 4,
+	FILE_EXPLICIT = 5,
+	FILE_LISTENER = 6,
+};
 
 struct file {
 	uint8_t kind;
 };
 
 struct bell;
+struct explicit;
 struct remote_bell;
 struct member;
 
@@ -64,14 +73,19 @@ enum {
 	SLOT_RESET = 1u << 4,      /* the connection is dead; error was set when it died */
 	SLOT_RD_SHUT = 1u << 5,    /* shutdown(SHUT_RD) here */
 	SLOT_WR_SHUT = 1u << 6,    /* shutdown(SHUT_WR) here */
-	SLOT_PIN = 1u << 7,        /* never promote; reason says why */
+	SLOT_PIN = 1u << 7,        /* never promote again; reason says why */
 	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
 	SLOT_NO_RX = 1u << 9,      /* counts differ: this direction never switches */
-	SLOT_NO_TX = 1u << 10,
-	SLOT_RX_BACK = 1u << 11,   /* demoted: receiving is on TCP again, for good */
-	SLOT_RECALLED = 1u << 13,  /* the peer's recall has been answered */
+	SLOT_NO_TX = 1u << 10,     /* likewise; or, until tx_retry_ns, we left the ring by ourselves */
+	SLOT_RX_BACK = 1u << 11,   /* receiving is on TCP again, and we have not consented to another round */
 	SLOT_RESEND = 1u << 12,    /* recalled: ring bytes from tx_resend on have still to go out by TCP */
+	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
+	SLOT_PASSED = 1u << 14,    /* others may hold the socket whom `holders` does not count */
+	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
+	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see "a provider between" in shim_conn.c */
+	SLOT_NATIVE_FIN = 1u << 21, /* with it: the native socket told the end, but bytes may be on their way */
 };
+#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED)
 
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
 #define WANT_STICKY (1u << 31)
@@ -80,8 +94,20 @@ enum { PATH_TCP = 0, PATH_RING = 1 };
 
 /* conn_slot spare words with a name (the layout keeps them for the shim) */
 #define slot_rcvlowat(slot) (*(_Atomic uint64_t *)&(slot)->rx_spare[0])
+#define slot_reserver(slot) (*(_Atomic uint64_t *)&(slot)->spare[7]) /* with SLOT_RESERVED: pid << 32 | tid */
 #define slot_tx_resend(slot) ((slot)->tx_spare[0])
+#define slot_tx_left(slot) ((slot)->tx_pad) /* how often it left the ring of its own accord */
 #define slot_head_seen(slot) ((_Atomic uint64_t *)&(slot)->tx_head_seen)
+
+/* A piece of a ring; `struct sidestep_piece` of sidestep.rings. */
+struct piece {
+	uint64_t serial;   /* of the connection in this process */
+	uint64_t position; /* of its first byte: in the stream received, or in the ring's own count to be sent */
+	uint32_t offset;   /* in the ring; behind its end it goes on at 0 */
+	uint32_t len;
+	uint32_t size;     /* of the ring */
+	uint32_t pad;
+};
 
 struct conn {
 	struct file file;
@@ -103,6 +129,7 @@ struct conn {
 	struct channel_end channel;
 	struct bell *bell;               /* ours: the peer rings it */
 	struct remote_bell *remote_bell; /* the peer's: we ring it */
+	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see conns_trim() */
@@ -110,19 +137,9 @@ struct conn {
 	_Atomic uint32_t waiters;        /* threads asleep in a call on it */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
+	uint32_t lent; /* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0 */
 	struct conn *next_free;
 };
-
-/*
- * Beside each bell, in the same file: the connections whose owner asked to be told which of many has news. Entries are
- * (count << 32 | number the owner chose). The owner of the bell writes, its peers read.
- */
-#define HINTS 511
-struct hint_ring {
-	_Atomic uint64_t tail;
-	_Atomic uint64_t entry[HINTS];
-};
-static_assert(sizeof(struct hint_ring) == 4096, "a page each");
 
 /* A wake-up target: one word a peer reads, and an eventfd it writes. word: sleepers in bits 0-15, generation above. */
 struct bell {
@@ -144,10 +161,14 @@ struct remote_bell {
 	uint32_t index;
 	uint32_t refs;
 	_Atomic uint64_t rung; /* generation this process rang last */
+	int life_fd;           /* of a provider that stands between: hangs up when it dies; else -1 */
+	_Atomic bool dead;     /* it has */
 	struct remote_bell *next;
 	void *page;
 	size_t page_len;
 };
+
+#define DEFERRED_MAX 8 /* signals that came in a critical section; one more runs at once */
 
 struct thread {
 	uint32_t tid;
@@ -161,15 +182,17 @@ struct thread {
 	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
 	uint32_t bells_len;
 	uint64_t bells[32];        /* serials of the bells in bell_epfd */
+	uint32_t bell_watched;     /* of the provider's socket there; see rpc_watch() */
 	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and bells as above */
 	uint32_t wait_bells_len;
+	uint32_t wait_watched;
 	uint32_t watched_next;
 	uint64_t wait_bells[8];
 	struct {
 		uint64_t serial; /* of the conn; 0: free */
 		int fd;
 	} watched[4]; /* sockets in wait_epfd */
-	siginfo_t deferred[8];
+	siginfo_t *deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
 	bool registered;
 };
 
@@ -188,7 +211,10 @@ struct config {
 	bool ring_size_set;
 	uint32_t spin_ns;
 	int ncpus;
+	bool from_root; /* root started us, or what became us: the provider is to know what we become */
 	char socket[108]; /* of the provider, as sun_path holds it; empty: none */
+	bool embedded; /* loaded by a process that was started without us; see shim_embed.c */
+	bool opt_in;   /* only sockets that were adopted are tracked; see shim_embed.c */
 };
 extern struct config config;
 
@@ -340,6 +366,7 @@ static inline struct conn *conn_get(int fd)
 	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
 }
 void file_put(int fd, struct file *file); /* sets the entry */
+extern struct file listener_file; /* the entry of a listener where only some are tracked: what it accepts is */
 extern struct file closing_file; /* the entry of a promoted connection's number until the kernel has closed it */
 void file_closed(int fd);        /* takes that entry away */
 static inline bool file_closing(int fd)
@@ -400,10 +427,36 @@ static inline uint32_t conn_notice(const struct conn *conn)
 {
 	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
 }
+/* A provider stands between the two ends: what it publishes and what TCP tells come in any order. */
+static inline bool conn_relayed(const struct conn *conn)
+{
+	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
+}
+bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
+bool conn_fin_waits(struct conn *conn, int fd); /* the kernel's end is told already, the ring's is not */
+void conn_life_look(const struct conn *conn, const struct remote_bell **last);
+/* Whether the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
 {
-	return atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) == CHANNEL_BACK;
+	uint32_t round = word_load(conn->slot->rx_round);
+
+	if (likely(atomic_load_explicit(&conn->channel.remote->tx_back, memory_order_acquire) != (round << 2 | CHANNEL_BACK)))
+		return false;
+	uint32_t follows = atomic_load_explicit(&conn->channel.remote->tx_follows, memory_order_acquire);
+	return follows >> 2 != round || (follows & 3) == CHANNEL_BACK; /* else we have recalled it since */
 }
+/* Whether it has gone to the ring in that round. */
+static inline bool conn_peer_switched(const struct conn *conn)
+{
+	uint32_t round = word_load(conn->slot->rx_round);
+
+	return round && atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire) == round;
+}
+bool conn_asked(const struct conn *conn);
+bool conn_judges_end(const struct conn *conn);
+bool conn_recalled_since(const struct conn *conn);
+void conn_promote(struct conn *conn, int fd);
+struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd);
 void conn_violation(struct conn *conn, int fd);
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest);
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags);
@@ -416,6 +469,19 @@ void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 bool conn_switched(const struct conn *conn);
 bool conn_receives_tcp(struct conn *conn, int fd);
 bool conn_tcp_ended(struct conn *conn, int fd);
+bool conn_reserved(const struct conn *conn);
+/* Bytes that the next call could send by ring; as channel_tx_peek(). */
+static inline size_t conn_room(const struct conn *conn)
+{
+	return unlikely(slot_has(conn->slot, SLOT_RESERVED)) && conn_reserved(conn) ? 0 : channel_tx_peek(&conn->channel);
+}
+/* In place, on ring memory; see conn_reserve() and those beside it. */
+struct piece;
+int conn_look(struct conn *conn, int fd, struct piece *piece);
+int conn_consume(struct conn *conn, uint64_t position, size_t len);
+int conn_reserve(struct conn *conn, int fd, size_t wanted, struct piece *piece);
+int conn_commit(struct conn *conn, int fd, const struct piece *piece, size_t len);
+void conn_unreserve(struct conn *conn, uint64_t serial);
 
 bool native_rx_begin(struct conn *conn);
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
@@ -473,16 +539,13 @@ struct bell *bell_self(void); /* this thread's, made on first use; NULL when out
 void bell_unref(struct bell *bell);
 static inline void bell_sleep_begin(struct bell *bell)
 {
-	atomic_fetch_add(bell->word, (1u << 16) + 1);
-	full_fence(); /* look again after this */
+	bell_word_sleep(bell->word);
 }
 static inline void bell_sleep_end(struct bell *bell)
 {
-	/* A new generation: whoever still sleeps on this bell is rung again for what comes after the ring we took. */
-	atomic_fetch_add(bell->word, (1u << 16) - 1);
-	full_fence(); /* look again after this */
+	bell_word_wake(bell->word);
 }
-struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd);
+struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int life_fd);
 void remote_bell_unref(struct remote_bell *bell);
 void remote_bell_ring_slow(struct conn *conn, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
@@ -498,6 +561,7 @@ static inline void conn_ring(struct conn *conn) /* the caller has made a full fe
 }
 int self_bell_fd(struct bell *const *bells, int bells_len); /* epoll fd to sleep on, holding these bells */
 void self_bells_clear(void);
+void self_life_watch(const struct conn *conn);
 void bells_after_fork(void);
 
 struct wait_clock {
@@ -529,11 +593,82 @@ void spin_share(bool may_move, uint32_t cpu); /* gives the CPU away; moves to an
 /* ---- provider (shim_rpc.c) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
+void rpc_listen(void); /* does what the provider tells to; two loads where it tells nothing. No lock may be held. */
+void rpc_watch(int epfd, uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);
 void rpc_ensure(void);
 void rpc_introduce(void);
+void rpc_before_exec(void);
+bool rpc_reaches_far(void);
+bool rpc_lent(struct conn *conn);
+
+struct rpc_answer {
+	uint32_t error;  /* errno that the call fails with; 0: none */
+	uint32_t reason; /* Refusal: the call goes on, natively; 0: all is well */
+};
+/* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
+int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
+enum reason_code rpc_refusal_reason(uint32_t refusal);
+
+/* ---- explicit sockets (shim_explicit.c) ---- */
+
+/*
+ * What is known of a socket that was opened as explicit (AF_INET_OFFLOAD) or direct (AF_INET_DIRECT): held by its
+ * connection, and, as the table's entry of its numbers, once it is none (a listener, a datagram socket).
+ */
+struct explicit {
+	struct file file; /* FILE_EXPLICIT */
+	bool direct;      /* native only, never offered */
+	bool stream;
+	uint16_t family;   /* AF_INET, AF_INET6: what the kernel has */
+	uint32_t protocol; /* of the offload protocol asked for; 0: any */
+	_Atomic uint32_t refs; /* connections and numbers of this process, and calls at work with it */
+	int lease_fd; /* the writing end of a pipe: closed by the last process that has it, it gives the port back; else -1 */
+	struct explicit *next_free;
+	struct explicit *next; /* of all there are */
+};
+#define HELD_EXPLICIT struct explicit *__attribute__((cleanup(explicit_release)))
+extern _Atomic bool explicit_any; /* there has been one in this process, or in one that it was forked from */
+bool explicit_family(int domain);
+int explicit_socket(int domain, int type, int protocol);
+struct explicit *explicit_hold_slow(int fd);
+static inline struct explicit *explicit_hold(int fd)
+{
+	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
+}
+void explicit_ref(struct explicit *explicit);
+void explicit_unref(struct explicit *explicit);
+static inline void explicit_release(struct explicit **explicit)
+{
+	if (unlikely(*explicit))
+		explicit_unref(*explicit);
+}
+/* `address` as the kernel knows it: itself, or *copy */
+const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_t len, struct sockaddr_storage *copy);
+/* A number whose addresses may have to be put into the kernel's words, though it is no connection. */
+static inline bool explicit_named(int fd)
+{
+	struct file *file = file_get(fd);
+
+	return unlikely(file && file->kind == FILE_EXPLICIT);
+}
+/* Connecting by the first data asks nobody: who insists on a protocol cannot have it. */
+bool explicit_bars_fast_open(const struct conn *conn, int flags);
+int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
+int explicit_before_listen(struct explicit *explicit, int fd);
+void explicit_listens(struct explicit *explicit, int fd);
+int explicit_before_connect(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
+void explicit_accepted(const struct explicit *listener, struct conn *conn, int fd);
+void explicit_forget(int fd);
+void explicit_dup(int from, int to);
+void explicit_after_fork(void);
+/* Offered as soon as a byte has moved: what is asked for by name need not show first that it is worth it. */
+static inline bool conn_at_once(const struct conn *conn)
+{
+	return unlikely(conn->explicit) && !conn->backoff;
+}
 
 /* ---- epoll (shim_epoll.c) ---- */
 struct set;
@@ -543,6 +678,7 @@ void set_conn_closed(struct conn *conn, int fd, bool last);
 void set_conn_arm(struct conn *conn, bool all);
 struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the conn is in, or NULL */
 void set_forget(int fd);
+int set_adopt(int epfd);
 void set_dup(int from, int to);
 void sets_after_fork(void);
 bool set_has_ready(struct file *file);
@@ -553,5 +689,9 @@ bool set_names(struct conn *conn, int fd);
 
 /* ---- signals (shim_signal.c) ---- */
 void signals_init(void);
+
+/* ---- a process that was started without the shim (shim_embed.c) ---- */
+int sidestep_adopt(int fd);
+void *real_scope(void); /* where dlsym() finds the functions that ours stand before */
 
 #endif

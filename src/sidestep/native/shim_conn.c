@@ -9,6 +9,22 @@
  *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
  * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
  * looks at the count second: with a full fence between, one of them sees the other.
+ *
+ * The way back ends a *round* of the direction. The receiver consents to the next round, in the same segment, when it has
+ * read the last one to its end (rx_reopen); nothing is unmapped, so no thread can be caught inside.
+ *
+ * A provider between (SLOT_RELAYED): the segment's other side is a provider, which hands bytes and words on to the peer's
+ * segment (provider/relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
+ *   - TCP's end is the end only once the provider has published tx_fin; it is asked by fin_seen, and answers always.
+ *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either.
+ *   - Going back to TCP waits until the provider has handed our offset on (handed_on): else the peer, who does not know of
+ *     the ring yet, would read what TCP brings before what the ring holds.
+ *   - Who asks the peer back to TCP waits the same way: else the peer's next bytes would still go to the ring, and come
+ *     again only with its next call.
+ *   - Bytes on TCP are no violation: the peer may have gone back, and the word of it is on its way behind the ring's bytes.
+ *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can
+ *     have any there.
+ *   - There is one round: a direction that has gone back stays on TCP.
  */
 #include "shim.h"
 
@@ -25,11 +41,16 @@
 #include <sys/stat.h>
 
 #define PROBE_EVERY 64        /* ring writes between two looks at the native socket for the peer's end */
+#define LISTEN_EVERY 64       /* ring reads between two looks whether the provider has something to say */
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 #define POOL_CHUNK 64
 #define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
+#define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
+#define HANDED_TURNS 1000      /* how often, a millisecond each, going back to TCP waits for a provider to tell the peer */
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
+#define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
+#define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
 
 uint8_t arena_id[16];
 static struct arena_header *arena;
@@ -268,6 +289,9 @@ void conn_ref(struct conn *conn)
 }
 
 static void tell_close(struct conn *conn, int fd);
+static bool relay_ended(struct conn *conn);
+static void relay_lost(struct conn *conn, int fd);
+static bool relay_handed(struct conn *conn, uint32_t what);
 
 static void conn_destroy(struct conn *conn)
 {
@@ -275,6 +299,9 @@ static void conn_destroy(struct conn *conn)
 
 	if (conn->linger_fd >= 0)
 		tell_close(conn, conn->linger_fd);
+	if (unlikely(conn->explicit))
+		explicit_unref(conn->explicit);
+	conn->explicit = NULL;
 	if (atomic_load(&conn->managed)) {
 		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
 		slot_lock(&slot->rx_lock);
@@ -327,12 +354,18 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (slot_has(slot, SLOT_PIN))
+	if (reason == REASON_PASSED)
+		slot_set(slot, SLOT_PASSED);
+	if (slot_has(slot, SLOT_PIN) || (reason == REASON_DEMOTED && slot_has(slot, SLOT_DEMOTED)))
 		return;
-	slot_set(slot, SLOT_PIN);
+	slot_set(slot, reason == REASON_DEMOTED ? SLOT_DEMOTED : SLOT_PIN);
 	word_store(slot->reason, reason);
-	if (word_load(slot->state) == STATE_OFFERED)
+	if (word_load(slot->state) == STATE_OFFERED) {
+		/* The other end may hold the channel already, and can have no second one: it is taken, and rests. */
+		if (reason == REASON_DEMOTED)
+			return;
 		rpc_withdraw(conn);
+	}
 	if (!atomic_load(&conn->managed))
 		word_store(slot->state, STATE_PINNED);
 }
@@ -356,6 +389,43 @@ static void tell_close(struct conn *conn, int fd)
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
 	full_fence();
 	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+}
+
+/* close() as the kernel makes it lingers for the program that asked for it. */
+static void linger_out(int fd, int seconds)
+{
+	int64_t deadline = deadline_after(seconds * 1000000000ll);
+	struct tcp_info info;
+	socklen_t len = sizeof(info);
+
+	while (now_ns() < deadline && real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+	       (info.tcpi_state == TCP_FIN_WAIT1 || info.tcpi_state == TCP_CLOSING || info.tcpi_state == TCP_LAST_ACK))
+		raw_poll(NULL, 0, LINGER_TURN_MS);
+}
+
+/*
+ * The last holder closes, and the provider has not yet read the message that brings it a duplicate of the socket: for as
+ * long the kernel would not take the close for one. What tcp_close() does is done here.
+ */
+static void end_lent(struct conn *conn, int fd, bool exiting)
+{
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+	struct linger how = {0};
+	socklen_t len = sizeof(how);
+	int unread = 0;
+
+	/* a call asleep on the socket lives on, and so does the stream; see linger(). Who was given it may have it still. */
+	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_sitters) || word_load(conn->slot->tx_sitters) ||
+	    !rpc_lent(conn) || !conn_alone(conn))
+		return;
+	real.getsockopt(fd, SOL_SOCKET, SO_LINGER, &how, &len);
+	if ((real.ioctl(fd, SIOCINQ, &unread) == 0 && unread) || (how.l_onoff && !how.l_linger)) {
+		real.connect(fd, &none, sizeof(none)); /* RFC 1122 4.2.2.13: a reset */
+		return;
+	}
+	if (real.shutdown(fd, SHUT_RDWR) == 0 && how.l_onoff && !exiting)
+		linger_out(fd, how.l_linger);
+	shim_log("fd %d ended for the duplicate that the provider has not read", fd);
 }
 
 /*
@@ -417,6 +487,8 @@ void conn_forget(int fd, bool closing)
 		conn_abandon(conn, fd);
 	if (closing && !lasting && !linger(conn, fd))
 		tell_close(conn, fd);
+	if (closing && !lasting && unlikely(conn->lent))
+		end_lent(conn, fd, false);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
 		set_conn_closed(conn, fd, last);
@@ -483,6 +555,8 @@ void conn_family_exit(void)
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
 			tell_close(conn, (int)fd);
+			if (unlikely(conn->lent))
+				end_lent(conn, (int)fd, true);
 			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
 			if (foreign_pids)
 				atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->holders, 1);
@@ -552,11 +626,21 @@ bool native_tx_begin(struct conn *conn)
 
 static void consider(struct conn *conn, int fd)
 {
+	if (slot_has(conn->slot, SLOT_PIN)) {
+		if (unlikely(!word_load(conn->slot->local_port))) { /* pinned before it was connected: `ss` wants to name it */
+			int saved = errno;
+			conn_set_addresses(conn, fd);
+			errno = saved;
+		}
+		return;
+	}
 	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 		rpc_poll();
 	word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
 		rpc_consider(conn, fd);
+	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED)))
+		rpc_listen();
 }
 
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
@@ -568,7 +652,7 @@ ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 		word_add(slot->rx_tcp_msgs, 1);
 	}
 	atomic_fetch_sub((_Atomic uint32_t *)&slot->rx_sitters, 1);
-	if (result > 0 && !slot_has(slot, SLOT_PIN))
+	if (result > 0)
 		consider(conn, fd);
 	return result;
 }
@@ -582,7 +666,7 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 		word_add(slot->tx_tcp_msgs, 1);
 	}
 	atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
-	if (result > 0 && !slot_has(slot, SLOT_PIN))
+	if (result > 0)
 		consider(conn, fd);
 	return result;
 }
@@ -622,6 +706,11 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
+	if (slot_has(slot, SLOT_DEMOTED)) { /* while it was offered; conn_demote() sets it first and asks for `managed` then */
+		word_store(slot->state, STATE_PINNED);
+		word_store(slot->reason, REASON_DEMOTED);
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
+	}
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
 	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
 		atomic_store(&conn->channel.local->shut_wr, 1);
@@ -692,7 +781,10 @@ static void mark_promoted(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn_switched(conn) && word_load(slot->state) == STATE_ATTACHED) {
+	uint32_t state = word_load(slot->state);
+
+	if (conn_switched(conn) && !slot_has(slot, SLOT_STAYS | SLOT_RESET) &&
+	    (state == STATE_ATTACHED || state == STATE_PINNED)) {
 		word_store(slot->promoted_ns, (uint64_t)now_ns());
 		word_store(slot->reason, REASON_NONE);
 		word_store(slot->state, STATE_PROMOTED);
@@ -705,25 +797,27 @@ static void waits_for(struct conn_slot *slot, enum reason_code reason)
 		word_store(slot->reason, reason);
 }
 
-/* rx_lock held. Declares rx_ready if no thread of ours would miss the ring. */
-static bool rx_consent(struct conn *conn, int fd)
+/* Whether we may be sent to by ring, as far as we and the peer are concerned. */
+static bool rx_willing(const struct conn *conn)
+{
+	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
+		return false; /* what the provider hands on is of one round */
+	return !slot_has(conn->slot, SLOT_STAYS | SLOT_NO_RX | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
+	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
+	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;
+}
+
+/* rx_lock held. Whether no thread of ours sits in the kernel's calls, and all bytes from there are counted. */
+static bool rx_settled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (slot_has(slot, SLOT_RX_CONSENT))
-		return true;
-	if (slot_has(slot, SLOT_NO_RX | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) || !peer_attached(conn) ||
-	    (slot_has(slot, SLOT_PIN)))
-		return false;
-	slot_set(slot, SLOT_RX_CONSENT); /* full fence */
 	if (atomic_load((_Atomic uint32_t *)&slot->rx_sitters) != 0) {
-		slot_clear(slot, SLOT_RX_CONSENT);
 		waits_for(slot, REASON_WAITER_IN_KERNEL);
 		return false;
 	}
 	enum count count = rx_count(conn, fd);
 	if (count != COUNT_EQUAL) {
-		slot_clear(slot, SLOT_RX_CONSENT);
 		if (count == COUNT_DIFFERS) {
 			slot_set(slot, SLOT_NO_RX);
 			word_store(slot->reason, REASON_COUNT_MISMATCH);
@@ -732,11 +826,83 @@ static bool rx_consent(struct conn *conn, int fd)
 		}
 		return false;
 	}
-	waits_for(slot, REASON_WAITING_FOR_PEER);
-	atomic_store_explicit(&conn->channel.local->rx_ready, 1, memory_order_release);
+	return true;
+}
+
+/* rx_lock held. Consents to the next round of the direction. */
+static void rx_open(struct conn *conn)
+{
+	uint32_t round = word_load(conn->slot->rx_round) + 1;
+
+	waits_for(conn->slot, REASON_WAITING_FOR_PEER);
+	word_store(conn->slot->rx_round, round);
+	/* What we asked for in the last round is done; who sees rx_ready sees that. */
+	atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
+	atomic_store_explicit(&conn->channel.local->rx_ready, round, memory_order_release);
 	full_fence();
 	conn_ring(conn);
+}
+
+/* rx_lock held, receiving by TCP. Consents anew once the sender has ended the last round, and we have read it to its end. */
+static void rx_reopen(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+
+	if (!rx_willing(conn) ||
+	    atomic_load_explicit(&remote->tx_ended, memory_order_acquire) != word_load(slot->rx_round) ||
+	    channel_rx_avail(&conn->channel) != 0)
+		return; /* the last one: it was recalled, and has come by TCP */
+	slot_clear(slot, SLOT_RX_BACK); /* full fence; see tracked_recvmsg() */
+	if (rx_settled(conn, fd))
+		rx_open(conn);
+	else
+		slot_set(slot, SLOT_RX_BACK);
+}
+
+/* rx_lock held. Declares rx_ready if no thread of ours would miss the ring. True: TCP and the segment are watched, both. */
+static bool rx_consent(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (slot_has(slot, SLOT_RX_CONSENT)) {
+		/* in this order: a round that ended without having begun was never switched to */
+		if (!slot_has(slot, SLOT_RX_BACK) && conn_peer_back(conn) && !conn_peer_switched(conn))
+			slot_set(slot, SLOT_RX_BACK);
+		if (slot_has(slot, SLOT_RX_BACK))
+			rx_reopen(conn, fd);
+		return true;
+	}
+	if (!rx_willing(conn))
+		return false;
+	slot_set(slot, SLOT_RX_CONSENT); /* full fence */
+	if (!rx_settled(conn, fd)) {
+		slot_clear(slot, SLOT_RX_CONSENT);
+		return false;
+	}
+	rx_open(conn);
 	return true;
+}
+
+/* Whether the peer consents to a round that we have not begun. */
+static bool tx_invited(const struct conn *conn)
+{
+	return atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire) ==
+	       word_load(conn->slot->tx_round) + 1;
+}
+
+/* Who left the ring of its own accord may go there again when its time has come. */
+static bool tx_waits(struct conn_slot *slot)
+{
+	uint64_t retry = word_load(slot->tx_retry_ns);
+
+	if (!slot_has(slot, SLOT_NO_TX))
+		return false;
+	if (!retry || (uint64_t)now_ns() < retry)
+		return true;
+	word_store(slot->tx_retry_ns, 0);
+	slot_clear(slot, SLOT_NO_TX);
+	return false;
 }
 
 /* tx_lock held. Moves our sending direction to the ring if the peer consents. */
@@ -744,11 +910,11 @@ static bool tx_switch(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!peer_attached(conn) || !atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire))
+	if (!peer_attached(conn) || !tx_invited(conn))
 		return false;
-	if (!slot_has(slot, SLOT_RX_CONSENT))
+	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK))
 		return false; /* a thread of ours may sit in the kernel's recv, where it would never hear of a recall */
-	if (slot_has(slot, SLOT_NO_TX | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_PIN) ||
+	if (slot_has(slot, SLOT_STAYS | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_RESEND) || tx_waits(slot) ||
 	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
@@ -767,14 +933,16 @@ static bool tx_switch(struct conn *conn, int fd)
 		}
 		return false;
 	}
+	uint32_t round = word_load(slot->tx_round) + 1;
+	word_store(slot->tx_round, round);
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
-	atomic_store_explicit(&conn->channel.local->tx_switched, 1, memory_order_release);
+	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
 	word_store(slot->tx_path, PATH_RING);
 	mark_promoted(conn);
 	full_fence();
 	conn_ring(conn);
-	shim_log("fd %d: sends by ring from byte %llu", fd, (unsigned long long)slot->tx_switch_offset);
+	shim_log("fd %d: sends by ring from byte %llu, round %u", fd, (unsigned long long)slot->tx_switch_offset, round);
 	return true;
 }
 
@@ -784,8 +952,7 @@ static int rx_follow(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	const struct channel_side *remote = conn->channel.remote;
 
-	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK) ||
-	    !atomic_load_explicit(&remote->tx_switched, memory_order_acquire))
+	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK) || !conn_peer_switched(conn))
 		return 0;
 	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
 	uint64_t read = word_load(slot->rx_tcp_bytes);
@@ -836,31 +1003,39 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 	return slot_has(slot, SLOT_RX_BACK);
 }
 
-/* tx_lock held. Our sending direction goes back to TCP, after what the ring holds or, if that was recalled, with it. */
+/*
+ * tx_lock held. Ends the round of our sending direction, which goes back to TCP: after what the ring holds or, if that was
+ * recalled, with it. A round that the peer has consented to and that has not begun ends unused.
+ */
 static void tx_back(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t decided = 0;
+	bool unused = word_load(slot->tx_path) != PATH_RING;
 
-	slot_set(slot, SLOT_NO_TX);
-	if (word_load(slot->tx_path) != PATH_RING)
+	if (unused && !tx_invited(conn))
 		return;
+	if (!unused && conn_relayed(conn) && !relay_handed(conn, CHANNEL_HANDED_SWITCH)) {
+		relay_lost(conn, fd);
+		return;
+	}
+	uint32_t round = word_load(slot->tx_round) + unused;
 	uint64_t tail = atomic_load(conn->channel.own_tail);
+	word_store(slot->tx_round, round);
 	/* a process of ours that was killed may have moved its tail and not shown it */
 	atomic_store_explicit(&conn->channel.tx_line->tail, tail, memory_order_release);
 	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
-	if (!atomic_compare_exchange_strong(&conn->channel.local->tx_back, &decided, CHANNEL_BACK)) {
-		/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
-		uint64_t frozen = atomic_load(&conn->channel.remote->rx_frozen);
-		if (decided == CHANNEL_RECALLED && tail - frozen > conn->channel.tx_size) {
-			conn_violation(conn, fd);
-		} else if (decided == CHANNEL_RECALLED && frozen != tail) {
-			slot_tx_resend(slot) = frozen;
-			slot_set(slot, SLOT_RESEND);
-		}
+	uint32_t how = channel_decide(&conn->channel.local->tx_back, round, CHANNEL_BACK);
+	/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
+	uint64_t frozen = atomic_load(&conn->channel.remote->rx_frozen);
+	if (!how || (how == CHANNEL_RECALLED && tail - frozen > conn->channel.tx_size)) {
+		conn_violation(conn, fd);
+	} else if (how == CHANNEL_RECALLED && frozen != tail) {
+		slot_tx_resend(slot) = frozen;
+		slot_set(slot, SLOT_RESEND);
 	}
 	word_store(slot->tx_path, PATH_TCP);
 	slot_clear(slot, SLOT_TX_SWITCH);
+	atomic_store_explicit(&conn->channel.local->tx_ended, round, memory_order_release);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
 }
@@ -890,31 +1065,73 @@ static bool tx_resend(struct conn *conn, int fd)
 	return true;
 }
 
+/* Our direction is back on TCP, and before a byte of it went there the peer has recalled what the ring holds. */
+bool conn_recalled_since(const struct conn *conn)
+{
+	return word_load(conn->slot->tx_path) == PATH_TCP &&
+	       atomic_load(&conn->channel.local->tx_follows) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
+}
+
+/* tx_lock held. What was recalled since is to be sent again. */
+static void resend_since(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t tail = atomic_load(conn->channel.own_tail), frozen = atomic_load(&conn->channel.remote->rx_frozen);
+
+	if (!conn_recalled_since(conn))
+		return;
+	if (tail - frozen > conn->channel.tx_size) {
+		conn_violation(conn, fd);
+	} else if (frozen != tail) {
+		slot_tx_resend(slot) = frozen;
+		slot_set(slot, SLOT_RESEND);
+	}
+	atomic_store(&conn->channel.local->tx_follows, word_load(slot->tx_round) << 2 | CHANNEL_ENDED);
+}
+
+/*
+ * Before bytes go by TCP, or the end: from then on the peer cannot recall what it has left in the ring. False: it has, and
+ * that goes first.
+ */
+static bool tx_follows(struct conn *conn)
+{
+	uint32_t round = word_load(conn->slot->tx_round);
+
+	return atomic_load_explicit(&conn->channel.local->tx_back, memory_order_relaxed) != (round << 2 | CHANNEL_BACK) ||
+	       channel_decide(&conn->channel.local->tx_follows, round, CHANNEL_BACK) != CHANNEL_RECALLED;
+}
+
+/* The peer asks us to send by TCP, and a round of ours goes on or could begin. */
+bool conn_asked(const struct conn *conn)
+{
+	if (likely(!(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL))))
+		return false;
+	if (word_load(conn->slot->tx_path) == PATH_RING)
+		return true;
+	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
+	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
+}
+
 /* What the peer asks for has not been done yet. */
 static bool asked(const struct conn *conn)
 {
-	uint32_t notice = conn_notice(conn);
-
-	return unlikely(notice & (CHANNEL_DEMOTE | CHANNEL_RECALL)) &&
-	       (!slot_has(conn->slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX) ||
-	        slot_has(conn->slot, SLOT_RESEND));
+	return conn_asked(conn) || unlikely(slot_has(conn->slot, SLOT_RESEND)) || unlikely(conn_recalled_since(conn));
 }
 
 /* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
 static void obey(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t notice = conn_notice(conn);
 
-	if (!slot_has(slot, notice & CHANNEL_RECALL ? SLOT_RECALLED : SLOT_NO_TX)) {
-		if (notice & CHANNEL_RECALL)
-			slot_set(slot, SLOT_RECALLED);
+	if (conn_asked(conn)) {
 		tx_back(conn, fd);
-		word_store(slot->reason, REASON_PEER_LEFT);
+		if (!slot_has(slot, SLOT_STAYS | SLOT_RESET))
+			word_store(slot->reason, REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
 		full_fence();
 		conn_ring(conn);
 	}
+	resend_since(conn, fd);
 	if (slot_has(slot, SLOT_RESEND))
 		tx_resend(conn, fd);
 }
@@ -962,6 +1179,12 @@ static bool leave(struct conn *conn, int fd, enum reason_code reason)
 	if (conn->managed && word_load(slot->tx_path) == PATH_RING) {
 		tx_back(conn, fd);
 		moved = true;
+		if (reason == REASON_BOTH_WAYS_FULL) {
+			uint32_t times = word_add(slot_tx_left(slot), 1);
+			times = times < RETRY_DOUBLINGS ? times : RETRY_DOUBLINGS;
+			word_store(slot->tx_retry_ns, (uint64_t)(now_ns() + (RETRY_AFTER_NS << times)));
+		}
+		slot_set(slot, SLOT_NO_TX);
 		word_store(slot->reason, reason);
 		full_fence();
 		conn_ring(conn);
@@ -988,36 +1211,48 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
-	bool stranger = recall;
+	bool stranger = recall, moved = false, asked_peer = false;
 
 	conn_pin(conn, reason);
+	if (reason == REASON_DEMOTED && slot_has(slot, SLOT_PIN))
+		return; /* it is on TCP, or on its way there, for a better reason */
 	if (!conn->managed)
 		return;
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
 		struct channel_side *remote = conn->channel.remote;
-		uint32_t decided = 0;
 
-		tx_back(conn, fd);
+		moved = word_load(slot->tx_path) == PATH_RING;
+		if (moved)
+			tx_back(conn, fd);
+		/* else the kernel, or somebody without a shim, sends what we do not see */
+		if (reason != REASON_DEMOTED && !tx_follows(conn))
+			resend_since(conn, fd);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
 			/* A peer that is gone can send nothing again: what is in the ring is read from there. */
 			if (slot_has(slot, SLOT_FIN))
 				recall = false;
 			if (recall) {
 				atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
-				/* One that has just gone back by itself may have sent by TCP since, and one that has ended sends no more:
-				 * first the ring, then TCP. */
-				recall = atomic_compare_exchange_strong(&remote->tx_back, &decided, CHANNEL_RECALLED);
+				/* One that has gone back by itself may have sent by TCP since, and one that has ended sends no more: first
+				 * the ring, then TCP. */
+				uint32_t round = word_load(slot->rx_round);
+				uint32_t how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
+				if (how == CHANNEL_BACK && !conn_relayed(conn))
+					how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
+				recall = how == CHANNEL_RECALLED;
 			}
 			if (recall) {
 				slot_set(slot, SLOT_RX_BACK);
 				word_store(slot->rx_path, PATH_TCP);
 			}
 			atomic_fetch_or(&conn->channel.local->notice, recall ? CHANNEL_RECALL : CHANNEL_DEMOTE);
+			asked_peer = true;
 		}
-		slot_set(slot, SLOT_NO_RX);
-		word_store(slot->reason, reason);
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and do not think of coming back by yourself */
+		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
+			word_store(slot->reason, reason);
 		word_store(slot->state, STATE_PINNED);
 		full_fence();
 		conn_ring(conn);
@@ -1025,13 +1260,83 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
+	if (asked_peer && conn_relayed(conn) && !slot_has(slot, SLOT_RESET))
+		relay_handed(conn, CHANNEL_HANDED_ASKED);
 	if (stranger && slot_has(slot, SLOT_RESEND))
 		flush(conn, fd); /* who has the socket next knows nothing of it */
+	if (moved)
+		conn_wake_own(conn); /* threads that wait for room in the ring: there may be some in TCP's buffer */
 	set_conn_switched(conn);
 	errno = saved;
 }
 
-/* Moves the switch along from any call or wait on the connection. True: sending moved, tell the sets. */
+/*
+ * Takes back what a command has decided by REASON_DEMOTED, and does not wait where we left the ring of our own accord. What
+ * keeps the connection on TCP for good stands.
+ */
+void conn_promote(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->rx_lock);
+	slot_lock(&slot->tx_lock);
+	uint32_t state = word_load(slot->state);
+	bool stays = slot_has(slot, SLOT_PIN | SLOT_RESET | SLOT_RELAYED), was_demoted = slot_has(slot, SLOT_DEMOTED);
+	slot_clear(slot, SLOT_DEMOTED);
+	if (!stays && word_load(slot->tx_retry_ns)) {
+		word_store(slot->tx_retry_ns, 0);
+		word_store(slot_tx_left(slot), 0);
+		slot_clear(slot, SLOT_NO_TX);
+	}
+	if (!stays && conn->managed) {
+		/* While a recall stands, only the end of the round takes back what was asked for; see rx_open(). */
+		if (was_demoted && !slot_has(slot, SLOT_RD_SHUT) &&
+		    !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
+			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
+		if (state == STATE_PINNED && !slot_has(slot, SLOT_NO_RX | SLOT_NO_TX)) {
+			word_store(slot->state, STATE_ATTACHED);
+			word_store(slot->reason, REASON_WAITING_FOR_PEER);
+			mark_promoted(conn);
+		}
+		full_fence();
+		conn_ring(conn);
+	} else if (!stays && was_demoted && state == STATE_PINNED) {
+		word_store(slot->state, STATE_NATIVE);
+		word_store(slot->reason, REASON_YOUNG);
+	}
+	bool managed = conn->managed;
+	slot_unlock(&slot->tx_lock);
+	slot_unlock(&slot->rx_lock);
+	if (stays)
+		return;
+	shim_log("fd %d: may be promoted again", fd);
+	if (managed) {
+		conn_progress(conn, fd);
+		set_conn_switched(conn);
+	} else if (word_load(slot->state) == STATE_NATIVE) {
+		conn->backoff = 0;
+		word_store(conn->calls, config.promote_after_calls);
+		rpc_consider(conn, fd);
+	}
+}
+
+/* The connection of a slot, held, and a number of it; NULL: this process has none. */
+struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd)
+{
+	for (uint32_t at = 0; at < atomic_load(&fd_end); at++) {
+		struct conn *conn = conn_hold((int)at);
+		if (!conn)
+			continue;
+		if (slot_index(conn->slot) == slot && conn->generation == generation) {
+			*fd = (int)at;
+			return conn;
+		}
+		conn_unref(conn);
+	}
+	return NULL;
+}
+
+/* Moves the switch along from any call or wait on the connection. True: something moved, tell the sets. */
 bool conn_progress(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -1039,13 +1344,15 @@ bool conn_progress(struct conn *conn, int fd)
 
 	if (likely(conn_switched(conn)) || !peer_attached(conn))
 		return false;
-	if (word_load(slot->rx_path) == PATH_TCP && slot_trylock(&slot->rx_lock)) {
+	if ((word_load(slot->rx_path) == PATH_TCP || conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && word_load(slot->rx_path) == PATH_RING && channel_rx_avail(&conn->channel) == 0)
+			moved = rx_back(conn, fd); /* a program that only sends would never follow */
 		if (conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_consent(conn, fd))
 			rx_follow(conn, fd);
 		slot_unlock(&slot->rx_lock);
 	}
 	if (word_load(slot->tx_path) == PATH_TCP && slot_trylock(&slot->tx_lock)) {
-		moved = conn->managed && word_load(slot->tx_path) == PATH_TCP && tx_switch(conn, fd);
+		moved |= conn->managed && word_load(slot->tx_path) == PATH_TCP && tx_switch(conn, fd);
 		slot_unlock(&slot->tx_lock);
 	}
 	return moved;
@@ -1067,12 +1374,146 @@ void conn_violation(struct conn *conn, int fd)
 	shim_log("fd %d: the peer broke the channel's rules", fd);
 }
 
+/* ---- a provider between ---- */
+bool conn_relay_news(const struct conn *conn)
+{
+	const struct conn_slot *slot = conn->slot;
+
+	if (!conn_relayed(conn) || slot_has(slot, SLOT_RESET))
+		return false;
+	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET) ||
+	       (slot_has(slot, SLOT_NATIVE_FIN) && !slot_has(slot, SLOT_FIN) &&
+	        atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire));
+}
+
+/* Asks whether the provider is still there; once for those that follow each other with the same one. */
+void conn_life_look(const struct conn *conn, const struct remote_bell **last)
+{
+	struct remote_bell *bell = conn->remote_bell;
+
+	if (!conn_relayed(conn) || bell == *last)
+		return;
+	*last = bell;
+	struct pollfd life = {.fd = bell->life_fd};
+	if (raw_poll(&life, 1, 0) > 0)
+		atomic_store(&bell->dead, true);
+}
+
+/* TCP's end has come: has the provider said that the ring's has, too? It is told to look. */
+static bool relay_ended(struct conn *conn)
+{
+	slot_set(conn->slot, SLOT_NATIVE_FIN);
+	if (!atomic_exchange(&conn->channel.local->fin_seen, 1)) {
+		full_fence();
+		conn_ring(conn);
+	}
+	return atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
+}
+
+/* Whether the ring's end is still to be told, though the kernel's has been: then the kernel has nothing more to say. */
+bool conn_fin_waits(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	int queued = 0;
+
+	if (!conn_relayed(conn) || !slot_has(slot, SLOT_NATIVE_FIN) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK) ||
+	    !slot_has(slot, SLOT_RX_CONSENT))
+		return false;
+	return word_load(slot->rx_path) == PATH_RING || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
+}
+
+/* What of the kernel's events is true of the connection: its end is not before the ring's. */
+static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
+{
+	struct conn_slot *slot = conn->slot;
+	bool ended = kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+	int queued = 0;
+
+	/* who did not ask for RDHUP is told of the end by IN alone: then there is nothing to read */
+	if ((kernel_bits & EPOLLIN) && word_load(slot->rx_path) == PATH_TCP && slot_has(slot, SLOT_RX_CONSENT))
+		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
+	if (conn_relay_news(conn) || (ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET)))
+		conn_probe(conn, fd);
+	if (slot_has(slot, SLOT_NATIVE_FIN) && slot_has(slot, SLOT_RX_CONSENT) &&
+	    !slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK)) {
+		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP);
+		if (conn_fin_waits(conn, fd))
+			kernel_bits &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
+	}
+	return kernel_bits;
+}
+
+/*
+ * What the provider held is gone. Any thread, any lock. The peer hears a reset as well: it must not take what it got for
+ * all. Where neither direction depends on the provider any more, it is forgotten.
+ */
+static void relay_lost(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+	/* all of it is in our ring once the provider has published how that ends */
+	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
+	bool receives = slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) &&
+	                !conn_peer_back(conn) && !ended;
+	bool sends = word_load(slot->tx_path) == PATH_RING && !slot_has(slot, SLOT_WR_SHUT | SLOT_PEER_GONE);
+
+	if (!receives && !sends && !(conn_notice(conn) & CHANNEL_RESET)) {
+		slot_clear(slot, SLOT_RELAYED);
+		return;
+	}
+	if (slot_has(slot, SLOT_RESET))
+		return;
+	word_store(slot->error, ended ? EPIPE : ECONNRESET); /* as the kernel has it, after a FIN and before */
+	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+	word_store(slot->reason, REASON_RELAY_LOST);
+	word_store(slot->state, STATE_PINNED);
+	if (conn_stays(conn, &fd))
+		real.connect(fd, &none, sizeof(none)); /* tcp_disconnect sends the reset */
+	shim_log("fd %d: reset, the provider between has lost bytes", fd);
+}
+
+/* Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. */
+static bool relay_handed(struct conn *conn, uint32_t what)
+{
+	struct remote_bell *bell = conn->remote_bell;
+	struct pollfd life = {.fd = bell->life_fd};
+
+	for (int turn = 0; turn < HANDED_TURNS; turn++) {
+		if (likely(atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & what))
+			return true;
+		if (raw_poll(&life, 1, 1) > 0)
+			break;
+	}
+	return false;
+}
+
+/* Whether the ring is where the peer reads what it has not read of us. */
+static bool tx_in_ring(const struct conn *conn)
+{
+	uint32_t round = word_load(conn->slot->tx_round);
+
+	if (word_load(conn->slot->tx_path) == PATH_RING)
+		return true;
+	uint32_t follows = atomic_load(&conn->channel.local->tx_follows);
+	return atomic_load(&conn->channel.local->tx_back) == (round << 2 | CHANNEL_BACK) &&
+	       (follows >> 2 != round || (follows & 3) == CHANNEL_BACK);
+}
+
+/* How the peer ends is to be judged here: its kernel knows nothing of what it leaves in the ring. */
+bool conn_judges_end(const struct conn *conn)
+{
+	return word_load(conn->slot->tx_path) == PATH_RING || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
+}
+
 /* Asks the native socket whether the stream has ended. Any thread, any lock. */
 void conn_probe(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
-	bool on_ring = word_load(slot->rx_path) == PATH_RING;
+	bool relayed = conn_relayed(conn);
+	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
+	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
+	uint32_t round = atomic_load((_Atomic uint32_t *)&slot->rx_round); /* before the path: it is that round's */
+	bool on_ring = atomic_load((_Atomic uint32_t *)&slot->rx_path) == PATH_RING, end_known = true;
 	int saved = errno;
 
 	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
@@ -1081,7 +1522,14 @@ void conn_probe(struct conn *conn, int fd)
 	 * with the socket, and the kernel will know. */
 	if ((conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_DEMOTE | CHANNEL_RECALL)) == CHANNEL_CLOSED)
 		slot_set(slot, SLOT_PEER_GONE);
-	if (raw_poll(&native, 1, 0) <= 0 || (native.revents & POLLNVAL)) {
+	int told_of = raw_poll(asked_of, 1 + relayed, 0);
+	struct pollfd native = asked_of[0];
+	if (relayed && asked_of[1].revents)
+		atomic_store(&conn->remote_bell->dead, true);
+	if (relayed && (atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) ||
+	                (conn_notice(conn) & CHANNEL_RESET)))
+		relay_lost(conn, fd);
+	if (told_of <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
 		return;
 	}
@@ -1104,9 +1552,14 @@ void conn_probe(struct conn *conn, int fd)
 	} else if (on_ring && (native.revents & POLLIN)) {
 		/* bytes on TCP after the switch: only of a peer that has gone back to it */
 		char byte;
-		if (raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
-		    !atomic_load(&conn->channel.remote->tx_back))
+		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
+		    atomic_load(&conn->channel.remote->tx_back) >> 2 != round &&
+		    atomic_load((_Atomic uint32_t *)&slot->rx_round) == round) /* else another thread has followed it since */
 			conn_violation(conn, fd);
+	}
+	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
+		end_known = relay_ended(conn);
+		fin = end_known || slot_has(slot, SLOT_RX_BACK) || !slot_has(slot, SLOT_RX_CONSENT);
 	}
 	if (fin && !slot_has(slot, SLOT_RESET)) {
 		uint32_t bits = SLOT_FIN;
@@ -1115,11 +1568,10 @@ void conn_probe(struct conn *conn, int fd)
 		bool shut = atomic_load_explicit(&remote->shut_wr, memory_order_acquire);
 
 		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
-		if (peer_attached(conn) && (closed || !shut)) {
+		if (end_known && peer_attached(conn) && (closed || !shut)) {
 			bits |= SLOT_PEER_GONE;
 			/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
-			bool in_ring = word_load(slot->tx_path) == PATH_RING ||
-			               atomic_load(&conn->channel.local->tx_back) == CHANNEL_BACK;
+			bool in_ring = tx_in_ring(conn);
 			bool told = (native.revents & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT); /* the kernel has seen a reset */
 			if (!slot_has(slot, SLOT_PEER_GONE) && in_ring && !closed && !told &&
 			    channel_tx_unread(&conn->channel) != 0) {
@@ -1142,7 +1594,7 @@ static bool rx_divided(const struct conn *conn)
 
 	return conn_peer_back(conn) || (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP &&
 	                                slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK) &&
-	                                atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire));
+	                                conn_peer_switched(conn));
 }
 
 static bool has_data(const struct conn *conn, size_t wanted)
@@ -1171,6 +1623,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	uint32_t ready = 0, notice = conn_notice(conn);
 	bool was_ring = word_load(slot->tx_path) == PATH_RING;
 
+	if (conn_relayed(conn))
+		kernel_bits = relay_mask(conn, fd, kernel_bits);
 	if (unlikely(notice)) {
 		conn_obey(conn, fd);
 		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
@@ -1193,7 +1647,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	} else {
 		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
 		/* a sender by ring must hear of the end, which a reader meets in the kernel */
-		if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && word_load(slot->tx_path) == PATH_RING)
+		if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && conn_judges_end(conn))
 			conn_probe(conn, fd);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
 			bool moved = conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_follow(conn, fd);
@@ -1205,12 +1659,12 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		}
 	}
 	if (word_load(slot->tx_path) == PATH_RING) {
-		size_t room = channel_tx_peek(&conn->channel);
+		size_t room = conn_room(conn);
 		if (room < room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
 			/* somebody waits for it: the consumer must tell when there is some; then look once more */
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
-			room = channel_tx_peek(&conn->channel);
+			room = conn_room(conn);
 		}
 		if (room >= room_wanted(conn))
 			ready |= EPOLLOUT | EPOLLWRNORM;
@@ -1242,6 +1696,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
 		if (raw_poll(&native, 1, 0) > 0)
 			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
+		if (conn_relayed(conn))
+			kernel_bits = relay_mask(conn, fd, kernel_bits);
 		if (unlikely(kernel_bits & EPOLLERR) && !(flags & SLOT_RESET))
 			return conn_ready(conn, fd, kernel_bits, interest); /* the reset has come just now */
 		ready |= kernel_bits & by_tcp;
@@ -1346,7 +1802,7 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 		if (!slot_has(slot, SLOT_RX_BACK)) {
 			int queued = 0;
 			real.ioctl(fd, FIONREAD, &queued);
-			if (atomic_load(&remote->tx_switched)) {
+			if (atomic_load(&remote->tx_switched) == word_load(slot->rx_round)) {
 				uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
 				uint64_t read = word_load(slot->rx_tcp_bytes);
 				most = offset > read ? (size_t)(offset - read) : 0;
@@ -1366,8 +1822,16 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 				most = 1; /* an urgent mark stands before it, which FIONREAD stops at */
 			}
 		}
-		message.msg_iovlen = (size_t)iov_from(iov, iov_len, done, most, rest);
-		return raw_recvmsg(fd, &message, flags);
+		/* more than 64 pieces: as many calls as fill them */
+		for (size_t got = 0;;) {
+			message.msg_iovlen = (size_t)iov_from(iov, iov_len, done + got, most - got, rest);
+			if (got && message.msg_iovlen == 0)
+				return (ssize_t)got;
+			ssize_t n = raw_recvmsg(fd, &message, flags);
+			if (n <= 0 || (flags & MSG_PEEK) || (size_t)n < iov_total(rest, (int)message.msg_iovlen))
+				return got ? (ssize_t)(got + (n > 0 ? (size_t)n : 0)) : n;
+			got += (size_t)n;
+		}
 	}
 }
 
@@ -1389,7 +1853,7 @@ static bool rx_ring_next(const struct conn *conn, size_t queued)
 {
 	const struct channel_side *remote = conn->channel.remote;
 
-	return !slot_has(conn->slot, SLOT_RX_BACK) && atomic_load_explicit(&remote->tx_switched, memory_order_acquire) &&
+	return !slot_has(conn->slot, SLOT_RX_BACK) && conn_peer_switched(conn) &&
 	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) ==
 	           word_load(conn->slot->rx_tcp_bytes) + queued;
 }
@@ -1403,6 +1867,12 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 	if (unlikely(word_load(slot->rx_path) == PATH_TCP)) {
 		if (!rx_consent(conn, fd))
 			return STEP_NATIVE;
+		if (conn_relay_news(conn))
+			conn_probe(conn, fd);
+		if (conn_relayed(conn) && slot_has(slot, SLOT_RESET)) {
+			errno = take_error(conn);
+			return errno ? STEP_ERROR : STEP_END;
+		}
 		ssize_t n = rx_tcp(conn, fd, iov, iov_len, done, flags);
 		if (n > 0) {
 			*moved = (size_t)n;
@@ -1419,7 +1889,16 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
+		/* asked before: what came before the end is published before it */
+		bool known = n != 0 || !conn_relayed(conn) || slot_has(slot, SLOT_RX_BACK) || relay_ended(conn);
 		if (!rx_follow(conn, fd)) {
+			if (!known) {
+				conn_probe(conn, fd); /* the provider may be gone */
+				if (!slot_has(slot, SLOT_RESET))
+					return STEP_EMPTY;
+				errno = take_error(conn);
+				return errno ? STEP_ERROR : STEP_END;
+			}
 			if (n == 0 && conn_tcp_ended(conn, fd))
 				return STEP_ERROR;
 			errno = error;
@@ -1433,6 +1912,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 	}
 	for (int turn = 0;; turn++) {
+		if (conn_relay_news(conn))
+			conn_probe(conn, fd);
 		/* Loaded before the ring is looked at: an end seen after it may stand behind bytes not seen. */
 		uint32_t ended = atomic_load((_Atomic uint32_t *)&slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET);
 		bool failed = atomic_load((_Atomic uint32_t *)&slot->error) != 0;
@@ -1463,6 +1944,12 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
+		if (ended && conn_relayed(conn) && !(ended & (SLOT_RD_SHUT | SLOT_RESET)) &&
+		    atomic_load(&conn->channel.remote->tx_fin_at) != atomic_load(conn->channel.own_head)) {
+			conn_violation(conn, fd);
+			errno = take_error(conn);
+			return STEP_ERROR;
+		}
 		if (ended)
 			return STEP_END;
 		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
@@ -1562,8 +2049,11 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		int error = errno;
 		uint32_t ended = word_load(slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET | SLOT_RX_BACK);
+		bool listen = !(word_load(slot->rx_ring_msgs) % LISTEN_EVERY);
 		slot_unlock(&slot->rx_lock);
 		if (likely(step == STEP_DONE)) {
+			if (unlikely(listen))
+				rpc_listen();
 			if (likely((peek ? moved : done + moved) >= target) || (peek && (ended || rx_divided(conn)))) {
 				result = (ssize_t)(peek ? moved : done + moved);
 				break;
@@ -1625,12 +2115,33 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	return result;
 }
 
-/* tx_lock held. Copies from iov, from byte `done` on, as much as fits; publishes in chunks. */
-static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
-                         size_t *moved)
+/* Whether a process that lives has reserved the room behind the tail. One that was killed has not. */
+bool conn_reserved(const struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t flags = word_load(slot->flags);
+	uint32_t pid = (uint32_t)(atomic_load(&slot_reserver(slot)) >> 32);
+
+	if (pid == shim_pid || !task_dead(pid, true))
+		return true;
+	slot_clear(slot, SLOT_RESERVED);
+	return false;
+}
+
+static bool reserved_by_self(const struct conn *conn)
+{
+	return atomic_load(&slot_reserver(conn->slot)) == ((uint64_t)shim_pid << 32 | self.tid);
+}
+
+/* tx_lock held. STEP_DONE: what comes next goes by ring, and there is *room. Inline: it is half of each send. */
+static inline __attribute__((always_inline)) enum step tx_room(struct conn *conn, int fd, size_t wanted, size_t *room)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t flags;
+
+again:
+	if (unlikely(conn_recalled_since(conn)))
+		resend_since(conn, fd);
+	flags = word_load(slot->flags);
 
 	if (unlikely(flags & SLOT_RESEND) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
 		return STEP_EMPTY;
@@ -1654,20 +2165,40 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		if (asked(conn))
 			obey(conn, fd);
 		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->tx_path) == PATH_TCP)
-			return tx_step(conn, fd, iov, iov_len, done, wanted, moved);
+			goto again;
 	}
-	int64_t room = channel_tx_space(&conn->channel, wanted);
-	if (unlikely(room < 0)) {
+	if (unlikely(flags & SLOT_RESERVED) && conn_reserved(conn))
+		return STEP_EMPTY;
+	int64_t space = channel_tx_space(&conn->channel, wanted);
+	if (unlikely(space < 0)) {
 		conn_violation(conn, fd);
 		errno = take_error(conn);
 		return STEP_ERROR;
 	}
-	if (room == 0)
-		return STEP_EMPTY;
-	size_t len = (size_t)room < wanted ? (size_t)room : wanted, sent = 0, skip = done;
+	*room = (size_t)space;
+	return space ? STEP_DONE : STEP_EMPTY;
+}
+
+static void tx_cpu(struct conn *conn)
+{
 	uint32_t cpu = cpu_now();
+
 	if (word_load(conn->channel.tx_line->cpu) != cpu)
 		atomic_store_explicit(&conn->channel.tx_line->cpu, cpu, memory_order_relaxed);
+}
+
+/* tx_lock held. Copies from iov, from byte `done` on, as much as fits; publishes in chunks. */
+static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
+                         size_t *moved)
+{
+	struct conn_slot *slot = conn->slot;
+	size_t room = 0;
+	enum step step = tx_room(conn, fd, wanted, &room);
+
+	if (unlikely(step != STEP_DONE))
+		return step;
+	size_t len = room < wanted ? room : wanted, sent = 0, skip = done;
+	tx_cpu(conn);
 	for (int i = 0; i < iov_len && sent < len; i++) {
 		if (skip >= iov[i].iov_len) {
 			skip -= iov[i].iov_len;
@@ -1708,7 +2239,9 @@ static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, i
 
 	atomic_fetch_add((_Atomic uint32_t *)&slot->tx_sitters, 1);
 	full_fence();
-	if ((slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE)) || slot_has(slot, SLOT_RESEND)) {
+	/* in this order: who has seen a recall asks for its bytes to be sent again first, then says so */
+	if ((conn->managed && !tx_follows(conn)) || slot_has(slot, SLOT_RESEND) ||
+	    (slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE))) {
 		atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
 		return -2;
 	}
@@ -1758,7 +2291,10 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		int error = errno;
 		bool notice = step == STEP_DONE && conn_notice(conn);
+		bool listen = conn->probe_countdown == PROBE_EVERY;
 		slot_unlock(&slot->tx_lock);
+		if (unlikely(listen))
+			rpc_listen();
 		if (unlikely(moved_over))
 			set_conn_switched(conn);
 		/* a recall may have crossed this message: it must go out again */
@@ -1810,13 +2346,18 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			result = (ssize_t)done;
 			if (done)
 				break;
-			if (channel_tx_peek(&conn->channel) > 0 && !slot_has(slot, SLOT_RESEND))
+			if (conn_room(conn) > 0 && !slot_has(slot, SLOT_RESEND))
 				continue;
 			conn_probe(conn, fd);
 			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !slot_has(slot, SLOT_RESEND))
 				continue;
 			result = -1;
 			saved = EAGAIN;
+			break;
+		}
+		if (unlikely(slot_has(slot, SLOT_RESERVED)) && reserved_by_self(conn)) {
+			result = done ? (ssize_t)done : -1; /* it would wait for itself */
+			saved = done ? saved : EDEADLK;
 			break;
 		}
 		if (!started) {
@@ -1869,13 +2410,13 @@ static void flush(struct conn *conn, int fd)
 void conn_end_sending(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t decided = 0;
 
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && word_load(slot->tx_path) == PATH_RING &&
-	    !atomic_compare_exchange_strong(&conn->channel.local->tx_back, &decided, CHANNEL_ENDED) &&
-	    decided == CHANNEL_RECALLED)
+	    channel_decide(&conn->channel.local->tx_back, word_load(slot->tx_round), CHANNEL_ENDED) == CHANNEL_RECALLED)
 		tx_back(conn, fd);
+	if (conn->managed && word_load(slot->tx_path) == PATH_TCP && !tx_follows(conn))
+		resend_since(conn, fd);
 	slot_unlock(&slot->tx_lock);
 	if (slot_has(slot, SLOT_RESEND))
 		flush(conn, fd);
@@ -1887,13 +2428,13 @@ void conn_end_sending(struct conn *conn, int fd)
  */
 void conn_refuse(struct conn *conn)
 {
-	slot_lock(&conn->slot->tx_lock);
+	slot_lock(&conn->slot->rx_lock); /* or a consent that is being given would take it back */
 	if (conn->managed) {
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 		full_fence();
 		conn_ring(conn);
 	}
-	slot_unlock(&conn->slot->tx_lock);
+	slot_unlock(&conn->slot->rx_lock);
 }
 
 /* Its FIN would stand behind TCP's bytes, which the program has not read for a while. */
@@ -1910,11 +2451,16 @@ static bool trim(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!conn->managed || word_load(slot->tx_path) != PATH_RING || !slot_trylock(&slot->tx_lock))
+	if (!conn->managed || slot_has(slot, SLOT_RESEND) || !slot_trylock(&slot->tx_lock))
 		return true;
 	uint64_t tail = conn->managed ? atomic_load(conn->channel.own_tail) : conn->idle_tail;
 	bool idle = tail == conn->idle_tail;
-	if (idle && tail != conn->trimmed_tail && channel_tx_unread(&conn->channel) == 0) {
+	/* what was recalled has gone out by TCP: nobody reads it here */
+	bool recalled = conn->managed && word_load(slot->tx_path) == PATH_TCP &&
+	                (atomic_load(&conn->channel.local->tx_back) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED) ||
+	                 atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_ENDED));
+	if (idle && tail != conn->trimmed_tail && !slot_has(slot, SLOT_RESERVED) &&
+	    (recalled || channel_tx_unread(&conn->channel) == 0)) {
 		channel_trim(&conn->channel);
 		conn->trimmed_tail = tail;
 	}
@@ -1944,4 +2490,152 @@ void conns_trim(int64_t now)
 	}
 	if (again)
 		atomic_store(&trim_due, true);
+}
+
+/* ---- in place: a program's own views of the rings (shim_views.c) ---- */
+
+/* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
+int conn_look(struct conn *conn, int fd, struct piece *piece)
+{
+	struct conn_slot *slot = conn->slot;
+	int64_t there = 0;
+
+	if (!conn->managed)
+		return -EAGAIN;
+	if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
+		set_conn_switched(conn);
+	slot_lock(&slot->rx_lock);
+	if (conn->managed && word_load(slot->rx_path) == PATH_RING) {
+		there = channel_rx_avail(&conn->channel);
+		piece->offset = (uint32_t)(atomic_load(conn->channel.own_head) & (conn->channel.rx_size - 1));
+		piece->len = there > 0 ? (uint32_t)there : 0;
+		piece->size = conn->channel.rx_size;
+	}
+	slot_unlock(&slot->rx_lock);
+	return there > 0 ? 0 : -EAGAIN;
+}
+
+static uint64_t rx_position(struct conn_slot *slot)
+{
+	return word_load(slot->rx_tcp_bytes) + word_load(slot->rx_ring_bytes);
+}
+
+/* 0; -ESTALE: others have read since; -EAGAIN: the bytes are on TCP. */
+int conn_consume(struct conn *conn, uint64_t position, size_t len)
+{
+	struct conn_slot *slot = conn->slot;
+	int result = -EAGAIN;
+
+	slot_lock(&slot->rx_lock);
+	if (rx_position(slot) != position) {
+		result = -ESTALE;
+	} else if (conn->managed && word_load(slot->rx_path) == PATH_RING) {
+		int64_t there = channel_rx_avail(&conn->channel);
+		if (there >= 0 && (size_t)there >= len) {
+			channel_rx_consume(&conn->channel, len);
+			word_store(slot->rx_ring_bytes, slot->rx_ring_bytes + len);
+			word_store(slot->rx_ring_msgs, slot->rx_ring_msgs + 1);
+			rx_finish(conn);
+			result = 0;
+		}
+	}
+	slot_unlock(&slot->rx_lock);
+	return result;
+}
+
+/*
+ * Room behind the tail, to be filled in place. Until it is committed or given back nobody else sends by ring, in this
+ * process or another: a send waits, as if the room were taken. 0; -EAGAIN: there is none; -ENOTCONN: the bytes do not go
+ * by ring, or send() has to tell why they go nowhere; -EDEADLK: this thread has the room already.
+ */
+int conn_reserve(struct conn *conn, int fd, size_t wanted, struct piece *piece)
+{
+	struct conn_slot *slot = conn->slot;
+	enum step step = STEP_NATIVE;
+	bool moved_over = false;
+	size_t room = 0;
+
+	/* a sleeper of another process would not be told when the room is given back */
+	if (!conn->managed || !conn_alone(conn))
+		return -ENOTCONN;
+	if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
+		set_conn_switched(conn);
+	slot_lock(&slot->tx_lock);
+	if (conn->managed) {
+		bool on_ring = word_load(slot->tx_path) == PATH_RING;
+		uint32_t error = word_load(slot->error);
+		step = error || slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) ? STEP_NATIVE
+		                                                                          : tx_room(conn, fd, wanted, &room);
+		moved_over = on_ring != (word_load(slot->tx_path) == PATH_RING);
+	}
+	if (step == STEP_DONE) {
+		uint64_t tail = atomic_load(conn->channel.own_tail);
+		piece->serial = conn->serial;
+		piece->position = tail;
+		piece->offset = (uint32_t)(tail & (conn->channel.tx_size - 1));
+		piece->len = (uint32_t)(room < wanted ? room : wanted);
+		piece->size = conn->channel.tx_size;
+		atomic_store(&slot_reserver(slot), (uint64_t)shim_pid << 32 | self.tid);
+		slot_set(slot, SLOT_RESERVED);
+	}
+	slot_unlock(&slot->tx_lock);
+	if (unlikely(moved_over))
+		set_conn_switched(conn);
+	if (step != STEP_EMPTY)
+		return step == STEP_DONE ? 0 : -ENOTCONN;
+	if (slot_has(slot, SLOT_RESERVED) && reserved_by_self(conn))
+		return -EDEADLK;
+	atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
+	full_fence();
+	set_conn_arm(conn, false);
+	return -EAGAIN;
+}
+
+static void unreserve(struct conn *conn)
+{
+	slot_clear(conn->slot, SLOT_RESERVED); /* full fence: those that wait store want_space, then look */
+	if (conn->managed && atomic_load(&conn->channel.tx_line->want_space))
+		conn_wake_own(conn);
+}
+
+/* Sends what was written there. 0; -ENOTCONN: it does not go by ring any more, and is reserved as before. */
+int conn_commit(struct conn *conn, int fd, const struct piece *piece, size_t len)
+{
+	struct conn_slot *slot = conn->slot;
+	bool done = false;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) && len <= piece->len &&
+	    (uint32_t)(atomic_load(&slot_reserver(slot)) >> 32) == shim_pid && /* a child of fork() has it only by memory */
+	    word_load(slot->tx_path) == PATH_RING && atomic_load(conn->channel.own_tail) == piece->position &&
+	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE | SLOT_RESEND) && !word_load(slot->error)) {
+		tx_cpu(conn);
+		channel_tx_publish(&conn->channel, len);
+		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
+		word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
+		full_fence(); /* between publishing tail and reading the bell */
+		conn_ring(conn);
+		unreserve(conn);
+		done = true;
+	}
+	slot_unlock(&slot->tx_lock);
+	if (!done)
+		return -ENOTCONN;
+	if (unlikely(conn_notice(conn)) && conn_obey(conn, fd)) /* a recall may have crossed it, as in conn_send() */
+		set_conn_switched(conn);
+	if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
+		atomic_store_explicit(&trim_due, true, memory_order_relaxed);
+	return 0;
+}
+
+/* Gives the room back, if it is this process that has it. */
+void conn_unreserve(struct conn *conn, uint64_t serial)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->serial == serial && slot_has(slot, SLOT_RESERVED) &&
+	    (uint32_t)(atomic_load(&slot_reserver(slot)) >> 32) == shim_pid)
+		unreserve(conn);
+	slot_unlock(&slot->tx_lock);
 }

@@ -94,6 +94,8 @@ struct set {
 	struct feed *feeds;     /* the hint rings of the members' peers */
 	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
+	bool kernel_filled;     /* the last look left no room for the rings */
+	uint32_t watched; /* of the provider's socket; see rpc_watch() */
 	uint64_t pass;
 	_Atomic int64_t looked_at;
 	_Atomic uint32_t spin_ns;
@@ -201,6 +203,47 @@ EXPORT int epoll_create1(int flags)
 	return set_created(real.epoll_create1(flags));
 }
 
+/* Whether an entry that the kernel's set has already carries data which would be taken for ours. */
+static bool secret_taken(int epfd, uint64_t secret)
+{
+	char path[40], line[256];
+	bool taken = false;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
+	FILE *entries = fopen(path, "re");
+	while (entries && !taken && fgets(line, sizeof(line), entries)) {
+		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
+		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
+	}
+	if (entries)
+		fclose(entries);
+	return taken;
+}
+
+/*
+ * Tracks a set that was made where we could not see it. The caller answers for it that no thread waits in it, as that one
+ * would see events of ours, and that it is in no other set. What it holds already stays the kernel's.
+ */
+int set_adopt(int epfd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
+	if (set_get(epfd))
+		return 0;
+	if (readlink(path, target, sizeof(target) - 1) < 0)
+		return -EBADF;
+	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
+		return -EINVAL;
+	set_created(epfd);
+	struct set *set = set_get(epfd);
+	if (!set)
+		return -ENOMEM;
+	while (secret_taken(epfd, set->secret))
+		set->secret = new_secret();
+	return 0;
+}
+
 /* ---- membership (shim_lock and set lock held) ---- */
 static bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)
 {
@@ -225,12 +268,14 @@ static uint32_t kernel_events(const struct member *member)
 
 	if (member->disabled)
 		return EPOLLONESHOT; /* not even HUP, again and again */
+	if (conn_fin_waits(member->conn, member->fd))
+		return EPOLLET; /* that nothing but a reset can follow */
 	if (slot_has(slot, SLOT_RESEND))
 		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
+	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+	if (conn_judges_end(member->conn) && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT)) /* it is told without end then */
+		events |= EPOLLRDHUP;
 	if (word_load(slot->tx_path) == PATH_RING) {
-		/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
-		if (!slot_has(slot, SLOT_FIN | SLOT_RD_SHUT)) /* it is told without end then */
-			events |= EPOLLRDHUP;
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	}
 	return events;
@@ -386,6 +431,11 @@ static bool member_manage(struct member *member, int op)
 		bell_exit(set, conn->bell);
 		errno = failed;
 		return false;
+	}
+	if (conn_relayed(conn)) { /* its death is an edge, as a bell's ring is; the entry goes with the descriptor */
+		struct epoll_event life = {.events = EPOLLIN | EPOLLET, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
+		if (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, conn->remote_bell->life_fd, &life) < 0 && errno != EEXIST)
+			shim_log("the end of a provider will be heard late: %d", errno);
 	}
 	member->managed = true;
 	member->armed = member->out_armed = true;
@@ -834,14 +884,16 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	if (member->events & EPOLLET) {
 		uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
+		/* What comes on the one path is an edge though bytes of the other, told long ago, stand before it. */
+		bool by_tcp = !rx_ring || conn_peer_back(conn);
 		bool edge = member->armed || (ends & ~member->reported) ||
-		            ((told & EPOLLIN) && rx_ring && tail != member->seen_tail) ||
+		            ((told & EPOLLIN) && tail != member->seen_tail) ||
 		            ((told & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING && member->out_armed) ||
-		            (kernel_bits & ((rx_ring ? EPOLLPRI : EPOLLIN | EPOLLPRI) |
+		            (kernel_bits & ((by_tcp ? EPOLLIN | EPOLLPRI : EPOLLPRI) |
 		                            (word_load(conn->slot->tx_path) == PATH_TCP ? EPOLLOUT : 0)));
 		if (!edge)
 			return false;
-		if (rx_ring && (told & EPOLLIN))
+		if (told & EPOLLIN)
 			member->seen_tail = tail;
 		member->reported = ends;
 		member->armed = false;
@@ -918,6 +970,7 @@ static int translate(struct set *set, const struct epoll_event *told, int len, s
 {
 	int n = 0;
 	bool rung = false;
+	const struct remote_bell *last = NULL;
 
 	for (int i = 0; i < len; i++) {
 		if (told[i].data.u64 >> NAME_BITS != set->secret) {
@@ -936,6 +989,8 @@ static int translate(struct set *set, const struct epoll_event *told, int len, s
 			hot_add(set, member);
 		}
 	}
+	for (uint32_t i = 0; rung && i < set->managed_len; i++)
+		conn_life_look(set->managed[i]->conn, &last);
 	/* The edge was ours alone. Threads that sleep on are rung again for what comes after the look that follows. */
 	if (rung && atomic_load(&set->sleepers)) {
 		for (uint32_t i = 0; i < set->bells_len; i++)
@@ -1038,7 +1093,10 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		set->pass++;
 		set->spent = SPENT_NOTHING;
 		int n = 0;
-		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
+		/* where the kernel alone has filled the room, the rings are first the next time */
+		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS && !set->kernel_filled;
+		set->kernel_filled = false;
+		bool more = true; /* the kernel may have more to tell */
 		if (look) {
 			int k = raw_epoll_look(epfd, told, told_max);
 			if (k < 0) {
@@ -1046,15 +1104,19 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 				return -1;
 			}
 			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
+			more = k == told_max;
 			n = translate(set, told, k, events);
+			set->kernel_filled = n == max;
 		}
 		n += collect(set, events + n, max - n);
-		if (!n && !look && timeout_ns == 0) {
+		/* where few are asked for, a bell's edge or what is no event may come in the place of one: so often at most */
+		for (uint32_t turns = set->bells_len + set->managed_len + 2; !n && timeout_ns == 0 && more && turns; turns--) {
 			int k = raw_epoll_look(epfd, told, told_max);
-			if (k > 0) {
-				n = translate(set, told, k, events);
-				n += collect(set, events + n, max - n); /* a bell's edge may have been among them */
-			}
+			if (k <= 0)
+				break;
+			more = k == told_max;
+			n = translate(set, told, k, events);
+			n += collect(set, events + n, max - n);
 		}
 		if (n == max)
 			wake_set(set); /* there may be more than we can tell, and others that sleep */
@@ -1072,6 +1134,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			return -1;
 		}
 		/* sleep */
+		rpc_listen();
+		rpc_watch(epfd, &set->watched, set->secret << NAME_BITS | BELL_INDEX);
 		conns_trim(now);
 		struct bell *asleep[BELLS_MAX];
 		uint32_t asleep_len;

@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
+#include <limits.h>
 #include <string.h>
 #include <stdio_ext.h>
 #include <sys/ioctl.h>
@@ -64,6 +65,10 @@ static void forget(int fd, bool closing)
 		conn_forget(fd, closing);
 	else if (file->kind == FILE_SET)
 		set_forget(fd);
+	else if (file->kind == FILE_EXPLICIT)
+		explicit_forget(fd);
+	else if (file->kind == FILE_LISTENER)
+		file_put(fd, NULL);
 	else if (file->kind == FILE_CLOSING && !closing)
 		file_closed(fd);
 }
@@ -83,6 +88,8 @@ static void noted(struct conn *conn, bool nonblock)
 
 EXPORT int socket(int domain, int type, int protocol)
 {
+	if (unlikely(explicit_family(domain)) && fd_table_len)
+		return explicit_socket(domain, type, protocol);
 	int fd = real.socket(domain, type, protocol);
 
 	if (fd < 0)
@@ -90,7 +97,7 @@ EXPORT int socket(int domain, int type, int protocol)
 	int saved = errno;
 	fresh(fd);
 	int kind = type & ~(SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if ((domain == AF_INET || domain == AF_INET6) && kind == SOCK_STREAM && fd_table_len &&
+	if ((domain == AF_INET || domain == AF_INET6) && kind == SOCK_STREAM && fd_table_len && !config.opt_in &&
 	    (protocol == 0 || protocol == IPPROTO_TCP))
 		noted(conn_new(fd, domain, ROLE_UNKNOWN), type & SOCK_NONBLOCK);
 	errno = saved;
@@ -168,7 +175,7 @@ static void inherit(struct conn *conn, int fd)
 	}
 }
 
-static int accepted(int fd, const struct sockaddr *peer, int flags)
+static int accepted(int listener, int fd, const struct sockaddr *peer, int flags, const struct explicit *explicit)
 {
 	struct conn *conn = NULL;
 
@@ -177,11 +184,14 @@ static int accepted(int fd, const struct sockaddr *peer, int flags)
 	int saved = errno;
 	fresh(fd);
 	/* A peer elsewhere: the socket is not tracked, and its calls cost nothing. */
-	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) && same_host(fd, peer))
+	if (fd_table_len && (peer->sa_family == AF_INET || peer->sa_family == AF_INET6) &&
+	    (likely(!config.opt_in) || file_get(listener)) && (same_host(fd, peer) || rpc_reaches_far()))
 		conn = conn_new(fd, peer->sa_family, ROLE_PASSIVE);
 	noted(conn, flags & SOCK_NONBLOCK);
 	if (conn && unlikely(atomic_load_explicit(&heritage, memory_order_relaxed)))
 		inherit(conn, fd);
+	if (conn && unlikely(explicit))
+		explicit_accepted(explicit, conn, fd);
 	if (conn)
 		rpc_introduce();
 	errno = saved;
@@ -192,9 +202,11 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
 	struct sockaddr_storage peer = {0};
 	socklen_t peer_len = sizeof(peer);
+	HELD_EXPLICIT explicit = explicit_hold(fd); /* the number may be closed while we wait */
 
 	if (!address)
-		return accepted(native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), (struct sockaddr *)&peer, flags);
+		return accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), (struct sockaddr *)&peer,
+		                flags, explicit);
 	if (!len) {
 		return real.accept4(fd, address, len, flags);
 	}
@@ -203,7 +215,7 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
 		*len = peer_len;
 	}
-	return accepted(got, (struct sockaddr *)&peer, flags);
+	return accepted(fd, got, (struct sockaddr *)&peer, flags, explicit);
 }
 
 EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
@@ -211,24 +223,58 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
 	return accept4(fd, address, len, 0);
 }
 
+/*
+ * The kernel's socket has forgotten its peer and begins anew; the channel with that peer would serve the next one's bytes.
+ * What is in a set keeps its registration there, and stays with it.
+ */
+static void start_over(struct conn *conn, struct explicit *explicit)
+{
+	for (uint32_t fd = 0; !conn->members && fd < atomic_load(&fd_end); fd++) {
+		if (conn_get((int)fd) != conn)
+			continue;
+		forget((int)fd, false);
+		if (explicit)
+			explicit_listens(explicit, (int)fd);
+	}
+}
+
+EXPORT int bind(int fd, const struct sockaddr *address, socklen_t len)
+{
+	HELD_EXPLICIT explicit = explicit_hold(fd);
+
+	return likely(!explicit) ? real.bind(fd, address, len) : explicit_bind(explicit, fd, address, len);
+}
+
 EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 {
 	HELD conn = conn_hold(fd);
+	HELD_EXPLICIT explicit = explicit_hold(fd);
+	struct sockaddr_storage copy;
 
+	if (unlikely(explicit)) {
+		address = explicit_address(address, len, &copy);
+		if (explicit_before_connect(explicit, fd, address, len) < 0)
+			return -1;
+	}
 	if (likely(!conn) || !address || len < sizeof(sa_family_t))
 		return real.connect(fd, address, len);
 	struct conn_slot *slot = conn->slot;
-	if (slot_has(slot, SLOT_CONNECTED) && address->sa_family == AF_UNSPEC)
+	bool dissolves = slot_has(slot, SLOT_CONNECTED) && address->sa_family == AF_UNSPEC;
+	if (dissolves)
 		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true); /* the socket starts over: its counts do too */
 	int result = real.connect(fd, address, len);
+	if (dissolves && result == 0 && conn->managed)
+		start_over(conn, explicit);
 	if ((result == 0 || errno == EINPROGRESS || errno == EINTR) && !slot_has(slot, SLOT_CONNECTED)) {
 		int saved = errno;
 		slot->role = ROLE_ACTIVE;
 		slot_set(slot, SLOT_CONNECTED);
-		if (!is_loopback(address) && result == 0 && !same_host(fd, address))
+		if (!is_loopback(address) && result == 0 && !same_host(fd, address) && !rpc_reaches_far())
 			conn_pin(conn, REASON_REMOTE);
 		else
 			rpc_introduce();
+		if (unlikely(explicit) && explicit->direct)
+			conn_set_addresses(conn, fd);
 		errno = saved;
 	}
 	return result;
@@ -236,15 +282,24 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 
 EXPORT int listen(int fd, int backlog)
 {
+	HELD_EXPLICIT explicit = explicit_hold(fd);
+
+	if (unlikely(explicit) && explicit_before_listen(explicit, fd) < 0)
+		return -1;
 	int result = real.listen(fd, backlog);
 
 	if (result == 0 && conn_get(fd)) {
 		struct conn *conn = conn_get(fd);
 		/* A listener carries no bytes. In a set it has a registration, so it stays known there. */
-		if (!conn->members)
-			forget(fd, false);
-		else
+		if (conn->members) {
 			conn_pin(conn, REASON_NONE);
+		} else {
+			forget(fd, false);
+			if (unlikely(explicit))
+				explicit_listens(explicit, fd);
+			else if (config.opt_in)
+				file_put(fd, &listener_file);
+		}
 	}
 	return result;
 }
@@ -468,8 +523,13 @@ static void duplicated(int from, int to)
 		conn_dup(from, to);
 		if (to <= STDERR_FILENO) /* libc's stdin, stdout and stderr read and write inside libc */
 			conn_demote((struct conn *)file, from, REASON_STDIO, true);
-	} else if (file->kind == FILE_SET)
+	} else if (file->kind == FILE_SET) {
 		set_dup(from, to);
+	} else if (file->kind == FILE_EXPLICIT) {
+		explicit_dup(from, to);
+	} else if (file->kind == FILE_LISTENER) {
+		file_put(to, file);
+	}
 }
 
 EXPORT int dup(int fd)
@@ -827,6 +887,7 @@ static void hold_on_exec(int change)
 
 static void demote_inherited(bool leaving)
 {
+	rpc_before_exec();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
@@ -847,6 +908,23 @@ static bool executable(const char *path)
 	return found;
 }
 
+/* Whether execvp() will find it: a directory of PATH holds it. */
+static bool executable_by_name(const char *file)
+{
+	const char *at = getenv("PATH");
+	char path[PATH_MAX];
+
+	if (!file || strchr(file, '/'))
+		return executable(file);
+	for (; at && *at; at += *at == ':') {
+		size_t len = strcspn(at, ":");
+		if (len && snprintf(path, sizeof(path), "%.*s/%s", (int)len, at, file) < (int)sizeof(path) && executable(path))
+			return true;
+		at += len;
+	}
+	return false;
+}
+
 EXPORT int execve(const char *path, char *const argv[], char *const env[])
 {
 	demote_inherited(executable(path));
@@ -858,7 +936,7 @@ EXPORT int execve(const char *path, char *const argv[], char *const env[])
 
 EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 {
-	demote_inherited(strchr(file, '/') && executable(file));
+	demote_inherited(executable_by_name(file));
 	hold_on_exec(-1); /* the kernel closes them */
 	int result = real.execvpe(file, argv, env);
 	hold_on_exec(1);
@@ -1073,6 +1151,8 @@ EXPORT long syscall(long number, ...)
 	case SYS_epoll_create1: return epoll_create1((int)a[0]);
 	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
 	case SYS_connect: return connect((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
+	case SYS_bind: return bind((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
+	case SYS_listen: return listen((int)a[0], (int)a[1]);
 	}
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

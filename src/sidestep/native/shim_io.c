@@ -155,9 +155,12 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	}
 	/* timestamps and the like come with TCP's bytes, once receiving is back there */
 	if (message->msg_control && conn_receives_tcp(conn, fd)) {
-		word_add(conn->slot->rx_sitters, 1);
-		ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
-		return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
+		atomic_fetch_add((_Atomic uint32_t *)&conn->slot->rx_sitters, 1); /* full fence */
+		if (slot_has(conn->slot, SLOT_RX_BACK)) {
+			ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
+			return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
+		}
+		atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->rx_sitters, 1); /* consented anew meanwhile */
 	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {
@@ -287,9 +290,13 @@ static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int fla
                                       socklen_t len)
 {
 	HELD conn = conn_hold(fd);
+	struct sockaddr_storage copy;
 
+	address = explicit_address(address, len, &copy);
 	if (likely(!conn))
 		return file_closing(fd) ? bad_number() : real.sendto(fd, buf, n, flags, address, len);
+	if (explicit_bars_fast_open(conn, flags))
+		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
@@ -324,12 +331,21 @@ static void pin_passed(const struct msghdr *message)
 static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
+	struct sockaddr_storage copy;
+	struct msghdr plain;
 
+	if (unlikely(message && message->msg_name && explicit_any)) {
+		plain = *message;
+		plain.msg_name = (void *)explicit_address(message->msg_name, message->msg_namelen, &copy);
+		message = &plain;
+	}
 	if (likely(!conn || !message)) {
 		if (message && message->msg_control)
 			pin_passed(message);
 		return file_closing(fd) ? bad_number() : real.sendmsg(fd, message, flags);
 	}
+	if (explicit_bars_fast_open(conn, flags))
+		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
@@ -352,7 +368,7 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
 	HELD conn = conn_hold(fd);
 	unsigned done = 0;
 
-	if (likely(!conn)) {
+	if (likely(!conn && !explicit_named(fd))) {
 		for (unsigned i = 0; i < len; i++)
 			if (messages[i].msg_hdr.msg_control)
 				pin_passed(&messages[i].msg_hdr);

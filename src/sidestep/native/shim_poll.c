@@ -29,7 +29,7 @@ static int poller_fd(const struct poller *poller, nfds_t i)
 	return !conn || likely(conn_get(fd) == conn) ? fd : conn_fd(conn);
 }
 
-static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits)
+static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits, bool looked)
 {
 	struct conn *conn = poller->conns[i];
 	int fd = poller_fd(poller, i);
@@ -42,6 +42,15 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 		/* room is the kernel's to tell from now on: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 		set_conn_switched(conn);
+	}
+	/* it went back to TCP after the kernel had been asked, maybe for another entry of the same descriptor */
+	uint32_t room = (unsigned short)poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
+	if (unlikely(room && looked && !on_ring && !((unsigned short)poller->kernel[i].events & room)) &&
+	    !slot_has(conn->slot, SLOT_RESEND)) {
+		struct pollfd native = {.fd = fd, .events = (short)room};
+		poller->kernel[i].events |= (short)room; /* it may sleep next */
+		if (raw_poll(&native, 1, 0) > 0)
+			ready |= (unsigned short)native.revents & room;
 	}
 	/* EPOLL* and POLL* are the same bits on Linux */
 	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
@@ -58,11 +67,17 @@ static int poll_once(struct poller *poller, bool look)
 			struct conn *conn = poller->conns[i];
 			if (conn && slot_has(conn->slot, SLOT_RESEND)) {
 				poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
-			} else if (conn && word_load(conn->slot->tx_path) == PATH_RING) {
+			} else if (conn) {
 				/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
-				if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
+				if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
 					poller->kernel[i].events |= POLLRDHUP;
-				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
+				if (word_load(conn->slot->tx_path) == PATH_RING)
+					poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
+			}
+			if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
+				poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
+				if (slot_has(conn->slot, SLOT_WR_SHUT))
+					poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
 			}
 		}
 		if (raw_poll(poller->kernel, poller->len, 0) < 0)
@@ -71,7 +86,7 @@ static int poll_once(struct poller *poller, bool look)
 	for (nfds_t i = 0; i < poller->len; i++) {
 		uint32_t bits = look ? (unsigned short)poller->kernel[i].revents : 0;
 		if (poller->conns[i])
-			bits = conn_revents(poller, i, bits);
+			bits = conn_revents(poller, i, bits, look);
 		else if (poller->sets[i] && !(bits & POLLIN) && (poller->fds[i].events & POLLIN) &&
 		         set_has_ready(poller->sets[i]))
 			bits |= POLLIN;
@@ -209,10 +224,14 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		}
 		if (now >= deadline)
 			return 0;
+		rpc_listen();
 		conns_trim(now);
 		struct sleep sleep;
 		collect_bells(poller, &sleep);
 		int bell_fd = self_bell_fd(sleep.bells, sleep.len);
+		for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
+			if (poller->conns[i])
+				self_life_watch(poller->conns[i]);
 		for (int i = 0; i < sleep.len; i++)
 			bell_sleep_begin(sleep.bells[i]);
 		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
@@ -227,8 +246,13 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 			failed = errno;
 			pthread_cleanup_pop(0);
 			slept = true;
-			if (k > 0 && poller->kernel[poller->len].revents)
+			if (k > 0 && poller->kernel[poller->len].revents) {
+				const struct remote_bell *last = NULL;
 				self_bells_clear();
+				for (nfds_t i = 0; i < poller->len; i++)
+					if (poller->conns[i])
+						conn_life_look(poller->conns[i], &last);
+			}
 		}
 		sleep_undo(&sleep);
 		if (n)

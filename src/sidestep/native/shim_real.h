@@ -37,6 +37,7 @@
 	X(int, accept, (int fd, struct sockaddr *a, socklen_t *l), (fd, a, l)) \
 	X(int, accept4, (int fd, struct sockaddr *a, socklen_t *l, int f), (fd, a, l, f)) \
 	X(int, connect, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
+	X(int, bind, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
 	X(int, listen, (int fd, int n), (fd, n)) \
 	X(int, shutdown, (int fd, int how), (fd, how)) \
 	X(int, getsockopt, (int fd, int level, int name, void *v, socklen_t *l), (fd, level, name, v, l)) \

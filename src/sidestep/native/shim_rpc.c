@@ -9,8 +9,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -24,12 +26,29 @@
 #define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
+#define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
+#define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
+#define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
+#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, bell, bell page */
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 
+#define ORDERS_MAX 64                /* orders of the provider taken in at a time */
+
 _Atomic uint32_t rpc_pending;
-static int rpc_fd = -1;
+static _Atomic int rpc_fd = -1;
+static _Atomic uint32_t rpc_serial = 1; /* one more with each connection to a provider, and in each child */
+static _Atomic uint32_t orders_heard;  /* the registry's word when they were last asked for */
+static _Atomic bool inherited;         /* by fork(): the provider does not know yet that we hold connections */
+static struct order {
+	uint16_t type;
+	uint64_t slot_generation;
+} orders[ORDERS_MAX]; /* taken in, not followed yet */
+static _Atomic int orders_len;
+static bool following; /* a thread follows them, in their order */
+static _Atomic uint32_t rpc_wants;     /* WELCOME_* of the provider, once there is one */
+static _Atomic bool rpc_answered;      /* whether rpc_wants is known, or nobody is there to know */
 static _Atomic bool introduced;
-static int64_t retry_at;
+static _Atomic int64_t retry_at;
 static bool welcomed;
 static const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 static _Atomic uint32_t registry_epoch;                 /* one more with each provider: buckets are of a registry */
@@ -40,6 +59,19 @@ static struct {
 } pending[PENDING_MAX];
 
 static void rpc_lost(void);
+
+/*
+ * Questions of explicit sockets, whose calls wait for the answer. Whichever thread reads an answer stores it here; who
+ * waits looks. An entry that nobody waits for any more (a signal handler jumped out) is free when its time is up.
+ */
+enum ask_state { ASK_WAITING, ASK_ANSWERED, ASK_LOST };
+static struct {
+	uint64_t token; /* 0: free */
+	int64_t deadline;
+	enum ask_state state;
+	struct rpc_answer answer;
+} asks[ASKS_MAX];
+static bool stalled; /* a call has waited in vain, and nothing has come since: who can do without an answer does */
 
 static bool rpc_connect(void)
 {
@@ -56,10 +88,12 @@ static bool rpc_connect(void)
 	if (fd < 0)
 		return false;
 	if (real.connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+		atomic_store(&rpc_answered, true);
 		raw_close(fd);
 		return false;
 	}
 	rpc_fd = own_fd(fd);
+	atomic_fetch_add(&rpc_serial, 1);
 	welcomed = false;
 	return rpc_fd >= 0;
 }
@@ -69,7 +103,7 @@ static bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
 {
 	union {
 		struct cmsghdr header;
-		char bytes[CMSG_SPACE(4 * sizeof(int))];
+		char bytes[CMSG_SPACE(OFFER_FDS_MAX * sizeof(int))];
 	} control;
 	struct iovec iov = {record, sizeof(*record)};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
@@ -125,6 +159,27 @@ void rpc_introduce(void)
 	rpc_ensure();
 }
 
+/*
+ * What root has started, and what dropped its privileges since, is root's server to the provider for as long as it can
+ * follow it: from process to process by our messages, and over an exec by the process itself.
+ */
+void rpc_before_exec(void)
+{
+	if (unlikely(config.from_root && geteuid() != 0))
+		rpc_ensure();
+}
+
+/* Whether an end elsewhere may be on this host all the same: in another network namespace. Asks the provider if need be. */
+bool rpc_reaches_far(void)
+{
+	if (!config.socket[0])
+		return false;
+	if (unlikely(rpc_fd < 0) && now_ns() >= retry_at)
+		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
+	return !atomic_load_explicit(&rpc_answered, memory_order_relaxed) ||
+	       (atomic_load_explicit(&rpc_wants, memory_order_relaxed) & WELCOME_PATH);
+}
+
 static struct conn *pending_take(uint64_t token)
 {
 	for (int i = 0; i < PENDING_MAX; i++)
@@ -135,6 +190,16 @@ static struct conn *pending_take(uint64_t token)
 			return conn;
 		}
 	return NULL;
+}
+
+/* The provider closes its duplicate before it answers. */
+static struct conn *answered(uint64_t token)
+{
+	struct conn *conn = pending_take(token);
+
+	if (conn)
+		conn->lent = 0;
+	return conn;
 }
 
 static bool pending_add(struct conn *conn)
@@ -156,8 +221,9 @@ static void refused(struct conn *conn, enum reason_code reason)
 	struct conn_slot *slot = conn->slot;
 
 	if (word_load(slot->state) == STATE_OFFERED) {
-		word_store(slot->state, slot_has(slot, SLOT_PIN) ? STATE_PINNED : STATE_NATIVE);
-		word_store(slot->reason, reason);
+		word_store(slot->state, slot_has(slot, SLOT_STAYS) ? STATE_PINNED : STATE_NATIVE);
+		if (!slot_has(slot, SLOT_STAYS))
+			word_store(slot->reason, reason);
 	}
 	word_store(conn->calls, 0);
 	/* The accepting side asks for nothing until the bucket changes, so only offers grow rarer. */
@@ -192,6 +258,9 @@ static void rpc_lost(void)
 	welcomed = false;
 	atomic_store(&registry, NULL);
 	orphans_len = lost_conns(orphans);
+	for (int i = 0; i < ASKS_MAX; i++)
+		if (asks[i].state == ASK_WAITING)
+			asks[i].state = ASK_LOST;
 	shim_log("provider lost");
 }
 
@@ -214,6 +283,8 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
+	atomic_store(&rpc_wants, record->flags & (WELCOME_POSSESSION | WELCOME_PATH));
+	atomic_store(&rpc_answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&registry_epoch, 1);
 	atomic_store(&registry, map);
@@ -229,13 +300,16 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	struct remote_bell *remote = NULL;
 	struct bell *local = conn->bell;
 
-	if (fds_len != (claimer ? 3 : 2) || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
+	bool relayed = record->flags & ATTACH_RELAYED;
+
+	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
 	    !conn_alone(conn)) {
 		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
 		refused(conn, !conn_alone(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;
 	}
 	int failed = 0;
+	int life = relayed ? fds[--fds_len] : -1;
 	if (!claimer) {
 		/* no longer ours to hide: channel_map asks about it by the calls that hide our own */
 		file_put(segment, NULL);
@@ -243,14 +317,17 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 		fds[fds_len++] = segment; /* closed by the caller, with the others */
 	}
 	int *bell_fds = claimer ? fds + 1 : fds;
-	remote = remote_bell_get(record->bell_page_id, record->bell_index, bell_fds[0], bell_fds[1]);
+	remote = remote_bell_get(record->bell_page_id, record->bell_index, bell_fds[0], bell_fds[1], life);
 	bell_fds[0] = bell_fds[1] = -1;
-	if (!remote)
+	if (remote && relayed && remote->life_fd >= 0)
+		slot_set(slot, SLOT_RELAYED);
+	if (!remote || relayed != (remote->life_fd >= 0))
 		failed = -EPROTO;
 	else
 		failed = conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
 	if (failed) {
 		shim_log("fd %d: attach failed: %d", fd, failed);
+		slot_clear(slot, SLOT_RELAYED);
 		if (remote)
 			remote_bell_unref(remote);
 		refused(conn, failed == -EPROTO ? REASON_PEER_LAYOUT : REASON_NO_RESOURCES);
@@ -260,7 +337,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	return fds_len;
 }
 
-static enum reason_code refusal_reason(uint32_t refusal)
+enum reason_code rpc_refusal_reason(uint32_t refusal)
 {
 	switch (refusal) {
 	case REFUSAL_NO_OFFER:
@@ -269,6 +346,12 @@ static enum reason_code refusal_reason(uint32_t refusal)
 	case REFUSAL_NO_BUDGET:
 	case REFUSAL_TOO_MANY:
 		return REASON_NO_RESOURCES;
+	case REFUSAL_POLICY:
+		return REASON_POLICY;
+	case REFUSAL_FOREIGN_USER:
+		return REASON_FOREIGN_USER;
+	case REFUSAL_NO_PROTOCOL:
+		return REASON_NO_PROTOCOL;
 	default:
 		return REASON_REFUSED_BY_PROVIDER;
 	}
@@ -289,6 +372,8 @@ static struct conn *rpc_receive(bool *more)
 	struct conn *conn = NULL;
 
 	*more = false;
+	if (orders_len == ORDERS_MAX)
+		return NULL; /* first these; see orders_follow() */
 	ssize_t n = raw_recvmsg(rpc_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return NULL;
@@ -297,6 +382,7 @@ static struct conn *rpc_receive(bool *more)
 		return NULL;
 	}
 	*more = true;
+	stalled = false;
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
 		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
 			int count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
@@ -310,15 +396,26 @@ static struct conn *rpc_receive(bool *more)
 			break;
 		case RPC_ATTACH:
 		case RPC_CLAIMED:
-			conn = pending_take(record.token);
+			conn = answered(record.token);
 			if (conn && word_load(conn->slot->state) == STATE_OFFERED)
 				fds_len = attach(conn, &record, fds, fds_len, record.type == RPC_ATTACH);
 			break;
 		case RPC_REFUSED:
-			conn = pending_take(record.token);
+			conn = answered(record.token);
 			shim_log("refused: %u", record.reason);
 			if (conn)
-				refused(conn, refusal_reason(record.reason));
+				refused(conn, rpc_refusal_reason(record.reason));
+			break;
+		case RPC_ANSWER:
+			for (int i = 0; i < ASKS_MAX; i++)
+				if (asks[i].token && asks[i].token == record.token) {
+					asks[i].answer = (struct rpc_answer){record.error, record.reason};
+					asks[i].state = ASK_ANSWERED;
+				}
+			break;
+		case RPC_DEMOTE:
+		case RPC_PROMOTE:
+			orders[orders_len++] = (struct order){record.type, record.token};
 			break;
 		}
 	}
@@ -334,30 +431,115 @@ static void drop_orphans(struct conn **list, int n)
 		conn_unref(list[i]);
 }
 
-void rpc_poll(void)
+static void follow_order(const struct order *order)
 {
-	static _Atomic int64_t polled_at;
+	int fd;
+	HELD conn = conn_find((uint32_t)(order->slot_generation >> 32), (uint32_t)order->slot_generation, &fd);
+
+	if (!conn)
+		return; /* another process of the family has it, or it has ended */
+	if (order->type == RPC_DEMOTE)
+		conn_demote(conn, fd, REASON_DEMOTED, false);
+	else
+		conn_promote(conn, fd);
+}
+
+/* One thread after the other, or a later order might be followed before an earlier one. False: there was nothing to do. */
+static bool orders_follow(void)
+{
+	critical_enter(); /* a handler must not jump out of it */
+	shim_lock_take();
+	bool mine = !following && orders_len;
+	while (mine && orders_len) {
+		struct order some[ORDERS_MAX];
+		int some_len = orders_len;
+		memcpy(some, orders, sizeof(some));
+		orders_len = 0;
+		following = true;
+		shim_lock_drop();
+		for (int i = 0; i < some_len; i++)
+			follow_order(&some[i]);
+		shim_lock_take();
+		following = false;
+	}
+	shim_lock_drop();
+	critical_leave();
+	return mine;
+}
+
+/* Takes what the provider has sent. True: there may be more. */
+static bool rpc_hear(void)
+{
 	struct conn *done[PENDING_MAX + 8], *lost[PENDING_MAX];
-	int64_t now = now_ns();
 	int done_len = 0, lost_len;
-	bool more = true;
+	bool more = true, full;
 	int saved = errno;
 
-	if (now - atomic_load_explicit(&polled_at, memory_order_relaxed) < POLL_EVERY_NS)
-		return;
-	atomic_store_explicit(&polled_at, now, memory_order_relaxed);
 	shim_lock_take();
+	/* before the socket: the word moves on once more after what it stands for has been sent */
+	const struct registry_header *page = atomic_load(&registry);
+	uint32_t told = page ? atomic_load((const _Atomic uint32_t *)&page->orders) : 0;
 	while (more && rpc_fd >= 0 && done_len < PENDING_MAX) {
 		struct conn *conn = rpc_receive(&more);
 		if (conn)
 			done[done_len++] = conn;
 	}
+	full = orders_len == ORDERS_MAX;
+	if (!more && !full && page)
+		atomic_store(&orders_heard, told);
 	lost_len = orphans_len;
 	memcpy(lost, orphans, (size_t)lost_len * sizeof(*lost));
 	orphans_len = 0;
 	shim_lock_drop();
 	drop_orphans(done, done_len);
 	drop_orphans(lost, lost_len);
+	bool followed = orders_follow();
+	errno = saved;
+	return full && followed;
+}
+
+void rpc_poll(void)
+{
+	static _Atomic int64_t polled_at;
+	int64_t now = now_ns();
+
+	if (now - atomic_load_explicit(&polled_at, memory_order_relaxed) < POLL_EVERY_NS)
+		return;
+	atomic_store_explicit(&polled_at, now, memory_order_relaxed);
+	while (rpc_hear())
+		;
+}
+
+void rpc_listen(void)
+{
+	const struct registry_header *page = atomic_load_explicit(&registry, memory_order_acquire);
+
+	if (likely(page) && likely(atomic_load_explicit((const _Atomic uint32_t *)&page->orders, memory_order_acquire) ==
+	                           atomic_load_explicit(&orders_heard, memory_order_relaxed)))
+		return;
+	if (unlikely(!page && atomic_load(&inherited)) && atomic_exchange(&inherited, false))
+		rpc_ensure();
+	if (atomic_load_explicit(&rpc_fd, memory_order_relaxed) >= 0)
+		while (rpc_hear())
+			;
+}
+
+/*
+ * Whoever sleeps on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one of
+ * those that sleep, who asks rpc_listen(). `watched` belongs to the set.
+ */
+void rpc_watch(int epfd, uint32_t *watched, uint64_t data)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET | EPOLLEXCLUSIVE, .data.u64 = data};
+
+	if (likely(word_load(*watched) == atomic_load_explicit(&rpc_serial, memory_order_relaxed)))
+		return;
+	int saved = errno;
+	shim_lock_take();
+	word_store(*watched, rpc_serial);
+	if (rpc_fd >= 0 && real.epoll_ctl(epfd, EPOLL_CTL_ADD, rpc_fd, &event) < 0 && errno != EEXIST)
+		shim_log("orders of the provider will not wake set %d: %d", epfd, errno);
+	shim_lock_drop();
 	errno = saved;
 }
 
@@ -396,6 +578,7 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 		return false;
 	slot->cookie = record->cookie;
 	record->token = conn->token;
+	record->protocol = conn->explicit ? conn->explicit->protocol : 0;
 	memcpy(record->bell_page_id, conn->bell->id, 16);
 	record->bell_index = conn->bell->index;
 	return true;
@@ -404,6 +587,66 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 static bool random_bytes(uint8_t *to, size_t len)
 {
 	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
+}
+
+/* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
+static int path_socket(const struct conn_slot *slot)
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+	bool v4 = memcmp(slot->local_addr, mapped, 12) == 0;
+	struct sockaddr_in in = {.sin_family = AF_INET};
+	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
+
+	memcpy(&in.sin_addr, slot->local_addr + 12, 4);
+	memcpy(&in6.sin6_addr, slot->local_addr, 16);
+	int fd = real.socket(v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0 && real.syscall(SYS_bind, fd, (long)address, v4 ? sizeof(in) : sizeof(in6), 0, 0, 0) < 0) {
+		raw_close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static bool local_peer(const struct conn_slot *slot);
+
+/* Sends an offer or a claim, with what the provider wants as proof before the descriptors of the channel. */
+static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, const int *channel, int channel_len)
+{
+	uint32_t wants = atomic_load(&rpc_wants);
+	int fds[OFFER_FDS_MAX], fds_len = 0, path = -1;
+
+	if (wants & WELCOME_POSSESSION)
+		fds[fds_len++] = fd;
+	if (wants & WELCOME_PATH && !local_peer(conn->slot)) { /* who is near is in the same namespace */
+		path = path_socket(conn->slot);
+		if (path < 0)
+			return false;
+		fds[fds_len++] = path;
+	}
+	memcpy(fds + fds_len, channel, (size_t)channel_len * sizeof(int));
+	bool sent = rpc_send(record, fds, fds_len + channel_len);
+	if (sent && wants & WELCOME_POSSESSION)
+		conn->lent = rpc_serial;
+	if (path >= 0)
+		raw_close(path);
+	return sent;
+}
+
+/*
+ * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. It is there until the
+ * provider reads on; the kernel tells whether it has. Of a connection that is lost, or of our parent, nobody tells.
+ */
+bool rpc_lent(struct conn *conn)
+{
+	int queued = 0;
+
+	if (likely(!conn->lent))
+		return false;
+	shim_lock_take();
+	bool lent = conn->lent != rpc_serial || rpc_fd < 0 || real.ioctl(rpc_fd, SIOCOUTQ, &queued) < 0 || queued > 0;
+	shim_lock_drop();
+	return lent;
 }
 
 /* shim_lock held */
@@ -425,7 +668,7 @@ static void offer(struct conn *conn, int fd)
 	memcpy(conn->slot->segment_id, record.segment_id, 16);
 	word_store(conn->slot->state, STATE_OFFERED);
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
-	if (!rpc_send(&record, fds, 3)) {
+	if (!rpc_send_proven(conn, fd, &record, fds, 3)) {
 		raw_close(segment);
 		struct conn *mine = pending_take(conn->token);
 		if (mine) { /* else the provider is lost, and so is the conn's entry */
@@ -447,7 +690,7 @@ static void claim(struct conn *conn, int fd)
 		return;
 	word_store(conn->slot->state, STATE_OFFERED);
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
-	if (!rpc_send(&record, fds, 2)) {
+	if (!rpc_send_proven(conn, fd, &record, fds, 2)) {
 		struct conn *mine = pending_take(conn->token);
 		if (mine) {
 			refused(conn, REASON_NO_PROVIDER);
@@ -458,6 +701,7 @@ static void claim(struct conn *conn, int fd)
 	shim_log("fd %d claimed", fd);
 }
 
+/* The other end is in our network namespace, by its address. */
 static bool local_peer(const struct conn_slot *slot)
 {
 	static const uint8_t loopback6[16] = {[15] = 1}, mapped[12] = {[10] = 0xff, [11] = 0xff};
@@ -485,16 +729,22 @@ void rpc_consider(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes);
-	uint32_t after = config.promote_after_calls;
+	bool at_once = conn_at_once(conn);
+	uint32_t after = at_once ? 0 : config.promote_after_calls;
 
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
 	if (slot->role == ROLE_PASSIVE)
 		after /= 2;
+	if (unlikely(!after && conn->backoff)) /* even what is to be promoted at once asks more and more rarely */
+		after = 1;
 	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
 		return;
-	if (slot_has(slot, SLOT_PIN) || !slot_has(slot, SLOT_CONNECTED))
+	if (slot_has(slot, SLOT_STAYS) || !slot_has(slot, SLOT_CONNECTED))
 		return;
 	provider_check();
+	rpc_listen();
+	if (unlikely(slot_has(slot, SLOT_DEMOTED)))
+		return;
 	const struct registry_header *now = atomic_load(&registry);
 	if (slot->role == ROLE_PASSIVE && conn->bucket_index && now && conn->bucket_epoch == atomic_load(&registry_epoch)) {
 		/* the common look, without any lock: has an offer come for this bucket? */
@@ -508,8 +758,10 @@ void rpc_consider(struct conn *conn, int fd)
 	}
 	int saved = errno;
 	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
-	 * a wait for it has come through us, unless the user wants it at once. */
-	if (!conn->waited && config.promote_after_calls && (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
+	 * a wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a
+	 * libuv loop that was there before us may register sockets by io_uring. */
+	if (!conn->waited && !at_once && (config.promote_after_calls || config.embedded) &&
+	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
 		word_store(conn->calls, 0);
 		errno = saved;
 		return;
@@ -520,7 +772,8 @@ void rpc_consider(struct conn *conn, int fd)
 		errno = saved;
 		return;
 	}
-	if (!local_peer(slot)) {
+	bool far = !local_peer(slot);
+	if (far && atomic_load(&rpc_answered) && !(atomic_load(&rpc_wants) & WELCOME_PATH)) {
 		conn_pin(conn, REASON_REMOTE);
 		errno = saved;
 		return;
@@ -537,7 +790,9 @@ void rpc_consider(struct conn *conn, int fd)
 			rpc_receive(&more);
 	}
 	now = atomic_load(&registry);
-	if (welcomed && now && !now->closing && word_load(slot->state) == STATE_NATIVE) {
+	if (welcomed && far && !(atomic_load(&rpc_wants) & WELCOME_PATH))
+		word_store(conn->calls, 0); /* pinned at the next look */
+	else if (welcomed && now && !now->closing && word_load(slot->state) == STATE_NATIVE) {
 		if (!conn->token)
 			conn->token = ++tokens;
 		if (slot->role == ROLE_PASSIVE && (!conn->bucket_index || conn->bucket_epoch != registry_epoch)) {
@@ -566,7 +821,7 @@ void rpc_consider(struct conn *conn, int fd)
 				struct bell *mine = bell_self();
 				shim_lock_take();
 				/* without the lock another thread may have come this way with this connection */
-				go = welcomed && word_load(slot->state) == STATE_NATIVE && !slot_has(slot, SLOT_PIN);
+				go = welcomed && word_load(slot->state) == STATE_NATIVE && !slot_has(slot, SLOT_STAYS);
 				if (go && !conn->bell)
 					conn->bell = mine;
 				else
@@ -591,6 +846,8 @@ void rpc_consider(struct conn *conn, int fd)
 	orphans_len = 0;
 	shim_lock_drop();
 	drop_orphans(lost, lost_len);
+	if (unlikely(atomic_load_explicit(&orders_len, memory_order_relaxed)))
+		orders_follow();
 	errno = saved;
 }
 
@@ -614,6 +871,7 @@ void rpc_after_fork(void)
 	/* The connection and what is pending on it are the parent's. */
 	own_fd_close(rpc_fd);
 	rpc_fd = -1;
+	rpc_serial++;
 	retry_at = 0;
 	atomic_store(&introduced, false);
 	welcomed = false;
@@ -621,5 +879,82 @@ void rpc_after_fork(void)
 	for (int i = 0; i < PENDING_MAX; i++)
 		pending[i].conn = NULL;
 	orphans_len = 0;
+	memset(asks, 0, sizeof(asks));
+	stalled = false;
 	atomic_store(&rpc_pending, 0);
+	atomic_store(&inherited, true);
+	orders_len = 0;
+	following = false;
+}
+
+/* shim_lock held. An entry for a question, or -1. */
+static int ask_take(int64_t now)
+{
+	for (int i = 0; i < ASKS_MAX; i++)
+		if (!asks[i].token || asks[i].deadline + ASK_TIMEOUT_NS < now) {
+			asks[i].token = ++tokens;
+			asks[i].deadline = now + ASK_TIMEOUT_NS;
+			asks[i].state = ASK_WAITING;
+			return i;
+		}
+	return -1;
+}
+
+/*
+ * The wait holds no lock, and takes in whatever comes meanwhile. Signal handlers run during it, and may ask, too; the calls
+ * that ask cannot be interrupted in the kernel either, so it goes on after them.
+ */
+int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer)
+{
+	struct conn *done[PENDING_MAX + 8], *lost[PENDING_MAX];
+	int at = -1, failed = -EAGAIN, saved = errno;
+	uint64_t token = 0;
+	int64_t now = now_ns(), deadline = now + ASK_TIMEOUT_NS;
+	bool sent = false;
+
+	while (failed == -EAGAIN) {
+		int done_len = 0, lost_len;
+		struct pollfd item = {.fd = -1, .events = POLLIN};
+		bool more = true;
+		shim_lock_take();
+		if (at < 0 && rpc_up())
+			at = ask_take(now);
+		if (at >= 0 && !token)
+			token = record->token = asks[at].token;
+		if (at < 0 || asks[at].token != token) { /* else: a handler forked, and this is the child */
+			failed = -ENOTCONN;
+		} else {
+			if (!sent && rpc_fd >= 0 && !(stalled && !record->protocol))
+				sent = rpc_send(record, fds, fds_len);
+			while (more && rpc_fd >= 0 && done_len < PENDING_MAX) {
+				struct conn *conn = rpc_receive(&more);
+				if (conn)
+					done[done_len++] = conn;
+			}
+			if (asks[at].state == ASK_ANSWERED) {
+				*answer = asks[at].answer;
+				failed = 0;
+			} else if (asks[at].state == ASK_LOST || rpc_fd < 0) {
+				failed = -ENOTCONN;
+			} else if (now_ns() > deadline || (stalled && !record->protocol)) {
+				failed = -ETIMEDOUT;
+				stalled = true;
+			}
+			if (failed != -EAGAIN)
+				asks[at].token = 0;
+			item.fd = rpc_fd;
+			item.events |= sent ? 0 : POLLOUT;
+		}
+		lost_len = orphans_len;
+		memcpy(lost, orphans, (size_t)lost_len * sizeof(*lost));
+		orphans_len = 0;
+		shim_lock_drop();
+		drop_orphans(done, done_len);
+		drop_orphans(lost, lost_len);
+		orders_follow();
+		if (failed == -EAGAIN)
+			raw_poll(&item, 1, ASK_LOOK_MS);
+	}
+	errno = saved;
+	return failed;
 }

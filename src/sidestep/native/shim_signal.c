@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 static struct handler {
@@ -23,12 +24,22 @@ static bool synchronous(int sig, const siginfo_t *info)
 	                             sig == SIGSYS);
 }
 
+static bool deferral_room(void)
+{
+	if (likely(self.deferred))
+		return true;
+	int saved = errno;
+	void *room = mmap(NULL, DEFERRED_MAX * sizeof(*self.deferred), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	self.deferred = room == MAP_FAILED ? NULL : room;
+	errno = saved;
+	return self.deferred;
+}
+
 static void trampoline(int sig, siginfo_t *info, void *context)
 {
 	struct handler handler = handlers[sig];
 
-	if (self.critical && !synchronous(sig, info) &&
-	    self.signals_deferred < sizeof(self.deferred) / sizeof(*self.deferred)) {
+	if (self.critical && !synchronous(sig, info) && self.signals_deferred < DEFERRED_MAX && deferral_room()) {
 		self.deferred[self.signals_deferred++] = *info;
 		return;
 	}
@@ -55,6 +66,7 @@ void critical_flush(void)
 {
 	int saved = errno;
 
+	thread_register(); /* gives the memory back */
 	while (self.signals_deferred) {
 		siginfo_t info = self.deferred[--self.signals_deferred];
 		real.syscall(SYS_rt_tgsigqueueinfo, getpid(), self.tid ? (long)self.tid : (long)thread_init(), info.si_signo,

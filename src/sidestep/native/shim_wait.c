@@ -21,12 +21,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
-#define BELL_LINE 64
-#define PAGE_LEN (4096 + BELL_PAGE_BELLS * sizeof(struct hint_ring)) /* the words, then a page of hints each: sparse */
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
@@ -52,19 +46,19 @@ static bool page_ready(void)
 	if (fd < 0)
 		return false;
 	uint8_t *base = MAP_FAILED;
-	if (ftruncate(fd, PAGE_LEN) == 0)
-		base = mmap(NULL, PAGE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (ftruncate(fd, BELL_PAGE_LEN) == 0)
+		base = mmap(NULL, BELL_PAGE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0 ||
 	    getrandom(page.id, sizeof(page.id), GRND_NONBLOCK) != sizeof(page.id)) {
 		if (base != MAP_FAILED)
-			munmap(base, PAGE_LEN);
+			munmap(base, BELL_PAGE_LEN);
 		raw_close(fd);
 		return false;
 	}
 	page.fd = own_fd(fd);
 	if (page.fd < 0) {
-		munmap(base, PAGE_LEN);
+		munmap(base, BELL_PAGE_LEN);
 		return false;
 	}
 	page.base = base;
@@ -93,8 +87,8 @@ struct bell *bell_new_locked(void)
 	} else {
 		bell->index = page.used++;
 	}
-	bell->word = (_Atomic uint64_t *)(page.base + (size_t)bell->index * BELL_LINE);
-	bell->hints = (struct hint_ring *)(page.base + 4096) + bell->index;
+	bell->word = bell_word_at(page.base, bell->index);
+	bell->hints = bell_hints_at(page.base, bell->index);
 	bell->fd = fd;
 	bell->page_fd = page.fd;
 	bell->serial = ++serials;
@@ -152,8 +146,8 @@ void bells_after_fork(void)
 	page.free_lines = 0;
 }
 
-/* shim_lock held. Takes over both descriptors. */
-struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd)
+/* shim_lock held. Takes over the descriptors; life_fd may be -1. */
+struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int life_fd)
 {
 	struct remote_bell *bell;
 	struct stat st;
@@ -163,13 +157,15 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 			bell->refs++;
 			raw_close(event_fd);
 			raw_close(page_fd);
+			if (life_fd >= 0)
+				raw_close(life_fd);
 			return bell;
 		}
 	bell = NULL;
 	if (index < BELL_PAGE_BELLS && channel_stays(page_fd) && fstat(page_fd, &st) == 0 && st.st_size >= 4096)
 		bell = calloc(1, sizeof(*bell));
 	if (bell) {
-		bell->page_len = st.st_size >= (off_t)PAGE_LEN ? PAGE_LEN : 4096;
+		bell->page_len = st.st_size >= (off_t)BELL_PAGE_LEN ? BELL_PAGE_LEN : 4096;
 		bell->page = mmap(NULL, bell->page_len, PROT_READ, MAP_SHARED, page_fd, 0);
 		if (bell->page == MAP_FAILED) {
 			free(bell);
@@ -179,13 +175,18 @@ struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int ev
 	raw_close(page_fd);
 	if (!bell) {
 		raw_close(event_fd);
+		if (life_fd >= 0)
+			raw_close(life_fd);
 		return NULL;
 	}
-	bell->word = (const _Atomic uint64_t *)((const uint8_t *)bell->page + (size_t)index * BELL_LINE);
-	if (bell->page_len == PAGE_LEN)
-		bell->hints = (const struct hint_ring *)((const uint8_t *)bell->page + 4096) + index;
+	bell->life_fd = life_fd >= 0 ? own_fd(life_fd) : -1;
+	bell->word = bell_word_at(bell->page, index);
+	if (bell->page_len == BELL_PAGE_LEN)
+		bell->hints = bell_hints_at(bell->page, index);
 	bell->fd = own_fd(event_fd);
-	if (bell->fd < 0) {
+	if (bell->fd < 0 || (life_fd >= 0 && bell->life_fd < 0)) {
+		own_fd_close(bell->fd);
+		own_fd_close(bell->life_fd);
 		munmap(bell->page, bell->page_len);
 		free(bell);
 		return NULL;
@@ -211,6 +212,7 @@ void remote_bell_unref(struct remote_bell *bell)
 	if (*at)
 		*at = bell->next;
 	own_fd_close(bell->fd);
+	own_fd_close(bell->life_fd);
 	munmap(bell->page, bell->page_len);
 	free(bell);
 }
@@ -247,11 +249,12 @@ int self_bell_fd(struct bell *const *bells, int bells_len)
 {
 	if (self.bell_epfd <= 0) {
 		self.bell_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
-		self.bells_len = 0;
+		self.bells_len = self.bell_watched = 0;
 		thread_register();
 		if (self.bell_epfd < 0)
 			return -1;
 	}
+	rpc_watch(self.bell_epfd, &self.bell_watched, 0);
 	for (int i = 0; i < bells_len; i++) {
 		uint32_t at = 0;
 		while (at < self.bells_len && self.bells[at] != bells[i]->serial)
@@ -272,6 +275,16 @@ int self_bell_fd(struct bell *const *bells, int bells_len)
 		self.bells[self.bells_len++] = bells[i]->serial;
 	}
 	return self.bell_epfd;
+}
+
+/* Lets this thread's set of bells be woken by the death of a provider, too: once, so that it disturbs no other wait. */
+void self_life_watch(const struct conn *conn)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+
+	if (conn_relayed(conn) && real.epoll_ctl(self.bell_epfd, EPOLL_CTL_ADD, conn->remote_bell->life_fd, &event) < 0 &&
+	    errno != EEXIST)
+		shim_log("the end of a provider will be heard late: %d", errno);
 }
 
 void self_bells_clear(void)
@@ -359,14 +372,16 @@ static bool rx_ready_now(const struct conn *conn, size_t wanted)
 
 static bool tx_ready_now(const struct conn *conn, size_t wanted)
 {
-	return channel_tx_peek(&conn->channel) >= wanted;
+	return conn_room(conn) >= wanted;
 }
 
 static bool ready_now(const struct conn *conn, int want, size_t space)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	if (unlikely(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)) && !slot_has(slot, SLOT_NO_TX))
+	if (unlikely(conn_asked(conn) || (conn_notice(conn) && conn_recalled_since(conn))))
+		return true;
+	if (conn_relay_news(conn))
 		return true;
 	if (want == WAIT_TX && slot_has(slot, SLOT_RESEND))
 		return false;
@@ -376,8 +391,7 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
 		return slot_has(slot, SLOT_RX_CONSENT) &&
-		       !slot_has(slot, SLOT_RX_BACK) &&
-		       atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire);
+		       !slot_has(slot, SLOT_RX_BACK) && conn_peer_switched(conn);
 	return rx_ready_now(conn, space) || conn_peer_back(conn) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
@@ -594,12 +608,13 @@ static int wait_set(struct conn *conn, int fd)
 
 	if (self.wait_epfd <= 0) {
 		self.wait_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
-		self.wait_bells_len = 0;
+		self.wait_bells_len = self.wait_watched = 0;
 		memset(self.watched, 0, sizeof(self.watched));
 		thread_register();
 		if (self.wait_epfd < 0)
 			return -1;
 	}
+	rpc_watch(self.wait_epfd, &self.wait_watched, UINT32_MAX);
 	while (at < self.wait_bells_len && self.wait_bells[at] != conn->bell->serial)
 		at++;
 	if (at == self.wait_bells_len) {
@@ -612,13 +627,20 @@ static int wait_set(struct conn *conn, int fd)
 		}
 		self.wait_bells[self.wait_bells_len++] = conn->bell->serial;
 	}
+	if (conn_relayed(conn)) {
+		struct epoll_event life = {.events = EPOLLIN | EPOLLET, .data.u32 = UINT32_MAX};
+		if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->remote_bell->life_fd, &life) < 0 && errno != EEXIST)
+			return -1;
+	}
 	for (at = 0; at < 4; at++)
 		if (self.watched[at].serial == conn->serial && self.watched[at].fd == fd)
 			return (int)at;
 	at = self.watched_next++ % 4;
 	if (still_watched(at))
 		real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[at].fd, NULL);
-	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = at};
+	/* Only its edges where a provider stands between: what TCP holds, an end or what was sent after it went back to TCP,
+	 * may have to stay there for a while. */
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | (conn_relayed(conn) ? EPOLLET : 0), .data.u32 = at};
 	self.watched[at].serial = 0;
 	if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, fd, &event) < 0 &&
 	    (errno != EEXIST || real.epoll_ctl(self.wait_epfd, EPOLL_CTL_MOD, fd, &event) < 0))
@@ -663,14 +685,16 @@ static int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t
 
 static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
 {
-	struct pollfd fds[2] = {{.fd = fd}, {.events = POLLIN}};
+	struct pollfd fds[3] = {{.fd = fd}, {.events = POLLIN}, {.fd = -1}};
 
-	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
+	if (conn_relayed(conn))
+		fds[2].fd = conn->remote_bell->life_fd;
+	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_NATIVE_FIN))
 		fds[0].events = POLLRDHUP;
 	fds[1].fd = self_bell_fd(&conn->bell, 1);
 	if (fds[1].fd < 0 && deadline - NO_BELL_POLL_NS > now_ns())
 		deadline = now_ns() + NO_BELL_POLL_NS;
-	int n = sleep_poll(fds, 2, deadline, signals, NULL);
+	int n = sleep_poll(fds, 3, deadline, signals, NULL);
 	*error = n < 0 ? errno : 0;
 	if (n > 0 && fds[1].revents)
 		self_bells_clear();
@@ -695,6 +719,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		spin_adapt(&conn->spin_ns, 0);
 		return 0;
 	}
+	rpc_listen();
 	int64_t deadline = clock->deadline;
 	if (slot_has(slot, SLOT_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
 		deadline = now_ns() + RESEND_EVERY_NS;
@@ -707,13 +732,15 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	atomic_fetch_add(&conn->waiters, 1);
 	bell_sleep_begin(bell); /* full fence */
+	if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd)) /* the peer may have consented since, unheard */
+		set_conn_switched(conn);
 	pthread_cleanup_push(sleep_undo, conn);
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
 		int error;
 		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
 		                              : sleep_sending(conn, fd, deadline, signals, &error);
 		word_add(*(want == WAIT_RX ? &slot->sleeps : &slot->tx_sleeps), 1);
-		if (native && on_ring && conn_stays(conn, &fd))
+		if (((native && on_ring) || conn_relayed(conn)) && conn_stays(conn, &fd))
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;

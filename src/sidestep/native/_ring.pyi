@@ -1,0 +1,9 @@
+"""Types of the extension made from ring_module.c."""
+
+class Ring:
+    """A mapping of a ring as a buffer."""
+
+    def __init__(self, address: int, size: int, readonly: bool) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def exports(self) -> int: ...

@@ -1,0 +1,60 @@
+/*
+ * bell.h - what two processes share of a bell: a page that its owner writes and its peers map read-only.
+ *
+ * One line a bell: sleepers in bits 0-15, generation above. After the page of lines come the hint rings, a page each, in
+ * which the owner names the connections that have news to peers who asked for it; a bell page without them is one page.
+ */
+#ifndef SIDESTEP_BELL_H
+#define SIDESTEP_BELL_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "layout.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+#define BELL_LINE 64
+#define BELL_WORDS_LEN 4096
+
+/*
+ * Beside each bell, in the same file: the connections whose owner asked to be told which of many has news. Entries are
+ * (count << 32 | number the owner chose). The owner of the bell writes, its peers read.
+ */
+#define HINTS 511
+struct hint_ring {
+	_Atomic uint64_t tail;
+	_Atomic uint64_t entry[HINTS];
+};
+static_assert(sizeof(struct hint_ring) == 4096, "a page each");
+
+#define BELL_PAGE_LEN (BELL_WORDS_LEN + BELL_PAGE_BELLS * sizeof(struct hint_ring)) /* sparse */
+
+static inline _Atomic uint64_t *bell_word_at(void *page, uint32_t index)
+{
+	return (_Atomic uint64_t *)((uint8_t *)page + (size_t)index * BELL_LINE);
+}
+
+static inline struct hint_ring *bell_hints_at(void *page, uint32_t index)
+{
+	return (struct hint_ring *)((uint8_t *)page + BELL_WORDS_LEN) + index;
+}
+
+static inline void bell_word_sleep(_Atomic uint64_t *word)
+{
+	atomic_fetch_add(word, (1u << 16) + 1);
+	atomic_thread_fence(memory_order_seq_cst); /* look again after this */
+}
+
+static inline void bell_word_wake(_Atomic uint64_t *word)
+{
+	/* A new generation: whoever still sleeps on this bell is rung again for what comes after the ring we took. */
+	atomic_fetch_add(word, (1u << 16) - 1);
+	atomic_thread_fence(memory_order_seq_cst); /* look again after this */
+}
+
+#endif

@@ -1,0 +1,129 @@
+/*
+ * ring_module.c - sidestep.native._ring: a mapping as a buffer of Python, in the limited API.
+ *
+ * A Ring owns the mapping that sidestep_map() made. Views hold the Ring, so the memory stays for as long as there are any;
+ * `exports` counts them, so that bytes are not given up under one.
+ */
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#include <Python.h>
+
+#include <stdint.h>
+#include <sys/mman.h>
+
+struct ring {
+	PyObject_HEAD
+	void *base;
+	Py_ssize_t len;
+	Py_ssize_t exports;
+	int readonly;
+};
+
+static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+	static char *names[] = {"address", "size", "readonly", NULL};
+	unsigned long long address;
+	Py_ssize_t len;
+	int readonly;
+
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "Knp:Ring", names, &address, &len, &readonly))
+		return NULL;
+	if (!address || len <= 0) {
+		PyErr_SetString(PyExc_ValueError, "no mapping");
+		return NULL;
+	}
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct ring *ring = (struct ring *)alloc(type, 0);
+	if (!ring)
+		return NULL;
+	ring->base = (void *)(uintptr_t)address;
+	ring->len = len;
+	ring->readonly = readonly;
+	return (PyObject *)ring;
+}
+
+static void ring_dealloc(PyObject *self)
+{
+	struct ring *ring = (struct ring *)self;
+	PyTypeObject *type = Py_TYPE(self);
+
+	if (ring->base)
+		munmap(ring->base, (size_t)ring->len);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type); /* instances of heap types hold their type */
+}
+
+static int ring_getbuffer(PyObject *self, Py_buffer *view, int flags)
+{
+	struct ring *ring = (struct ring *)self;
+
+	if (PyBuffer_FillInfo(view, self, ring->base, ring->len, ring->readonly, flags) < 0)
+		return -1;
+	ring->exports++;
+	return 0;
+}
+
+static void ring_releasebuffer(PyObject *self, Py_buffer *view)
+{
+	(void)view;
+	((struct ring *)self)->exports--;
+}
+
+static PyObject *ring_exports(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromSsize_t(((struct ring *)self)->exports);
+}
+
+static PyGetSetDef ring_getset[] = {
+	{"exports", ring_exports, NULL, "How many views of it there are; slices of a view count with it.", NULL},
+	{0},
+};
+
+PyDoc_STRVAR(ring_doc, "Ring(address, size, readonly)\n--\n\n"
+                       "Takes over the mapping of `size` bytes at `address`, and unmaps it when the last view is gone.");
+
+static PyType_Slot ring_slots[] = {
+	{Py_tp_doc, (void *)ring_doc},
+	{Py_tp_new, (void *)ring_new},
+	{Py_tp_dealloc, (void *)ring_dealloc},
+	{Py_tp_getset, ring_getset},
+	{Py_bf_getbuffer, (void *)ring_getbuffer},
+	{Py_bf_releasebuffer, (void *)ring_releasebuffer},
+	{0},
+};
+
+static PyType_Spec ring_spec = {
+	.name = "sidestep.native._ring.Ring",
+	.basicsize = sizeof(struct ring),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = ring_slots,
+};
+
+static int module_exec(PyObject *module)
+{
+	PyObject *type = PyType_FromModuleAndSpec(module, &ring_spec, NULL);
+	int failed = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+
+	Py_XDECREF(type);
+	return failed;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+	{Py_mod_exec, (void *)module_exec},
+	{0},
+};
+
+static struct PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "sidestep.native._ring",
+	.m_doc = "Mappings of rings as buffers.",
+	.m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__ring(void)
+{
+	return PyModuleDef_Init(&module_def);
+}
