@@ -1,0 +1,8 @@
+"""Policy: which connections are offloaded, over what, and between whom. All but `disk` does no I/O."""
+
+from __future__ import annotations
+
+from sidestep.policy.compiled import Decision, Policy
+from sidestep.policy.model import BOTH, TCP, Pair, PolicyError, Problem, Role, Rule, Subject
+
+__all__ = ["BOTH", "TCP", "Decision", "Pair", "Policy", "PolicyError", "Problem", "Role", "Rule", "Subject"]
