@@ -5,25 +5,51 @@ The environment of the shim is written here and nowhere else, so that `sidestep 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
+import socket
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final, Self
 
 from sidestep import limits, native_library
 from sidestep.errors import Misuse, Unavailable
+from sidestep.native.layout import Welcome
 
 ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket
 ENV_PROMOTE_AFTER: Final = "SIDESTEP_PROMOTE_AFTER"  # `CALLS[:BYTES]` until promotion (else :65536); `0`: at once
 ENV_RING_SIZE: Final = "SIDESTEP_RING_SIZE"  # bytes of a channel in each direction, a power of two
 ENV_SPIN_US: Final = "SIDESTEP_SPIN_US"  # microseconds that a wait may spin before it sleeps; `0`: never
 ENV_DISABLE: Final = "SIDESTEP_DISABLE"  # `1`: the shim does nothing
+ENV_POLICY: Final = "SIDESTEP_POLICY"  # policy file instead of the user's own, when a provider starts
+ENV_FROM_ROOT: Final = "SIDESTEP_FROM_ROOT"  # `1`: root said `sidestep run`; makes nobody root's, see provider/users.py
 ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
+
+SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")
+SYSTEM_SOCKET: Final = Path("/run/sidestep/provider")  # of the system-wide provider
+SYSTEM_USER: Final = "sidestep"  # as which it runs
 
 SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
 _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_un with its final zero
+
+
+class Proof(Enum):
+    """How the provider makes sure that a client holds the connection it names."""
+
+    LOOKUP = "lookup"  # it asks the kernel: within its own user and network namespace
+    POSSESSION = "possession"  # clients bring a duplicate of the socket: both ends in one namespace, whichever
+    PATH = "path"  # and a UDP socket: the ends may be in different namespaces
+
+
+_WANTS: Final = {
+    Proof.LOOKUP: Welcome(0),
+    Proof.POSSESSION: Welcome.POSSESSION,
+    Proof.PATH: Welcome.POSSESSION | Welcome.PATH,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +100,37 @@ def runtime_dir() -> Path:
     return user_dir / "sidestep" if user_dir.is_dir() else Path(f"/tmp/sidestep-{os.getuid()}")  # noqa: S108 - checked by make_private_dir
 
 
+def system_owners() -> set[int]:
+    """Whose socket the system-wide provider's may be."""
+    with contextlib.suppress(KeyError):
+        return {0, pwd.getpwnam(SYSTEM_USER).pw_uid}
+    return {0}
+
+
+def system_socket() -> Path | None:
+    """The socket of the system-wide provider, made by root or by the provider's own user; None if nobody listens."""
+    try:
+        directory, found = SYSTEM_SOCKET.parent.lstat(), SYSTEM_SOCKET.lstat()
+    except OSError:
+        return None
+    trusted = system_owners()
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in trusted:
+        return None
+    if directory.st_uid not in trusted or directory.st_mode & 0o022:
+        return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)
+        return None if probe.connect_ex(os.fspath(SYSTEM_SOCKET)) else SYSTEM_SOCKET
+
+
 def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
-    """The provider's socket: as given, else from the environment, else in the user's runtime directory.
+    """The provider's socket: as given, else from the environment, else the system's, else in the user's own directory.
 
     Raises:
         Misuse: The path is too long for a socket.
     """
     chosen = given or os.environ.get(ENV_SOCKET)
-    path = Path(chosen).absolute() if chosen else runtime_dir() / "provider"
+    path = Path(chosen).absolute() if chosen else system_socket() or runtime_dir() / "provider"
     if len(os.fsencode(path)) > _SUN_PATH_MAX:
         raise Misuse(f"{path} is too long for a socket", remedy=f"give a path of at most {_SUN_PATH_MAX} bytes")
     return path
@@ -105,6 +154,59 @@ def make_private_dir(path: Path) -> None:
         )
 
 
+def check_public_dir(path: Path) -> None:
+    """Makes `path` a directory that all users can enter and only this one, or root, can change.
+
+    Raises:
+        Unavailable: It cannot be made, or others could put their own socket there.
+    """
+    try:
+        path.mkdir(mode=0o755, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise Unavailable(f"cannot make {path}: {error.strerror}", remedy="give another place with --socket") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        raise Unavailable(
+            f"{path} is not a directory that only root or uid {os.geteuid()} can change",
+            remedy=f"chown it and 'chmod 755 {path}', or give another place with --socket",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlace:
+    """A file that rules are read from."""
+
+    path: Path
+    required: bool = False  # whether it is wrong if there is none
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What `str` gives; raises Misuse."""
+        kind, colon, path = text.partition(":")
+        if not colon or kind not in ("must", "may"):
+            raise Misuse(f"{text!r} is not a place", remedy="give must:FILE, or may:FILE for one that may be missing")
+        return cls(Path(path), kind == "must")
+
+    def __str__(self) -> str:
+        return f"{'must' if self.required else 'may'}:{self.path}"
+
+
+def policy_places(environment: Mapping[str, str]) -> tuple[PolicyPlace, ...]:
+    """Where a user's policy comes from: what is asked for, else the user's own, and behind it the system's."""
+    if chosen := environment.get(ENV_POLICY):
+        mine = [PolicyPlace(Path(chosen).absolute(), required=True)]
+    elif directory := environment.get("XDG_CONFIG_HOME") or _home(environment):
+        mine = [PolicyPlace(Path(directory).absolute() / "sidestep/policy.conf")]
+    else:
+        mine = []
+    return (*mine, PolicyPlace(SYSTEM_POLICY))
+
+
+def _home(environment: Mapping[str, str]) -> str | None:
+    """The user's `.config`, None for one without a home."""
+    return f"{home}/.config" if (home := environment.get("HOME")) else None
+
+
 @dataclass(frozen=True, slots=True)
 class ShimSettings:
     """What `sidestep run` tells the shim; None leaves the provider's default."""
@@ -119,6 +221,8 @@ class ShimSettings:
         library = str(native_library())
         preloaded = [entry for entry in base.get("LD_PRELOAD", "").replace(":", " ").split() if entry != library]
         env = dict(base) | {"LD_PRELOAD": " ".join([*preloaded, library]), ENV_SOCKET: str(self.socket)}
+        if os.geteuid() == 0:
+            env[ENV_FROM_ROOT] = "1"
         if self.promote_after is not None:
             env[ENV_PROMOTE_AFTER] = str(self.promote_after)
         if self.ring_size is not None:
@@ -138,6 +242,14 @@ class ProviderSettings:
     offer_expiry_s: float = limits.OFFER_EXPIRY_S
     idle_exit_s: float = limits.IDLE_EXIT_S  # 0: never
     budget_bytes: int = 0  # of all channels together; 0: the machine's memory
+    policy: tuple[PolicyPlace, ...] = ()  # what an earlier one says comes first
+    system: bool = False  # serves all users
+    proof: Proof = Proof.LOOKUP  # more in a system-wide one, see `wants`
+
+    @property
+    def wants(self) -> Welcome:
+        """What shims are asked to bring along."""
+        return _WANTS[Proof.PATH if self.system else self.proof]
 
     def arguments(self) -> list[str]:
         """The command line of ``python -m sidestep.provider`` that says the same."""
@@ -148,4 +260,7 @@ class ProviderSettings:
             f"--offer-expiry={self.offer_expiry_s}",
             f"--idle-exit={self.idle_exit_s}",
             f"--budget={self.budget_bytes}",
+            f"--proof={self.proof.value}",
+            *(f"--policy={place}" for place in self.policy),
+            *(["--system"] if self.system else []),
         ]

@@ -13,6 +13,17 @@ NAMES: Final = {
     "offer_withdrawn": "offers taken back by their client, or lost with it",
     "claim_matched": "claims that found their offer; both ends were told",
     "claim_refused": "claims refused, by reason",
+    "order_passed": "requests of 'sidestep demote' and 'promote' passed on, by how far they got",
+    "order_refused": "requests of 'sidestep demote' and 'promote' that reached no process, by reason",
+    "relay_opened": "connections that began to go through the provider",
+    "relay_dropped": "of them, those that stayed on TCP, by reason",
+    "relay_left": "of them, those that their protocol left or was taken from: they went back to TCP",
+    "relay_reset": "of them, those that were reset, by reason",
+    "module_failed": "faults of an offload protocol or transport, by its name; it is stopped until it is added again",
+    "network_resync": "snapshots of the network taken because changes may have been missed, by cause",
+    "network_ignored": "netlink messages that were not understood, by what was wrong",
+    "explicit_asked": "calls of explicit sockets that asked the provider, by call",
+    "explicit_refused": "of these, those that failed, by call and errno, or went on natively, by call and reason",
     "internal_error": "faults of the provider itself, by place; see its log",
 }
 

@@ -27,6 +27,10 @@ class PeerViolation(SidestepError):
         self.rule = rule
 
 
+class LimitReached(SidestepError):
+    """A bound of limits.py."""
+
+
 class Unavailable(SidestepError):
     """Something needed is not there; the next way, at worst plain TCP, may be tried."""
 

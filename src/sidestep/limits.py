@@ -14,24 +14,94 @@ RING_SIZE_DEFAULT: Final = 256 << 10  # bytes a direction: about what kernel TCP
 CLIENTS_MAX: Final = 4096  # connections, one per process; the next one is closed at once: client_dropped{too_many}
 HELLO_TIMEOUT_S: Final = 5.0  # seconds a connection may stay silent before its HELLO: client_dropped{silent}
 MESSAGES_PER_TURN: Final = 32  # read from one client before the others have their turn
-FDS_PER_MESSAGE: Final = 3  # an OFFER brings three; what exceeds it the kernel closes, and the client is dropped
+FDS_PER_MESSAGE: Final = 5  # an OFFER brings three, and two as proof; more the kernel closes: client_dropped{malformed}
 CLIENT_SEND_BUFFER: Final = 1 << 20  # bytes asked of the kernel; a client that lets it fill up is dropped
 ARENA_SIZE_MAX: Final = 64 << 20  # bytes of address space per process family; a larger arena is refused
 
 # Offers.
 OFFERS_PENDING_MAX: Final = 256  # per client; the next one is refused with TOO_MANY
-OFFERS_TOTAL_MAX: Final = 4096  # of all clients, three descriptors each; the next one is refused with TOO_MANY
+OFFERS_TOTAL_MAX: Final = 4096  # of all clients, four descriptors each at most; the next one is refused with TOO_MANY
 OFFER_EXPIRY_S: Final = 2.0  # seconds; then the other end is idle or not under sidestep: refused with EXPIRED
 DESCRIPTORS_SPARE: Final = 64  # descriptors the provider keeps for itself when it sizes the two limits above
+
+ENDS_OFFERED_MAX: Final = 8  # of equal addresses and ports in different namespaces; the next: offer_refused{TOO_MANY}
+
+# Other users, and other network namespaces: a system-wide provider.
+USER_SHARE: Final = 4  # one user has at most a quarter of the clients, offers and channel memory; root may have all
+LINEAGE_MAX: Final = 1024  # processes known to come from root, a descriptor each; the oldest is forgotten
+PATH_PROOF_S: Final = 0.5  # seconds for a datagram each way between two namespaces: then claim_refused{NOT_PROVEN}
+PATH_PROOFS_MAX: Final = 512  # under way at a time; the next claim is refused with TOO_MANY
+PATH_PROOFS_PER_USER_MAX: Final = 128  # of them asked for by one user; likewise
 
 # Control connections (the commands).
 CONTROL_REQUEST_MAX: Final = 4096  # bytes of JSON in a request; longer: client_dropped{malformed}
 CONTROL_PIECE_MAX: Final = 32 << 10  # bytes of JSON in one packet of a reply
 CONTROL_FDS_PER_PIECE: Final = 32  # arena descriptors in one packet of a reply: few enough for any command
 CONTROL_REPLY_TIMEOUT_S: Final = 10.0  # seconds a command waits for the provider
+ORDERS_PER_REQUEST: Final = 128  # connections in one request to demote or promote; the command asks again
+ORDER_TIMEOUT_S: Final = 5.0  # seconds `demote` and `promote` wait for the programs, unless told otherwise
+
+# Metrics.
+METRICS_REQUESTS_MAX: Final = 16  # served at a time, a thread each; the next connection is closed at once
+METRICS_REQUEST_TIMEOUT_S: Final = 5.0  # seconds a scraper may keep its request or its reading waiting; then it is cut
 
 # The provider as a process.
 IDLE_EXIT_S: Final = 300.0  # seconds without clients until it leaves
 START_TIMEOUT_S: Final = 10.0  # seconds `provider start` waits for it to listen
 STOP_TIMEOUT_S: Final = 5.0  # seconds `provider stop` waits for it to go
+HELD_UP_S: Final = 0.02  # seconds until a timer ends a call of the kernel's that waits: a close() that lingers
 LOG_LINES_MAX: Final = 1000  # lines a provider writes to its log; then it says so and falls silent
+
+# Decisions.
+TRACE_DECISIONS_MAX: Final = 4096  # kept for `sidestep policy trace`; the oldest are forgotten
+TRACE_DECISIONS_PER_REPLY: Final = 32  # in one packet of a reply; the command asks again
+TRACE_BYTES_PER_REPLY: Final = 16 << 10  # bytes of JSON of them all but the last; likewise
+WHY_MAX: Final = 1024  # characters of a reason, which may be a module's own words; the rest is cut off
+TRACE_POLL_S: Final = 0.2  # seconds between two questions of `sidestep policy trace` when nothing is new
+COMMAND_NAME_MAX: Final = 4096  # bytes of a program's first word that are looked at
+PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; who has more is known by its effective one only
+
+# Connections through the provider.
+RELAYS_MAX: Final = 1024  # at a time, as far as descriptors allow; the next one stays on TCP: PROTOCOL_FAILED
+RELAY_DESCRIPTORS: Final = 8  # that a connection may cost: two bells, and what its protocol opens
+RELAY_ATTACH_S: Final = 10.0  # seconds until both ends must have attached: relay_dropped{not_attached}
+RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
+RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
+RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits for them to go back to TCP; then they are reset
+
+# Offload protocols and transports.
+MODULE_TIMERS_MAX: Final = 65536  # pending at a time; the next one raises LimitReached in the module
+
+# Policy. What exceeds a bound is a problem of the file: the policy before it stays in force.
+POLICY_RULES_MAX: Final = 20_000  # statements of a place and what it includes; the rest is not read
+POLICY_BYTES_MAX: Final = 4 << 20  # bytes of a place and what it includes; a file beyond it is not read
+POLICY_FILES_MAX: Final = 256  # files that a place includes; the next one is not read
+POLICY_INCLUDE_DEPTH_MAX: Final = 8  # files that include each other; the next one is not read
+POLICY_LINE_MAX: Final = 1024  # characters of a statement; comments may be longer
+POLICY_NAME_MAX: Final = 255  # characters of a program, a user, a group or a file, as in the kernel's NAME_MAX
+POLICY_PROTOCOL_MAX: Final = 32  # characters of a protocol's name
+POLICY_PROBLEMS_MAX: Final = 100  # problems told of a file; then the rest is not read
+POLICY_SUBJECTS_CACHED: Final = 1024  # programs by user whose rules are remembered; the oldest is looked up again
+POLICY_WATCHES_MAX: Final = 256  # directories watched for changes; what lies in others is read at the next start
+POLICY_LOOKS_MAX: Final = 5  # readings of files that change while they are read; the next change is told anyway
+
+# Routes and interfaces.
+NETLINK_RECEIVE_BUFFER: Final = 1 << 20  # bytes asked of the kernel; what overflows it is found by comparing snapshots
+NETLINK_DATAGRAM_MAX: Final = 64 << 10  # bytes: the kernel's own are 32 KiB at most; a longer one counts as lost
+NETLINK_DATAGRAMS_PER_TURN: Final = 64  # notifications read before the provider's clients have their turn
+NETWORK_FOLLOWED_MAX: Final = 4096  # interfaces, addresses, routes, of each; with more, losses are told as ChangesLost
+NETWORK_SNAPSHOTS_MAX: Final = 8  # taken in a row while the network changes under them; then ChangesLost is told
+ROUTES_CACHED_MAX: Final = 4096  # answers of the kernel that are remembered; the oldest is forgotten
+ROUTE_CACHE_AGE_S: Final = 1.0  # seconds: the kernel does not announce redirects, expiries and the like
+ROUTE_SETTLE_S: Final = 0.05  # seconds after a change in which answers are not remembered: it may only be under way
+SYSFS_ENTRIES_MAX: Final = 1024  # devices, ports, or GIDs of a port that are looked at; the rest is as if not there
+
+# Explicit sockets. The C side checks the first (shim_rpc.c); a test compares them.
+EXPLICIT_ASK_TIMEOUT_S: Final = 3.0  # seconds a call waits for the provider's answer; then it goes on as without one
+EXPLICIT_BINDS_PER_USER_MAX: Final = 256  # ports held for one user; more are native only; a named protocol: ENOBUFS
+EXPLICIT_BINDS_TOTAL_MAX: Final = 1024  # of all users, a descriptor each; the next one as above
+ERRNO_END: Final = 4096  # errnos are below: what a protocol raises beyond it is told as EIO
+
+# Python's sockets, where bytes do not go by ring.
+PEEK_COPY_MAX: Final = 256 << 10  # bytes that peek() copies; what lies behind them is seen after consume()
+RESERVE_COPY_MAX: Final = 256 << 10  # bytes that reserve() gives at a time; the view says how many there are

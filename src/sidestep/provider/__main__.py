@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sidestep.config import PromoteAfter, ProviderSettings
+from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings
 from sidestep.errors import SidestepError
 from sidestep.provider.daemon import serve
 
@@ -20,6 +20,9 @@ def main() -> int:
     parser.add_argument("--offer-expiry", type=float, required=True)
     parser.add_argument("--idle-exit", type=float, required=True)
     parser.add_argument("--budget", type=int, required=True)
+    parser.add_argument("--policy", type=PolicyPlace.parse, action="append", default=[])
+    parser.add_argument("--proof", type=Proof, required=True)
+    parser.add_argument("--system", action="store_true")
     parser.add_argument("--background", action="store_true")
     parser.add_argument("--ready-fd", type=int)
     given = parser.parse_args()
@@ -30,6 +33,9 @@ def main() -> int:
         offer_expiry_s=given.offer_expiry,
         idle_exit_s=given.idle_exit,
         budget_bytes=given.budget,
+        policy=tuple(given.policy),
+        system=given.system,
+        proof=given.proof,
     )
     try:
         serve(settings, ready_fd=given.ready_fd, background=given.background)

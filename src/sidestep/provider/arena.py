@@ -52,9 +52,15 @@ def raw_slots(fd: int) -> Iterator[memoryview]:
 
 def slots(fd: int) -> Iterator[dict[str, Any]]:
     """The slots in use, decoded."""
-    for raw in raw_slots(fd):
+    for _, slot in numbered_slots(fd):
+        yield slot
+
+
+def numbered_slots(fd: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The slots in use, decoded, each with its number."""
+    for number, raw in enumerate(raw_slots(fd)):
         if raw[_SLOT["generation"]] & 1:  # odd while in use; the lowest byte comes first on the machines we know
-            yield layout.unpack("conn_slot", raw)
+            yield number, layout.unpack("conn_slot", raw)
 
 
 def segments_in_use(fd: int) -> Iterator[bytes | None]:

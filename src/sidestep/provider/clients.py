@@ -7,9 +7,15 @@ import socket
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
+from typing import Final
 
+from sidestep.policy import Subject
 from sidestep.provider import rpc
+from sidestep.provider.evidence import Evidence
+from sidestep.routing import Route
 from sidestep.switch.offers import ClientId
+
+NOBODY: Final = Subject((), -1, frozenset())
 
 
 class Kind(Enum):
@@ -27,7 +33,14 @@ class Arena:
     arena_id: bytes
     sequence: int  # order of arrival; pages of the list of arenas are cut by it
     fd: int  # read-only
+    uid: int  # of the first client; who drops privileges afterwards stays in the family
+    from_root: bool = False  # the first client was root's, or a process that root's family became
     clients: set[ClientId] = field(default_factory=set)
+
+    def is_of(self, fd: int) -> bool:
+        """Whether `fd` is this very arena. Its id is no secret: every process of the family could tell it."""
+        given, known = os.fstat(fd), os.fstat(self.fd)
+        return (given.st_dev, given.st_ino) == (known.st_dev, known.st_ino)
 
     def close(self) -> None:
         """Closes the descriptor."""
@@ -43,6 +56,8 @@ class Client:
     pid: int  # from the kernel, as of its connect()
     uid: int
     accepted_at: float  # monotonic seconds
+    at_home: bool = False  # it has shown that it is in the provider's network namespace, and so in no container
+    subject: Subject = NOBODY  # as policies see it; known from its HELLO on
     kind: Kind = Kind.NEW
     arena: Arena | None = None
     open: bool = True
@@ -63,7 +78,10 @@ class Brought:
 
     descriptors: rpc.Descriptors  # segment, bell eventfd, bell page
     bucket: int  # of the registry
+    evidence: Evidence
+    route: Route | None  # the kernel's, for a protocol that is not self-routing
 
     def close(self) -> None:
         """Closes the descriptors."""
         self.descriptors.close()
+        self.evidence.close()

@@ -33,6 +33,7 @@ class ControlConnection:
         self._path = path
         self._sock = connect(path)
         self._sock.settimeout(timeout_s)
+        self._introduced = False
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +48,7 @@ class ControlConnection:
             Unavailable: The provider went away or does not answer.
         """
         try:
-            rpc.send(self._sock, Message(type=Rpc.CONTROL), body=json.dumps({"op": op, **arguments}).encode())
+            self._send(json.dumps({"op": op, **arguments}).encode())
             packet = rpc.receive(self._sock, fds_max=limits.CONTROL_FDS_PER_PIECE)
         except (OSError, PeerViolation) as error:
             raise Unavailable(f"the provider at {self._path} does not answer: {error}") from error
@@ -56,22 +57,39 @@ class ControlConnection:
         document = json.loads(packet.body)
         if "error" in document:
             packet.descriptors.close()
-            raise Unavailable(f"the provider refused {op!r}: {document['error']}", remedy="is it of another version?")
+            raise Unavailable(
+                f"the provider refused {op!r}: {document['error']}",
+                remedy=document.get("remedy", "is it of another version?"),
+            )
         return document, packet.descriptors
 
-    def status(self) -> dict[str, Any]:
-        """The provider's state as `sidestep provider status --json` shows it."""
-        document, descriptors = self.request("status")
+    def document(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One request and its reply, which brings no descriptors; raises Unavailable."""
+        document, descriptors = self.request(op, **arguments)
         descriptors.close()
         return document
 
-    def arena_fds(self) -> Iterator[int]:
-        """The arena of each process family, one descriptor at a time; it is closed when the next one is asked for."""
+    def _send(self, body: bytes) -> None:
+        message = Message(type=Rpc.CONTROL)
+        if self._introduced:
+            rpc.send(self._sock, message, body=body)
+            return
+        # Root in a container looks like root. What it cannot do is make a socket in the host's network namespace.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as shown:
+            rpc.send(self._sock, message, [shown.fileno()], body)
+        self._introduced = True
+
+    def status(self) -> dict[str, Any]:
+        """The provider's state as `sidestep provider status --json` shows it."""
+        return self.document("status")
+
+    def arenas(self) -> Iterator[tuple[str, int]]:
+        """The id, in hexadecimal, and the arena of each process family; the same of the descriptor."""
         after: int | None = 0
         while after is not None:
             document, descriptors = self.request("arenas", after=after)
             with descriptors:
-                yield from descriptors.numbers
+                yield from zip(document["arenas"], descriptors.numbers, strict=True)
             after = document["next"]
 
 

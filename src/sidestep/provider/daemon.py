@@ -10,6 +10,7 @@ from typing import Final
 
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
+from sidestep.provider import activation
 from sidestep.provider.place import BUSY, READY, AlreadyRunning, Place, log_path
 from sidestep.provider.server import Provider
 
@@ -33,7 +34,8 @@ def serve(
     """
     _raise_descriptor_limit()
     try:
-        place = Place.take(settings.socket)
+        listener = activation.listener() if settings.system else None
+        place = Place.inherit(listener) if listener else Place.take(settings.socket, public=settings.system)
         if background:
             _detach(log_path(settings.socket), keep={place.lock_fd, place.listener.fileno(), ready_fd})
         provider = Provider(settings, place.listener)

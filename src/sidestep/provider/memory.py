@@ -10,7 +10,6 @@ import errno
 import fcntl
 import functools
 import os
-import stat
 from typing import Final
 
 from sidestep.errors import PeerViolation
@@ -21,10 +20,8 @@ MUST_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 def sealed_size(fd: int, what: str) -> int:
     """Size in bytes of a sealed memfd; raises PeerViolation if `fd` is anything else. `what` names it in the error."""
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        raise PeerViolation(f"the {what} is not a file", rule="descriptor")
     try:
+        # First, because it asks no file system: one that a stranger serves (FUSE) may never answer an fstat.
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         if error.errno != errno.EINVAL:
@@ -32,6 +29,7 @@ def sealed_size(fd: int, what: str) -> int:
         raise PeerViolation(f"the {what} is not a memfd", rule="descriptor") from error
     if seals & MUST_SEALS != MUST_SEALS:
         raise PeerViolation(f"the {what} is not sealed against shrinking and growing", rule="descriptor")
+    found = os.fstat(fd)
     if found.st_dev != _memfd_device():
         raise PeerViolation(f"the {what} is of huge pages, which can be taken out of a sealed file", rule="descriptor")
     return found.st_size

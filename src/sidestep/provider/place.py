@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidestep.config import make_private_dir
+from sidestep.config import check_public_dir, make_private_dir
 from sidestep.errors import Unavailable
 
 READY: Final = b"ready"  # it listens
@@ -41,18 +41,26 @@ class Place:
 
     path: Path
     listener: socket.socket
-    lock_fd: int
+    lock_fd: int | None  # None: the service manager made the socket, and keeps it
     identity: tuple[int, int]  # device and inode of the socket's name
 
     @classmethod
-    def take(cls, path: Path) -> Place:
-        """Takes the lock and listens.
+    def inherit(cls, listener: socket.socket) -> Place:
+        """What the service manager has handed over."""
+        return cls(Path(listener.getsockname()), listener, None, (0, 0))
+
+    @classmethod
+    def take(cls, path: Path, *, public: bool = False) -> Place:
+        """Takes the lock and listens; `public`: for all users.
 
         Raises:
             AlreadyRunning: Another provider holds the lock.
             Unavailable: The place cannot be used.
         """
-        make_private_dir(path.parent)
+        if public:
+            check_public_dir(path.parent)
+        else:
+            make_private_dir(path.parent)
         try:
             lock_fd = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -62,7 +70,7 @@ class Place:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)  # left by one that was killed: whoever has the lock owns the name
             listener.bind(os.fspath(path))
-            path.chmod(0o600)
+            path.chmod(0o666 if public else 0o600)
             listener.listen(_BACKLOG)
             found = path.lstat()
         except OSError as error:
@@ -74,7 +82,10 @@ class Place:
         return cls(path, listener, lock_fd, (found.st_dev, found.st_ino))
 
     def leave(self) -> None:
-        """Stops listening and takes the name away, unless somebody else has put his own there."""
+        """Stops listening and takes the name away, unless it is somebody else's."""
+        if self.lock_fd is None:
+            self.listener.close()
+            return
         try:
             found = self.path.lstat()
             if (found.st_dev, found.st_ino) == self.identity:

@@ -31,18 +31,23 @@ _REQUEST_LEN: Final = _HEADER.size + _REQUEST.size + _SOCKET_ID.size + _SOCKET_I
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 
 # The states in which a process can hold a connection: not TIME_WAIT (6), CLOSE (7), LISTEN (10), NEW_SYN_RECV (12).
-_HELD_STATES: Final = frozenset({1, 2, 3, 4, 5, 8, 9, 11})
+HELD_STATES: Final = frozenset({1, 2, 3, 4, 5, 8, 9, 11})
 
 
 def netns_cookie() -> int:
     """The cookie of this process's network namespace; 0 where the kernel cannot tell (before 5.14)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
-        except OSError as error:
-            if error.errno != errno.ENOPROTOOPT:
-                raise
-            return 0
+        return netns_cookie_of(sock)
+
+
+def netns_cookie_of(sock: socket.socket) -> int:
+    """The cookie of the network namespace in which a socket was made; 0 where the kernel cannot tell (before 5.14)."""
+    try:
+        return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return 0
 
 
 def socket_cookie(sock: socket.socket) -> int:
@@ -96,7 +101,7 @@ class SocketProver:
         found = reply[_HEADER.size :]
         _, state, _, _ = _REPLY.unpack_from(found)
         _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
-        return kind == _SOCK_DIAG_BY_FAMILY and state in _HELD_STATES and found_cookie == cookie
+        return kind == _SOCK_DIAG_BY_FAMILY and state in HELD_STATES and found_cookie == cookie
 
     def _request(self, key: ConnectionKey, cookie: int) -> bytes:
         local, remote = key.local_addr, key.remote_addr

@@ -45,6 +45,7 @@ class Registry:
         self._view = memoryview(self._map)
         words = self._view.cast("I")
         self._closing_index = layout.offsets("registry_header")["closing"] // 4
+        self._orders_index = layout.offsets("registry_header")["orders"] // 4
         self._header_words = words
         self._words = words[layout.REGISTRY_BUCKETS_OFFSET // 4 :]
         self._pending = [0] * layout.REGISTRY_BUCKETS  # exact, where the word saturates
@@ -70,6 +71,10 @@ class Registry:
     def set_closing(self) -> None:
         """Tells all shims to make no more offers."""
         self._header_words[self._closing_index] = 1
+
+    def bump_orders(self) -> None:
+        """Tells all shims, those that are awake, to look at their sockets."""
+        self._header_words[self._orders_index] = (self._header_words[self._orders_index] + 1) & 0xFFFFFFFF
 
     def close(self) -> None:
         """Unmaps the page; shims keep their view of it."""

@@ -43,6 +43,8 @@ class Message:
     bell_page_id: bytes = _NO_ID
     arena_id: bytes = _NO_ID
     segment_id: bytes = _NO_ID
+    protocol: int = 0
+    error: int = 0
 
     @classmethod
     def decode(cls, packet: bytes) -> Self:
@@ -54,8 +56,6 @@ class Message:
             raise PeerViolation("a message does not begin with the magic number", rule="malformed")
         if (version := fields.pop("version")) != layout.LAYOUT_VERSION:
             raise PeerViolation(f"layout version {version}, not {layout.LAYOUT_VERSION}", rule="version")
-        if fields.pop("reserved"):
-            raise PeerViolation("a reserved field is not zero", rule="malformed")
         try:
             fields["type"] = Rpc(fields["type"])
         except ValueError:
@@ -94,6 +94,11 @@ class Descriptors:
     def numbers(self) -> tuple[int, ...]:
         """The descriptors, still owned by this object."""
         return self._numbers
+
+    def take_first(self) -> int:
+        """Moves the first descriptor out, to the caller; IndexError if there is none."""
+        first, self._numbers = self._numbers[0], self._numbers[1:]
+        return first
 
     def take(self) -> Descriptors:
         """Moves the descriptors into a new owner."""

@@ -4,13 +4,14 @@ One thread, one selector. It never waits for a client: a send that the kernel do
 connection, and a client's messages are read a few at a time. Every message is checked before anything changes; a client
 that breaks a rule is dropped, an offer or claim that cannot be served is refused, and both are counted with the reason.
 
-Not supported: promotion across network namespaces or users; sockets bound to an interface, which the kernel's exact
-lookup by addresses alone does not find (they are refused with NOT_PROVEN and stay on TCP).
+Not supported: sockets bound to an interface, which the kernel's exact lookup by addresses alone does not find and of
+which there may be several with equal addresses (they are refused with NOT_PROVEN and stay on TCP).
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import resource
@@ -21,28 +22,52 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import __version__, limits
 from sidestep.config import ProviderSettings
 from sidestep.counters import Counters
-from sidestep.errors import PeerViolation
+from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.native import layout
-from sidestep.native.layout import Refusal, Rpc
+from sidestep.native.layout import Rpc
+from sidestep.policy import Role, Subject
 from sidestep.provider import arena as arenas
-from sidestep.provider import memory, proof, rpc
-from sidestep.provider.clients import Arena, Brought, Client, Kind
+from sidestep.provider import orders, possession, proof, rpc
+from sidestep.provider.clients import Arena, Client, Kind
+from sidestep.provider.decisions import Decisions, subject_of
+from sidestep.provider.explicit import ExplicitSockets
+from sidestep.provider.pairing import Pairing, expect
+from sidestep.provider.policy_files import PolicyFiles
 from sidestep.provider.registry import Registry
+from sidestep.provider.relay import Relays
 from sidestep.provider.rpc import Message, Packet
-from sidestep.switch.budget import ChannelBudget
-from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
+from sidestep.provider.services import ProviderServices
+from sidestep.provider.users import ROOT, Lineage, Users
+from sidestep.routing import NetworkEvent
+from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
+from sidestep.switch.offers import ClientId
+from sidestep.switch.protocol import Endpoint, OffloadModule, OffloadProtocol, OffloadTransport, Request
+
+if TYPE_CHECKING:
+    from sidestep.provider.network import Network
 
 _UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _FDS_PER_CLIENT: Final = 2  # its connection and its arena
+_FDS_PER_OFFER: Final = 4  # segment, bell, bell page, UDP socket
+_FDS_PER_CLAIM: Final = 3  # while its path is proven: bell, bell page, UDP socket
+_NOT_ALLOWED: Final = {
+    "error": "only root and the provider's own user may do that",
+    "remedy": "be root, outside of containers",
+}
 _ACCEPTS_PER_TURN: Final = 64
 _ACCEPT_PAUSE_S: Final = 0.1  # after the kernel ran out of descriptors or memory
-_SWEEP_SLOTS_MAX: Final = 1 << 18  # slots read in one sweep; beyond it the sweep is given up and nothing released
 
 
 class Provider:
@@ -56,20 +81,68 @@ class Provider:
         self._clock = clock
         self._started_at = self._idle_since = clock()
         self._netns_cookie = proof.netns_cookie()
-        self._prover = proof.SocketProver()
         self._registry = Registry(netns_cookie=self._netns_cookie)
         self._clients: dict[ClientId, Client] = {}
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self._arenas: dict[bytes, Arena] = {}
         self._ids = 0
-        self._clients_max, offers_max = _capacity()
-        self._offers: OfferTable[Brought] = OfferTable(expiry_s=settings.offer_expiry_s, total_max=offers_max)
-        self._budget = ChannelBudget(settings.budget_bytes or _memory_bytes())
+        room = _capacity()
+        self._clients_max = room.clients
         self.counters = Counters()
         self._log_lines_left = limits.LOG_LINES_MAX
         self._stopping = False
         self._accept_paused_until: float | None = None
         self._selector = selectors.DefaultSelector()
+        self._services = ProviderServices(self._selector, clock, self._log)
+        self._network: Network | None = None
+        owners = frozenset({0, os.geteuid()}) if settings.system else None
+        self._policy = PolicyFiles(settings.policy, log=self._log, owners=owners)
+        if (policy_fd := self._policy.fileno()) is not None:
+            self._services.watch(policy_fd, self._policy.handle_readable)
+        self._users = Users(system=settings.system, policy=self._policy_pairs)
+        self._of_user: Counter[int] = Counter()  # clients
+        self._lineage = Lineage(self._services, processes_max=room.lineage)
+        self._protocols: Protocols = Modules(
+            OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
+            partial(_installed, PROTOCOLS_GROUP), self._services, self._on_broken_module, self._on_started_module,
+        )  # fmt: skip
+        self._transports: Transports = Modules(
+            OffloadTransport, partial(_installed, TRANSPORTS_GROUP), self._services, self._on_broken_module,
+            self._on_started_module,
+        )  # fmt: skip
+        self._services.transports_known = self._transports
+        self._modules: dict[str, Protocols | Transports] = {
+            "protocol": self._protocols,
+            "transport": self._transports,
+        }
+        self.decisions = Decisions(self._protocols, lambda: self._policy.policy, self._router, time.time)
+        self._relays = Relays(self._services, self.counters, relays_max=room.relays, guarded=self._call)
+        self._pairing = Pairing(
+            settings,
+            registry=self._registry,
+            protocols=self._protocols,
+            decisions=self.decisions,
+            counters=self.counters,
+            clients=self._clients,
+            arenas_known=self._arenas,
+            offers_max=room.offers,
+            budget_bytes=settings.budget_bytes or _memory_bytes(),
+            netns_cookie=self._netns_cookie,
+            users=self._users,
+            services=self._services,
+            proofs_max=room.proofs,
+            clock=clock,
+            send=self._send,
+            relays=self._relays,
+        )
+        self._explicit = ExplicitSockets(
+            protocols=self._protocols,
+            decisions=self.decisions,
+            services=self._services,
+            counters=self.counters,
+            netns_cookie=self._netns_cookie,
+            leases_max=room.leases,
+        )
         self._wake_reader, self._wake_writer = socket.socketpair()
         for sock in (listener, self._wake_reader, self._wake_writer):
             sock.setblocking(False)
@@ -83,22 +156,44 @@ class Provider:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_signal)
+        signal.signal(signal.SIGALRM, _interrupt)
         while not self._stopping:
             self._turn(self._timeout())
-        self._close()
+        self._leave_relays()
+        with _interrupted():
+            self._close()
+
+    def _leave_relays(self) -> None:
+        """Connections that go through here have to be without us from now on."""
+        self._registry.set_closing()
+        self._pairing.closing = True
+        self._relays.leave()
+        deadline = self._clock() + limits.RELAY_LEAVE_S
+        while not self._relays.settled and (left_s := deadline - self._clock()) > 0:
+            self._turn(left_s)
 
     def _turn(self, timeout_s: float | None) -> None:
-        for key, _ in self._selector.select(timeout_s):
-            if isinstance(key.data, Client):
-                self._read(key.data)
-            elif key.fileobj is self._listener:
-                self._accept()
-            else:
-                self._wake_reader.recv(4096)
-        self._handle_timeouts(self._clock())
+        ready = self._selector.select(0 if self._relays.about_to_wait() else timeout_s)
+        with _interrupted():
+            for key, _ in ready:
+                if isinstance(key.data, Client):
+                    self._read(key.data)
+                elif key.data is not None:
+                    self._call(key.data)
+                elif key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._wake_reader.recv(4096)
+            self._relays.handle_turn()
+            self._handle_timeouts(self._clock())
 
     def _timeout(self) -> float | None:
-        deadlines = [self._offers.next_deadline(), self._accept_paused_until, self._idle_deadline()]
+        deadlines = [
+            self._pairing.next_deadline(),
+            self._services.next_deadline(),
+            self._accept_paused_until,
+            self._idle_deadline(),
+        ]
         if self._silent:
             deadlines.append(next(iter(self._silent.values())).accepted_at + limits.HELLO_TIMEOUT_S)
         known = [deadline for deadline in deadlines if deadline is not None]
@@ -106,12 +201,14 @@ class Provider:
 
     def _idle_deadline(self) -> float | None:
         idle_exit_s = self._settings.idle_exit_s
-        return self._idle_since + idle_exit_s if idle_exit_s and not self._clients else None
+        if not idle_exit_s or self._clients or self._explicit or self._relays:
+            return None
+        return self._idle_since + idle_exit_s
 
     def _handle_timeouts(self, now: float) -> None:
-        while offer := self._offers.poll_expired(now=now):
-            self._release(offer)
-            self._refuse_offer(self._clients[offer.client], offer.token, Refusal.EXPIRED)
+        self._pairing.handle_timeouts(now)
+        while callback := self._services.poll_due(now):
+            self._call(callback)
         while self._silent:
             client = next(iter(self._silent.values()))
             if client.accepted_at + limits.HELLO_TIMEOUT_S > now:
@@ -124,6 +221,39 @@ class Provider:
         if idle_deadline is not None and idle_deadline <= now:
             self._stopping = True
 
+    def _call(self, callback: Callable[[], None]) -> None:
+        """Something that a module asked for: what it raises must not take the others down."""
+        try:
+            callback()
+        except Exception:
+            self.counters.add("internal_error", "callback")
+            self._log(traceback.format_exc())
+
+    def _on_broken_module(self, name: str, error: BaseException) -> None:
+        self.counters.add("module_failed", name)
+        self._relays.leave(name)
+        self._log("".join(traceback.format_exception(error)))
+
+    def _router(self) -> Network:
+        """The network, followed from the first time that somebody wants to know it: most providers never do."""
+        if self._network is None:
+            from sidestep.provider.network import Network  # 0.2 s: not before the provider listens
+
+            self._network = Network(self._handle_network, counters=self.counters)
+            self._services.watch(self._network.fileno(), self._network.handle_readable)
+        return self._network
+
+    def _handle_network(self, event: NetworkEvent) -> None:
+        """Transports first: what a protocol asks of them then is as the network is."""
+        self._transports.handle_network(event)
+        self._protocols.handle_network(event)
+
+    def _on_started_module(self, module: OffloadModule) -> None:
+        """A module that follows the network learns first how it is now."""
+        if type(module).handle_network is not OffloadModule.handle_network:
+            for event in self._router().present():
+                module.handle_network(event)
+
     def _handle_signal(self, _number: int, _frame: object) -> None:
         self._stopping = True
 
@@ -131,9 +261,17 @@ class Provider:
         self._registry.set_closing()
         for client in list(self._clients.values()):
             self._drop(client, "shutting_down")
+        self._explicit.close()
+        self._lineage.close()
+        self._protocols.stop()
+        self._transports.stop()
+        self._relays.close()
+        self._pairing.close()
+        self._policy.close()
+        if self._network is not None:
+            self._network.close()
         self._selector.close()
         self._registry.close()
-        self._prover.close()
         signal.set_wakeup_fd(-1)
         self._wake_reader.close()
         self._wake_writer.close()
@@ -158,10 +296,11 @@ class Provider:
 
     def _take_in(self, sock: socket.socket) -> None:
         pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        if uid not in (os.geteuid(), 0) or len(self._clients) >= self._clients_max:
-            self.counters.add("client_dropped", "too_many" if uid in (os.geteuid(), 0) else "credentials")
+        if refusal := self._client_refusal(uid):
+            self.counters.add("client_dropped", refusal)
             sock.close()
             return
+        self._of_user[uid] += 1
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
         self._ids += 1
@@ -169,6 +308,16 @@ class Provider:
         self._clients[client.client_id] = self._silent[client.client_id] = client
         self._selector.register(sock, selectors.EVENT_READ, client)
         self.counters.add("client_accepted")
+
+    def _client_refusal(self, uid: int) -> str | None:
+        if not self._users.admits(uid):
+            return "credentials"
+        full = len(self._clients) >= self._clients_max
+        return "too_many" if full or self._of_user[uid] >= self._users.share(self._clients_max, uid) else None
+
+    def _policy_pairs(self, one: Subject, other: Subject) -> bool:
+        """Whether the policy pairs ends of these two users."""
+        return self._policy.policy.may_pair(one.uid, one.gids, other.uid, other.gids) is not None
 
     def _read(self, client: Client) -> None:
         for _ in range(limits.MESSAGES_PER_TURN):
@@ -203,10 +352,11 @@ class Provider:
         self._selector.unregister(client.sock)
         client.sock.close()
         del self._clients[client.client_id]
+        self._of_user[client.uid] -= 1
+        if not self._of_user[client.uid]:
+            del self._of_user[client.uid]
         self._silent.pop(client.client_id, None)
-        for offer in self._offers.handle_disconnect(client.client_id):
-            self._release(offer)
-            self.counters.add("offer_withdrawn")
+        self._pairing.handle_disconnect(client)
         if client.arena:
             client.arena.clients.discard(client.client_id)
             if not client.arena.clients:
@@ -247,18 +397,26 @@ class Provider:
     def _on_hello(self, client: Client, packet: Packet) -> None:
         if client.arena:
             raise PeerViolation("a second HELLO", rule="malformed")
-        _expect(packet, 1)
+        expect(packet, 1)
         arena = self._arenas.get(packet.message.arena_id)
         if arena is None:
             arenas.check_arena(packet.descriptors[0])
             self._ids += 1
+            from_root = client.uid == ROOT or client.pid in self._lineage
             (fd,) = packet.descriptors.take().numbers
-            arena = self._arenas[packet.message.arena_id] = Arena(packet.message.arena_id, self._ids, fd)
+            arena = Arena(packet.message.arena_id, self._ids, fd, client.uid, from_root)
+            self._arenas[packet.message.arena_id] = arena
+        elif not arena.is_of(packet.descriptors[0]):
+            raise PeerViolation("an arena that goes by the id of another", rule="arena")
+        if arena.from_root and self._settings.system:
+            self._lineage.remember(client)
         client.arena = arena
+        client.subject = subject_of(client.sock, client.pid, client.uid, near=not self._settings.system)
         arena.clients.add(client.client_id)
         after = self._settings.promote_after
         welcome = Message(
             type=Rpc.WELCOME,
+            flags=self._settings.wants,
             promote_after_calls=after.calls,
             promote_after_bytes=after.payload_len,
             ring_size=(self._settings.ring_size, self._settings.ring_size),
@@ -267,96 +425,13 @@ class Provider:
         )
         self._send(client, welcome, [self._registry.fd])
 
-    def _on_offer(self, client: Client, packet: Packet) -> None:
-        _expect(packet, 3)
-        message, key = packet.message, _key(packet.message)
-        segment, bell, bell_page = packet.descriptors.numbers
-        segment_len = memory.sealed_size(segment, "segment")
-        if not _geometry_ok(message.ring_size, segment_len):
-            raise PeerViolation(f"a segment of {segment_len} bytes for rings of {message.ring_size}", rule="malformed")
-        _check_bell(message, bell, bell_page)
-        if refusal := self._refuse_reason(client, message, key, segment_len):
-            self._refuse_offer(client, message.token, refusal)
-            return
-        bucket = self._registry.bucket(key)
-        offer = Offer(
-            client.client_id, message.token, key, message.ring_size, message.segment_id,
-            client.bell_name(message.bell_page_id), message.bell_index, Brought(packet.descriptors.take(), bucket),
-        )  # fmt: skip
-        if refusal := self._offers.handle_offer(offer, now=self._clock()):
-            raise AssertionError(f"the table refused what it had checked: {refusal.name}")
-        self._registry.handle_added(bucket)
-        self.counters.add("offer_accepted")
-
-    def _refuse_reason(self, client: Client, message: Message, key: ConnectionKey, segment_len: int) -> Refusal | None:
-        """Why an offer cannot be taken in; the cheap checks first. Reserves its memory if it can."""
-        if self._stopping:
-            return Refusal.SHUTTING_DOWN
-        if message.netns_cookie != self._netns_cookie:
-            return Refusal.FOREIGN_NETNS
-        if refusal := self._offers.check(client.client_id, message.token, key):
-            return refusal
-        if message.segment_id in self._budget:
-            return Refusal.DUPLICATE
-        if not self._prover.holds(key, message.cookie):
-            return Refusal.NOT_PROVEN
-        now = self._clock()
-        if self._budget.wants_sweep(now=now):
-            self._sweep(now)
-        if not self._budget.reserve(message.segment_id, segment_len, now=now):
-            if not self._budget.may_sweep(now=now):
-                return Refusal.NO_BUDGET
-            self._sweep(now)
-            if not self._budget.reserve(message.segment_id, segment_len, now=now):
-                return Refusal.NO_BUDGET
-        return None
-
-    def _on_claim(self, client: Client, packet: Packet) -> None:
-        _expect(packet, 2)
-        message, key = packet.message, _key(packet.message)
-        bell, bell_page = packet.descriptors.numbers
-        _check_bell(message, bell, bell_page)
-        if message.netns_cookie != self._netns_cookie:
-            self._refuse_claim(client, message.token, Refusal.FOREIGN_NETNS)
-            return
-        offer = self._offers.find(key)
-        if offer is None:
-            self._refuse_claim(client, message.token, Refusal.NO_OFFER)
-            return
-        if not self._prover.holds(key, message.cookie):
-            self._refuse_claim(client, message.token, Refusal.NOT_PROVEN)
-            return
-        attach = Message(
-            type=Rpc.ATTACH,
-            token=message.token,
-            ring_size=offer.ring_size,
-            segment_id=offer.segment_id,
-            bell_page_id=offer.bell_page_id,
-            bell_index=offer.bell_index,
-        )
-        if not self._send(client, attach, offer.brought.descriptors.numbers):
-            return  # the offer stays for a claimer that lives, unless it was its own and went with it
-        self._offers.handle_claimed(offer)
-        self._registry.handle_removed(offer.brought.bucket)
-        offer.brought.close()
-        claimed = Message(
-            type=Rpc.CLAIMED,
-            token=offer.token,
-            bell_page_id=client.bell_name(message.bell_page_id),
-            bell_index=message.bell_index,
-        )
-        if self._send(self._clients[offer.client], claimed, (bell, bell_page)):
-            self.counters.add("claim_matched")
-
-    def _on_withdraw(self, client: Client, packet: Packet) -> None:
-        _expect(packet, 0)
-        offer = self._offers.handle_withdraw(client.client_id, packet.message.token)
-        if offer is not None:
-            self._release(offer)
-            self.counters.add("offer_withdrawn")
+    def _on_ask(self, client: Client, packet: Packet) -> None:
+        self._send(client, self._explicit.handle_ask(client, packet))
 
     def _on_control(self, client: Client, packet: Packet) -> None:
-        _expect(packet, 0)
+        if len(packet.descriptors):
+            expect(packet, 1)
+            client.at_home = possession.made_in(packet.descriptors[0], self._netns_cookie)
         if len(packet.body) > limits.CONTROL_REQUEST_MAX:
             raise PeerViolation("a control request is too long", rule="malformed")
         try:
@@ -388,21 +463,26 @@ class Provider:
             "netns_cookie": self._netns_cookie,
             "shims": sum(other.kind is Kind.SHIM for other in self._clients.values()),
             "families": len(self._arenas),
-            "offers_pending": len(self._offers),
-            "budget_bytes": self._budget.limit_bytes,
-            "budget_used_bytes": self._budget.used_bytes,
+            "offers_pending": len(self._pairing),
+            "explicit_binds": len(self._explicit),
+            "budget_bytes": self._pairing.budget.limit_bytes,
+            "budget_used_bytes": self._pairing.budget.used_bytes,
             "clients_max": self._clients_max,
             "promote_after": str(settings.promote_after),
             "ring_size": settings.ring_size,
             "offer_expiry_s": settings.offer_expiry_s,
             "idle_exit_s": settings.idle_exit_s,
+            "policy": self._policy.as_json(),
             "counters": self.counters.as_json(),
         }
         self._reply(client, token, document)
 
     def _control_stop(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+        if not self._users.governs(client):
+            self._reply(client, token, _NOT_ALLOWED)
+            return
         self._registry.set_closing()
-        self._stopping = True
+        self._stopping = self._pairing.closing = True
         self._reply(client, token, {"stopping": True, "pid": os.getpid()})
 
     def _control_arenas(self, client: Client, token: int, request: dict[str, Any]) -> None:
@@ -411,7 +491,8 @@ class Provider:
         if not isinstance(after, int):
             self._reply(client, token, {"error": "'after' is not a number"})
             return
-        later = sorted((a for a in self._arenas.values() if a.sequence > after), key=lambda arena: arena.sequence)
+        visible = (arena for arena in self._arenas.values() if self._users.sees(client, arena))
+        later = sorted((a for a in visible if a.sequence > after), key=lambda arena: arena.sequence)
         page = later[: limits.CONTROL_FDS_PER_PIECE]
         document = {
             "arenas": [arena.arena_id.hex() for arena in page],
@@ -419,34 +500,84 @@ class Provider:
         }
         self._reply(client, token, document, [arena.fd for arena in page])
 
+    def _control_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+        found = [
+            {
+                "kind": kind,
+                "name": one.name,
+                "state": one.state,
+                "provided_by": one.provided_by,
+                "capabilities": asdict(one.capabilities) | {"families": sorted(one.capabilities.families)}
+                if one.capabilities
+                else None,
+                "why": one.why[: limits.WHY_MAX],
+            }
+            for kind, modules in self._modules.items()
+            for one in modules.status()
+        ]
+        self._reply(client, token, {"modules": found})
+
+    def _control_module_add(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        self._change_module(client, token, "add", request)
+
+    def _control_module_remove(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        if self._change_module(client, token, "remove", request):
+            self._relays.leave(str(request["name"]))
+
+    def _change_module(self, client: Client, token: int, change: str, request: dict[str, Any]) -> bool:
+        """Adds or removes a module; whether it was done, and a protocol."""
+        modules = self._modules.get(str(request.get("kind", "protocol")))
+        if not self._users.governs(client):
+            self._reply(client, token, _NOT_ALLOWED)
+        elif modules is None:
+            self._reply(client, token, {"error": f"unknown kind of module; known: {sorted(self._modules)}"})
+        else:
+            try:
+                (modules.add if change == "add" else modules.remove)(str(request.get("name")))
+            except Unavailable as error:
+                self._reply(client, token, {"error": error.message, "remedy": error.remedy})
+            else:
+                self._reply(client, token, {"done": True})
+                return modules is self._protocols
+        return False
+
+    def _control_decide(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        """A dry run: what would become of a connection."""
+        try:
+            endpoint = Endpoint(ip_address(request["address"]), int(request["port"]))
+            role = Role(request["role"])
+            uid = int(request.get("uid", client.uid))
+            subject = Subject((str(request["program"]),), uid, frozenset(map(int, request.get("gids", ()))))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._reply(client, token, {"error": f"not a connection: {error!r}"})
+            return
+        if role is Role.CONNECT:
+            verdict = self.decisions.connect(subject, Request(None, endpoint, None), dry=True)
+        else:
+            verdict = self.decisions.would_listen(subject, endpoint)
+        self._reply(client, token, verdict.as_json())
+
+    def _control_trace(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        after = request.get("after", 0)
+        if not isinstance(after, int):
+            self._reply(client, token, {"error": "'after' is not a number"})
+            return
+        self._reply(client, token, self.decisions.trace(after, shown=partial(self._users.sees_user, client)))
+
+    def _control_order(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        kind = orders.OPERATIONS[request["op"]]
+        try:
+            reply = orders.give(
+                kind, client, request, arenas=self._arenas, clients=self._clients, registry=self._registry,
+                sees=self._users.sees,
+            )  # fmt: skip
+        except Misuse as error:
+            self._reply(client, token, {"error": error.message})
+            return
+        self.counters.add("order_passed" if reply["told"] else "order_refused", str(reply["passed"]))
+        self._reply(client, token, reply)
+
     # ---- helpers ----
-
-    def _refuse_offer(self, client: Client, token: int, refusal: Refusal) -> None:
-        self.counters.add("offer_refused", refusal.name)
-        self._send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
-
-    def _refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
-        self.counters.add("claim_refused", refusal.name)
-        self._send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
-
-    def _release(self, offer: Offer[Brought]) -> None:
-        """Gives back what an offer held that was not claimed."""
-        self._registry.handle_removed(offer.brought.bucket)
-        self._budget.release(offer.segment_id)
-        offer.brought.close()
-
-    def _sweep(self, now: float) -> None:
-        in_use: set[bytes] = set()
-        slots_left = _SWEEP_SLOTS_MAX
-        for arena in self._arenas.values():
-            for segment_id in arenas.segments_in_use(arena.fd):
-                slots_left -= 1
-                if not slots_left:
-                    self._budget.handle_sweep(None, now=now)
-                    return
-                if segment_id is not None:
-                    in_use.add(segment_id)
-        self._budget.handle_sweep(in_use, now=now)
 
     def _log(self, text: str) -> None:
         for line in text.rstrip().splitlines():
@@ -458,51 +589,74 @@ class Provider:
 
     _HANDLERS: Final[dict[Rpc, Callable[[Provider, Client, Packet], None]]] = {
         Rpc.HELLO: _on_hello,
-        Rpc.OFFER: _on_offer,
-        Rpc.CLAIM: _on_claim,
-        Rpc.WITHDRAW: _on_withdraw,
+        Rpc.OFFER: lambda self, client, packet: self._pairing.handle_offer(client, packet),
+        Rpc.CLAIM: lambda self, client, packet: self._pairing.handle_claim(client, packet),
+        Rpc.WITHDRAW: lambda self, client, packet: self._pairing.handle_withdraw(client, packet),
+        Rpc.ASK: _on_ask,
         Rpc.CONTROL: _on_control,
     }
     _CONTROL: Final[dict[str, Callable[[Provider, Client, int, dict[str, Any]], None]]] = {
         "status": _control_status,
         "stop": _control_stop,
         "arenas": _control_arenas,
+        "modules": _control_modules,
+        "module_add": _control_module_add,
+        "module_remove": _control_module_remove,
+        "decide": _control_decide,
+        "trace": _control_trace,
+        "demote": _control_order,
+        "promote": _control_order,
     }
 
 
-def _expect(packet: Packet, fds_count: int) -> None:
-    if len(packet.descriptors) != fds_count:
-        raise PeerViolation(
-            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors, not {fds_count}",
-            rule="malformed",
-        )
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
+
+    Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
+    alone; an eventfd blocks once its other holders say so.
+    """
+    signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _key(message: Message) -> ConnectionKey:
-    return ConnectionKey(
-        message.netns_cookie, message.local_addr, message.local_port, message.remote_addr, message.remote_port
-    )
+def _interrupt(_number: int, _frame: object) -> None:
+    """The signal itself is what ends the call."""
 
 
-def _geometry_ok(ring_size: tuple[int, int], segment_len: int) -> bool:
-    return segment_len == limits.CHANNEL_HEADER_SIZE + sum(ring_size) and all(
-        limits.RING_SIZE_MIN <= size <= limits.RING_SIZE_MAX and not size & (size - 1) for size in ring_size
-    )
+def _installed(group: str) -> dict[str, EntryPoint]:
+    """The offload protocols or transports that are installed now."""
+    importlib.invalidate_caches()
+    return {point.name: point for point in entry_points(group=group)}
 
 
-def _check_bell(message: Message, bell: int, bell_page: int) -> None:
-    memory.check_eventfd(bell, "bell")
-    if not memory.sealed_size(bell_page, "bell page") or message.bell_index >= layout.BELL_PAGE_BELLS:
-        raise PeerViolation(f"bell {message.bell_index} of an impossible bell page", rule="malformed")
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How many of each the descriptor limit allows."""
+
+    clients: int
+    offers: int
+    proofs: int
+    lineage: int
+    leases: int  # binds of explicit sockets
+    relays: int  # connections through the provider
 
 
-def _capacity() -> tuple[int, int]:
-    """How many clients and offers the descriptor limit allows."""
+def _capacity() -> _Room:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = max(0, (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE)
+    leases_max = min(limits.EXPLICIT_BINDS_TOTAL_MAX, free // 16)
+    relays_max = min(limits.RELAYS_MAX, free // 4 // limits.RELAY_DESCRIPTORS)
+    free -= leases_max + relays_max * limits.RELAY_DESCRIPTORS
     clients_max = max(1, min(limits.CLIENTS_MAX, free // 4))
-    offers_max = max(1, min(limits.OFFERS_TOTAL_MAX, (free - _FDS_PER_CLIENT * clients_max) // limits.FDS_PER_MESSAGE))
-    return clients_max, offers_max
+    proofs_max = max(1, min(limits.PATH_PROOFS_MAX, free // 64))
+    lineage_max = max(1, min(limits.LINEAGE_MAX, free // 64))
+    left = free - _FDS_PER_CLIENT * clients_max - _FDS_PER_CLAIM * proofs_max - lineage_max
+    offers_max = max(1, min(limits.OFFERS_TOTAL_MAX, left // _FDS_PER_OFFER))
+    return _Room(clients_max, offers_max, proofs_max, lineage_max, leases_max, relays_max)
 
 
 def _memory_bytes() -> int:

@@ -8,6 +8,8 @@ just now is kept, since its two ends may not have written it down yet.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -19,28 +21,37 @@ GRANTS_UNSWEPT: Final = 1024  # entries of the ledger that are not worth a sweep
 class ChannelBudget:
     """Who holds how much of the channel memory."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, owner_max: Callable[[int], int] | None = None) -> None:
+        """`owner_max`: how many bytes a user may have; None: as many as all together."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._granted: dict[bytes, tuple[int, float]] = {}  # segment id -> bytes, when
+        self._owner_max = owner_max or (lambda _: limit_bytes)
+        self._of_owner: Counter[int] = Counter()
+        self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, when, to whom
         self._swept_at = float("-inf")
         self._long = GRANTS_UNSWEPT  # entries at which a sweep is worth its while
 
     def __contains__(self, segment_id: bytes) -> bool:
         return segment_id in self._granted
 
-    def reserve(self, segment_id: bytes, segment_len: int, *, now: float) -> bool:
-        """Grants a segment; False if it does not fit, or is granted already."""
+    def reserve(self, segment_id: bytes, segment_len: int, *, now: float, owner: int = 0) -> bool:
+        """Grants a segment to a user; False if it does not fit, or is granted already."""
         if segment_id in self._granted or self.used_bytes + segment_len > self.limit_bytes:
             return False
-        self._granted[segment_id] = (segment_len, now)
+        if self._of_owner[owner] + segment_len > self._owner_max(owner):
+            return False
+        self._granted[segment_id] = (segment_len, now, owner)
+        self._of_owner[owner] += segment_len
         self.used_bytes += segment_len
         return True
 
     def release(self, segment_id: bytes) -> None:
         """Takes a grant back; KeyError if there is none."""
-        segment_len, _ = self._granted.pop(segment_id)
+        segment_len, _, owner = self._granted.pop(segment_id)
         self.used_bytes -= segment_len
+        self._of_owner[owner] -= segment_len
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
 
     def may_sweep(self, *, now: float) -> bool:
         """Whether a sweep may be made now."""
@@ -58,7 +69,7 @@ class ChannelBudget:
         settled_before = now - SETTLE_S
         for segment_id in [
             segment_id
-            for segment_id, (_, granted_at) in self._granted.items()
+            for segment_id, (_, granted_at, _) in self._granted.items()
             if granted_at < settled_before and segment_id not in in_use
         ]:
             self.release(segment_id)

@@ -10,6 +10,8 @@ live equally long; the counts per client are exactly the offers in the table.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, Protocol, Self, TypeVar
 
@@ -17,6 +19,9 @@ from sidestep import limits
 from sidestep.native.layout import Refusal
 
 ClientId = NewType("ClientId", int)
+
+
+Ends = tuple[bytes, int, bytes, int]  # local address and port, remote address and port
 
 
 class ConnectionKey(NamedTuple):
@@ -27,6 +32,11 @@ class ConnectionKey(NamedTuple):
     local_port: int
     remote_addr: bytes
     remote_port: int
+
+    @property
+    def ends(self) -> Ends:
+        """The same in whatever network namespace."""
+        return self[1:]
 
     def mirrored(self) -> Self:
         """The same connection as the other end sees it."""
@@ -59,7 +69,9 @@ class Offer(Generic[BroughtT]):
     segment_id: bytes
     bell_page_id: bytes
     bell_index: int
+    protocol: str  # that the switch chose to carry it
     brought: BroughtT
+    owner: int = 0  # whose client it is: the user
 
 
 class OfferTable(Generic[BroughtT]):
@@ -71,41 +83,62 @@ class OfferTable(Generic[BroughtT]):
         expiry_s: float = limits.OFFER_EXPIRY_S,
         pending_max: int = limits.OFFERS_PENDING_MAX,
         total_max: int = limits.OFFERS_TOTAL_MAX,
+        owner_max: Callable[[int], int] | None = None,
     ) -> None:
+        """`owner_max`: how many offers a user may have; None: as many as all together."""
         self._expiry_s = expiry_s
         self._pending_max = pending_max
         self._total_max = total_max
         self._by_key: dict[ConnectionKey, tuple[float, Offer[BroughtT]]] = {}  # in order of their deadlines
         self._by_client: dict[ClientId, dict[int, Offer[BroughtT]]] = {}  # by token
+        self._by_ends: dict[Ends, list[Offer[BroughtT]]] = {}  # one for each namespace, in order of their coming
+        self._owner_max = owner_max or (lambda _: total_max)
+        self._of_owner: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def __contains__(self, offer: Offer[BroughtT]) -> bool:
+        found = self._by_key.get(offer.key)
+        return found is not None and found[1] is offer
 
     def pending_count(self, client: ClientId) -> int:
         """Offers of this client in the table."""
         return len(self._by_client.get(client, ()))
 
-    def check(self, client: ClientId, token: int, key: ConnectionKey) -> Refusal | None:
+    def check(self, client: ClientId, token: int, key: ConnectionKey, owner: int = 0) -> Refusal | None:
         """Why an offer would be refused, or None; changes nothing."""
         of_client = self._by_client.get(client, {})
         if key in self._by_key or token in of_client:
             return Refusal.DUPLICATE
-        if len(of_client) >= self._pending_max or len(self._by_key) >= self._total_max:
+        if (
+            len(of_client) >= self._pending_max
+            or len(self._by_key) >= self._total_max
+            or self._of_owner[owner] >= self._owner_max(owner)
+            or len(self._by_ends.get(key.ends, ())) >= limits.ENDS_OFFERED_MAX
+        ):
             return Refusal.TOO_MANY
         return None
 
     def handle_offer(self, offer: Offer[BroughtT], *, now: float) -> Refusal | None:
         """Takes an offer in, or says why not. `now`: monotonic seconds, never less than before."""
-        if refusal := self.check(offer.client, offer.token, offer.key):
+        if refusal := self.check(offer.client, offer.token, offer.key, offer.owner):
             return refusal
         self._by_key[offer.key] = (now + self._expiry_s, offer)
         self._by_client.setdefault(offer.client, {})[offer.token] = offer
+        self._by_ends.setdefault(offer.key.ends, []).append(offer)
+        self._of_owner[offer.owner] += 1
         return None
 
     def find(self, claim: ConnectionKey) -> Offer[BroughtT] | None:
         """The offer that matches a claim made with this view of the connection; it stays in the table."""
         found = self._by_key.get(claim.mirrored())
         return found[1] if found else None
+
+    def find_elsewhere(self, claim: ConnectionKey) -> list[Offer[BroughtT]]:
+        """The offers that would match if they were made in the claim's namespace. That proves nothing."""
+        found = self._by_ends.get(claim.mirrored().ends, ())
+        return [offer for offer in found if offer.key.netns_cookie != claim.netns_cookie]
 
     def handle_claimed(self, offer: Offer[BroughtT]) -> None:
         """The offer has been delivered; KeyError if it is not in the table."""
@@ -144,3 +177,10 @@ class OfferTable(Generic[BroughtT]):
         del of_client[offer.token]
         if not of_client:
             del self._by_client[offer.client]
+        same_ends = self._by_ends[offer.key.ends]
+        same_ends[:] = [other for other in same_ends if other is not offer]
+        if not same_ends:
+            del self._by_ends[offer.key.ends]
+        self._of_owner[offer.owner] -= 1
+        if not self._of_owner[offer.owner]:
+            del self._of_owner[offer.owner]

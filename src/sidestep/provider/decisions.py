@@ -1,0 +1,267 @@
+"""What the switch decides of a connection, and why: policy, route and protocol put together.
+
+The same answer serves the offer of a live connection, an explicit socket, and a dry run; the last decisions are kept
+for `sidestep policy trace`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sidestep import limits
+from sidestep.errors import Unavailable
+from sidestep.native.layout import Refusal
+from sidestep.policy import BOTH, TCP, Decision, Policy, Role, Subject
+from sidestep.routing import Address, Route
+from sidestep.switch.modules import Protocols
+from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request
+
+_SO_PEERGROUPS: Final = 59
+_GID: Final = struct.Struct("I")
+
+
+class Router(Protocol):
+    """Where routes are asked for."""
+
+    def route(self, destination: Address, *, source: Address | None = None, uid: int | None = None) -> Route:
+        """The kernel's way there; raises Unavailable if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one end of a connection."""
+
+    ruling: Decision
+    protocol: OffloadProtocol | None  # None: it stays on TCP
+    refusal: Refusal | None  # the reason in that case
+    route: Route | None  # as far as it was asked for
+    why: str  # one sentence
+
+    def as_json(self) -> dict[str, Any]:
+        """As the commands get it."""
+        rule, route = self.ruling.rule, self.route
+        return {
+            "target": self.ruling.target,
+            "rule": {"file": rule.file, "line": rule.line, "text": rule.text} if rule else None,
+            "route": route.as_json() if route else None,
+            "protocol": self.protocol.name if self.protocol else None,
+            "why": self.why[: limits.WHY_MAX],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A decision that was taken."""
+
+    sequence: int
+    time: float  # seconds since the epoch
+    role: Role
+    subject: Subject
+    endpoint: Endpoint  # the destination, or where it was accepted
+    verdict: Verdict
+
+    def as_json(self) -> dict[str, Any]:
+        """As `sidestep policy trace` gets it."""
+        return {
+            "sequence": self.sequence,
+            "time": self.time,
+            "role": self.role.value,
+            "program": self.subject.programs[0][: limits.POLICY_NAME_MAX] if self.subject.programs else None,
+            "uid": self.subject.uid,
+            "endpoint": str(self.endpoint),
+            **self.verdict.as_json(),
+        }
+
+
+class Decisions:
+    """The switch's judgement, and its memory of it."""
+
+    def __init__(
+        self,
+        protocols: Protocols,
+        policy: Callable[[], Policy],
+        router: Callable[[], Router],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`policy` gives the one in force, `router` is asked for only when a route is wanted."""
+        self._protocols = protocols
+        self._policy = policy
+        self._router = router
+        self._wall_clock = wall_clock
+        self._trace: deque[Remembered] = deque(maxlen=limits.TRACE_DECISIONS_MAX)
+        self._sequence = 0
+
+    def connect(
+        self, subject: Subject, request: Request, *, dry: bool = False, ip_protocol: int = 0, elsewhere: bool = False
+    ) -> Verdict:
+        """What carries a connection from the end that opened it.
+
+        `ip_protocol` is what an explicit socket insists on; `elsewhere`: it is in another network namespace, which has
+        routes of its own.
+        """
+        ruling = self._policy().decide(Role.CONNECT, subject, request.remote.address, request.remote.port)
+        verdict = self._choose(ruling, request, subject, Role.CONNECT, ip_protocol, elsewhere=elsewhere)
+        if not dry:
+            self._remember(Role.CONNECT, subject, request.remote, verdict)
+        return verdict
+
+    def listen(self, subject: Subject, local: Endpoint, carrier: OffloadProtocol) -> Verdict:
+        """Whether the end that accepted may be carried by what the other end has chosen."""
+        ruling = self._policy().decide(Role.LISTEN, subject, local.address, local.port)
+        if ruling.target not in (BOTH, carrier.name):
+            verdict = self._refused(ruling, Refusal.POLICY, self._kept_by(ruling))
+        elif not carrier.capabilities.accept:
+            verdict = self._refused(ruling, Refusal.NO_PROTOCOL, f"{carrier.name} carries no accepted connections")
+        else:
+            verdict = Verdict(ruling, carrier, None, None, f"{carrier.name} carries it")
+        self._remember(Role.LISTEN, subject, local, verdict)
+        return verdict
+
+    def would_listen(self, subject: Subject, local: Endpoint, *, ip_protocol: int = 0) -> Verdict:
+        """The dry run of a listener: what could carry the connections that it accepts."""
+        ruling = self._policy().decide(Role.LISTEN, subject, local.address, local.port)
+        return self._choose(ruling, Request(local, local, None), subject, Role.LISTEN, ip_protocol)
+
+    def trace(self, after: int, *, shown: Callable[[int], bool] = lambda _uid: True) -> dict[str, Any]:
+        """The decisions after number `after`: as many as are kept and fit a reply; `next` asks for what follows.
+
+        `shown` tells of which users those are that are told.
+        """
+        found: list[dict[str, Any]] = []
+        room = limits.TRACE_BYTES_PER_REPLY
+        for one in self._trace:
+            if one.sequence <= after or not shown(one.subject.uid):
+                continue
+            told = one.as_json()
+            room -= len(json.dumps(told))
+            if found and (room < 0 or len(found) == limits.TRACE_DECISIONS_PER_REPLY):
+                break
+            found.append(told)
+        return {"decisions": found, "next": found[-1]["sequence"] if found else self._sequence}
+
+    # ---- choosing ----
+
+    def _choose(
+        self, ruling: Decision, request: Request, subject: Subject, role: Role, ip_protocol: int,
+        *, elsewhere: bool = False,
+    ) -> Verdict:  # fmt: skip
+        if ruling.target == TCP:
+            return self._refused(ruling, Refusal.POLICY, self._kept_by(ruling))
+        route: Route | None = None
+        reasons = []
+        for protocol in self._candidates(ruling, ip_protocol):
+            if not protocol.capabilities.self_routing and elsewhere:
+                reasons.append(
+                    f"{protocol.name}: it needs a route, and those of another network namespace are not known"
+                )
+                continue
+            if not protocol.capabilities.self_routing and route is None:
+                try:
+                    source = request.local.address if request.local else None
+                    route = self._router().route(request.remote.address, source=source, uid=subject.uid)
+                except Unavailable as error:
+                    reasons.append(f"{protocol.name}: {error.message}")
+                    continue
+            given = request if protocol.capabilities.self_routing else replace(request, route=route)
+            if why := self._unfit(protocol, given, role):
+                reasons.append(f"{protocol.name}: {why}")
+                continue
+            return Verdict(ruling, protocol, None, route, f"{protocol.name} carries it")
+        if reasons:
+            return self._refused(ruling, Refusal.NO_PROTOCOL, "; ".join(reasons), route)
+        wanted = f"{ruling.target} is not installed or does not work" if ruling.target != BOTH else "none is installed"
+        return self._refused(ruling, Refusal.NO_PROTOCOL, f"no offload protocol can carry it: {wanted}")
+
+    def _candidates(self, ruling: Decision, ip_protocol: int) -> Iterator[OffloadProtocol]:
+        for protocol in self._protocols.each() if ruling.target == BOTH else self._named(ruling.target):
+            if ip_protocol in (0, protocol.ip_protocol):
+                yield protocol
+
+    def _named(self, name: str) -> Iterator[OffloadProtocol]:
+        if (found := self._protocols.get(name)) is not None:
+            yield found
+
+    def _unfit(self, protocol: OffloadProtocol, request: Request, role: Role) -> str | None:
+        """Why a protocol cannot carry this, or None."""
+        able = protocol.capabilities
+        if not (able.connect if role is Role.CONNECT else able.accept):
+            return f"it does not carry the end that {role.value}s"
+        if (version := _version(request.remote.address)) not in able.families:
+            return f"it does not carry IPv{version}"
+        try:
+            return protocol.refusal(request)
+        except Exception as error:  # a stranger's code
+            self._protocols.fail(protocol.name, error)
+            return "it failed"
+
+    def _refused(self, ruling: Decision, refusal: Refusal, why: str, route: Route | None = None) -> Verdict:
+        return Verdict(ruling, None, refusal, route, f"it stays on TCP: {why}")
+
+    def _kept_by(self, ruling: Decision) -> str:
+        rule = ruling.rule
+        return f"{rule.file}, line {rule.line} says so: {rule.text}" if rule else f"the policy says {ruling.target}"
+
+    def _remember(self, role: Role, subject: Subject, endpoint: Endpoint, verdict: Verdict) -> None:
+        self._sequence += 1
+        self._trace.append(Remembered(self._sequence, self._wall_clock(), role, subject, endpoint, verdict))
+
+
+def _version(address: Address) -> int:
+    """The version of IP on the wire."""
+    return 4 if isinstance(address, IPv4Address) or address.ipv4_mapped else 6
+
+
+def subject_of(sock: socket.socket, pid: int, uid: int, *, near: bool = True) -> Subject:
+    """Who is at the other end of a UNIX socket. The names are what the process says of itself; they prove nothing.
+
+    `near`: it can only be our own user's, or root's. A stranger's command line is not read: it lies in memory that the
+    stranger may have put where reading it never ends.
+    """
+    names = []
+    process = Path(f"/proc/{pid}")
+    for read in (_command_name, _comm, _executable) if near else (_comm, _executable):
+        try:
+            name = read(process)
+        except OSError:  # it has gone, or its user hides it from us
+            continue
+        if name and name not in names:
+            names.append(name)
+    return Subject(tuple(names), uid, frozenset(_groups(sock)))
+
+
+def _command_name(process: Path) -> str:
+    with open(process / "cmdline", "rb") as file:
+        first = file.read(limits.COMMAND_NAME_MAX).split(b"\0", 1)[0]
+    return os.fsdecode(first).rpartition("/")[2]
+
+
+def _comm(process: Path) -> str:
+    return os.fsdecode((process / "comm").read_bytes()).rstrip("\n")
+
+
+def _executable(process: Path) -> str:
+    return os.readlink(process / "exe").rpartition("/")[2]  # noqa: PTH115 - the name, not a path
+
+
+def _groups(sock: socket.socket) -> Iterator[int]:
+    """The groups of the process that connected, the effective one among them."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    yield _GID.unpack_from(credentials, 8)[0]
+    try:
+        groups = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, limits.PEER_GROUPS_MAX * _GID.size)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        return
+    for (gid,) in _GID.iter_unpack(groups):
+        yield gid

@@ -1,0 +1,542 @@
+"""Offers and claims: who is paired with whom, and what carries their bytes.
+
+Each message is checked by its form, by the policy, and by the kernel, before anything changes. An offer that cannot be
+served is refused with the reason, and counted; the connection stays on TCP.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from ipaddress import IPv6Address
+from typing import Final
+
+from sidestep import limits
+from sidestep.config import ProviderSettings
+from sidestep.counters import Counters
+from sidestep.errors import LimitReached, PeerViolation, Unavailable
+from sidestep.native import _channel, layout
+from sidestep.native.layout import Attach, Refusal, Rpc
+from sidestep.provider import arena as arenas
+from sidestep.provider import memory
+from sidestep.provider.clients import Arena, Brought, Client
+from sidestep.provider.decisions import Decisions
+from sidestep.provider.evidence import Evidence, Examiner
+from sidestep.provider.path import PathProofs, Proof, Way
+from sidestep.provider.proof import SocketProver
+from sidestep.provider.registry import Registry
+from sidestep.provider.relay import End, Relays
+from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.users import Users
+from sidestep.routing import Address
+from sidestep.switch.budget import ChannelBudget
+from sidestep.switch.modules import Protocols
+from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
+from sidestep.switch.protocol import Endpoint, Request, Services
+from sidestep.switch.stream import Stream
+
+_SWEEP_SLOTS_MAX: Final = 1 << 18  # slots read in one sweep; beyond it the sweep is given up and nothing released
+
+
+class Pairing:
+    """Pairs the ends of connections. `send` delivers a message at once, or drops the client and says False."""
+
+    def __init__(
+        self,
+        settings: ProviderSettings,
+        *,
+        registry: Registry,
+        protocols: Protocols,
+        decisions: Decisions,
+        counters: Counters,
+        clients: Mapping[ClientId, Client],
+        arenas_known: Mapping[bytes, Arena],
+        offers_max: int,
+        budget_bytes: int,
+        netns_cookie: int,
+        users: Users,
+        services: Services,
+        proofs_max: int,
+        clock: Callable[[], float],
+        send: Callable[..., bool],
+        relays: Relays,
+    ) -> None:
+        self._registry = registry
+        self._protocols = protocols
+        self._decisions = decisions
+        self._counters = counters
+        self._clients = clients
+        self._arenas = arenas_known
+        self._users = users
+        self._clock = clock
+        self._send = send
+        self._relays = relays
+        self._second_segments: set[bytes] = set()  # of connections through the provider, that no arena tells of
+        self._prover = SocketProver()  # whether their ends are still held
+        self._examiner = Examiner(settings.wants, netns_cookie=netns_cookie)
+        self._netns_cookie = netns_cookie
+        self._paths = PathProofs(services, pending_max=proofs_max)
+        self._searches: dict[tuple[ClientId, int], _Search] = {}
+        self._offers: OfferTable[Brought] = OfferTable(
+            expiry_s=settings.offer_expiry_s, total_max=offers_max, owner_max=lambda uid: users.share(offers_max, uid)
+        )
+        self.budget = ChannelBudget(budget_bytes, owner_max=lambda uid: users.share(budget_bytes, uid))
+        self.closing = False  # no more offers are taken in
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def close(self) -> None:
+        """Ends the proofs."""
+        self._examiner.close()
+        self._prover.close()
+
+    def next_deadline(self) -> float | None:
+        """When the next offer expires."""
+        return self._offers.next_deadline()
+
+    def handle_timeouts(self, now: float) -> None:
+        """Refuses the offers whose time is up."""
+        while offer := self._offers.poll_expired(now=now):
+            self._release(offer)
+            self._refuse_offer(self._clients[offer.client], offer.token, Refusal.EXPIRED)
+
+    def handle_disconnect(self, client: Client) -> None:
+        """A client has gone, and its offers and claims with it."""
+        self._relays.handle_disconnect()
+        for search in [one for one in self._searches.values() if one.claimer is client]:
+            search.end()
+        for offer in self._offers.handle_disconnect(client.client_id):
+            self._release(offer)
+            self._counters.add("offer_withdrawn")
+
+    # ---- messages ----
+
+    def handle_offer(self, client: Client, packet: Packet) -> None:
+        """OFFER: one end is ready for a channel, and brought one."""
+        evidence = self._examiner.take(packet, 3)
+        try:
+            self._take_offer(client, packet, evidence)
+        except BaseException:
+            evidence.close()
+            raise
+
+    def _take_offer(self, client: Client, packet: Packet, evidence: Evidence) -> None:
+        message, key = packet.message, evidence.key
+        segment, bell, bell_page = packet.descriptors.numbers
+        segment_len = memory.sealed_size(segment, "segment")
+        if not _geometry_ok(message.ring_size, segment_len):
+            raise PeerViolation(f"a segment of {segment_len} bytes for rings of {message.ring_size}", rule="malformed")
+        _check_bell(message, bell, bell_page)
+        refusal = self._offer_refusal(client, message, evidence)
+        if not refusal:
+            request = Request(
+                endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port), None
+            )
+            elsewhere = key.netns_cookie != self._netns_cookie
+            verdict = self._decisions.connect(
+                client.subject, request, ip_protocol=message.protocol, elsewhere=elsewhere
+            )
+            refusal = verdict.refusal
+        if not refusal and not self._reserve(message.segment_id, segment_len, client.uid):
+            refusal = Refusal.NO_BUDGET
+        if refusal:
+            evidence.close()
+            self._refuse_offer(client, message.token, refusal)
+            return
+        assert verdict.protocol is not None
+        bucket = self._registry.bucket(key)
+        route = None if verdict.protocol.capabilities.self_routing else verdict.route
+        offer = Offer(
+            client.client_id, message.token, key, message.ring_size, message.segment_id,
+            client.bell_name(message.bell_page_id), message.bell_index, verdict.protocol.name,
+            Brought(packet.descriptors.take(), bucket, evidence, route), client.uid,
+        )  # fmt: skip
+        if refusal := self._offers.handle_offer(offer, now=self._clock()):
+            raise AssertionError(f"the table refused what it had checked: {refusal.name}")
+        self._registry.handle_added(bucket)
+        self._counters.add("offer_accepted")
+
+    def handle_claim(self, client: Client, packet: Packet) -> None:
+        """CLAIM: the other end has seen that there may be an offer for it."""
+        evidence = self._examiner.take(packet, 2)
+        try:
+            _check_bell(packet.message, *packet.descriptors.numbers)
+            key = evidence.key
+            offer = self._offers.find(key)
+            elsewhere = self._offers.find_elsewhere(key) if offer is None else []
+            refusal = evidence.refusal
+            if not refusal and offer is None and not elsewhere:
+                refusal = Refusal.NO_OFFER
+            if not refusal:
+                refusal = self._examiner.refusal(evidence)
+            if not refusal and offer is None:
+                refusal = self._search(client, packet, evidence, elsewhere)
+                if not refusal:
+                    return
+        except BaseException:
+            evidence.close()
+            raise
+        evidence.close()
+        if refusal or offer is None:
+            self._refuse_claim(client, packet.message.token, refusal or Refusal.NO_OFFER)
+        else:
+            self._join(offer, client, packet, key, across=False)
+
+    def _search(
+        self, client: Client, packet: Packet, evidence: Evidence, elsewhere: list[Offer[Brought]]
+    ) -> Refusal | None:
+        """Asks which of the offers made in other namespaces is of the claim's connection; None: it is under way."""
+        if evidence.way is None or evidence.facts is None or (client.client_id, packet.message.token) in self._searches:
+            return Refusal.NOT_PROVEN
+        search = _Search(self, client, Packet(packet.message, b"", packet.descriptors.take()), evidence)
+        try:
+            for offer in elsewhere:
+                shown = offer.brought.evidence
+                if shown.way is not None and shown.facts is not None and shown.facts.agrees(evidence.facts):
+                    search.try_offer(offer, self._paths, shown.way, evidence.way)
+        except LimitReached:
+            search.end()
+            return Refusal.TOO_MANY
+        if not search.proofs:
+            search.end()
+            return Refusal.NOT_PROVEN
+        self._searches[client.client_id, packet.message.token] = search
+        return None
+
+    def handle_found(self, search: _Search, offer: Offer[Brought] | None) -> None:
+        """A search across namespaces has come to its end."""
+        client, message = search.claimer, search.claim.message
+        try:
+            if offer is None or offer not in self._offers:
+                self._refuse_claim(client, message.token, Refusal.NOT_PROVEN if offer is None else Refusal.NO_OFFER)
+            else:
+                self._join(offer, client, search.claim, search.evidence.key, across=True)
+        finally:
+            search.end()
+
+    def forget(self, search: _Search) -> None:
+        """It is over."""
+        self._searches.pop((search.claimer.client_id, search.claim.message.token), None)
+
+    def _join(self, offer: Offer[Brought], client: Client, packet: Packet, key: ConnectionKey, *, across: bool) -> None:
+        """Both ends are proven; what is left are users, policy and protocol."""
+        message = packet.message
+        if not self._users.may_pair(self._clients[offer.client], client, across=across):
+            self._refuse_both(offer, client, message.token, Refusal.FOREIGN_USER)
+            return
+        carrier = self._protocols.get(offer.protocol)
+        if carrier is None:  # removed meanwhile
+            self._refuse_both(offer, client, message.token, Refusal.NO_PROTOCOL)
+            return
+        verdict = self._decisions.listen(client.subject, endpoint_of(key.local_addr, key.local_port), carrier)
+        if verdict.refusal:
+            self._refuse_both(offer, client, message.token, verdict.refusal)
+            return
+        pair = _Pair(self, offer, client, packet)
+        try:
+            carrier.join(pair)
+        except Unavailable:
+            pair.leave()
+        except Exception as error:  # a stranger's code: the others go on
+            self._protocols.fail(carrier.name, error)
+            pair.leave()
+        if not pair.carried:
+            pair.taken = True  # whoever has kept it comes too late
+            self._refuse_both(offer, client, message.token, Refusal.PROTOCOL_FAILED)
+
+    def handle_withdraw(self, client: Client, packet: Packet) -> None:
+        """WITHDRAW: the offer is off, or the claim."""
+        expect(packet, 0)
+        if search := self._searches.get((client.client_id, packet.message.token)):
+            search.end()
+        offer = self._offers.handle_withdraw(client.client_id, packet.message.token)
+        if offer is not None:
+            self._release(offer)
+            self._counters.add("offer_withdrawn")
+
+    # ---- what a pair does ----
+
+    def attach(self, offer: Offer[Brought], claimer: Client, packet: Packet) -> None:
+        """Hands each end what the other brought."""
+        message = packet.message
+        attach = Message(
+            type=Rpc.ATTACH,
+            token=message.token,
+            ring_size=offer.ring_size,
+            segment_id=offer.segment_id,
+            bell_page_id=offer.bell_page_id,
+            bell_index=offer.bell_index,
+        )
+        if not self._send(claimer, attach, offer.brought.descriptors.numbers):
+            return  # the offer stays for a claimer that lives, unless it was its own and went with it
+        self._offers.handle_claimed(offer)
+        self._registry.handle_removed(offer.brought.bucket)
+        offer.brought.close()
+        claimed = Message(
+            type=Rpc.CLAIMED,
+            token=offer.token,
+            bell_page_id=claimer.bell_name(message.bell_page_id),
+            bell_index=message.bell_index,
+        )
+        if self._send(self._clients[offer.client], claimed, packet.descriptors.numbers):
+            self._counters.add("claim_matched")
+
+    def open(self, offer: Offer[Brought], claimer: Client, packet: Packet) -> tuple[Stream, Stream]:
+        """Hands each end a channel with the provider; raises Unavailable."""
+        segment, *offerer_bell = offer.brought.descriptors.numbers
+        second_id = blake2b(offer.segment_id, digest_size=16).digest()
+        if offer.key.netns_cookie != self._netns_cookie or packet.message.netns_cookie != self._netns_cookie:
+            raise Unavailable("who stands in between cannot tell who holds a socket of another network namespace")
+        if not self._reserve(second_id, limits.CHANNEL_HEADER_SIZE + sum(offer.ring_size), claimer.uid):
+            raise Unavailable("the budget for channel memory is used up")
+        self._second_segments.add(second_id)
+        try:
+            return self._open(offer, claimer, packet, segment, offerer_bell, second_id)
+        except BaseException:
+            self._release_second(second_id)
+            raise
+
+    def _release_second(self, second_id: bytes) -> None:
+        """The second segment of a connection through the provider is gone; twice is allowed."""
+        if second_id in self._second_segments:
+            self._second_segments.discard(second_id)
+            self.budget.release(second_id)
+
+    def _open(
+        self,
+        offer: Offer[Brought],
+        claimer: Client,
+        packet: Packet,
+        segment: int,
+        offerer_bell: Sequence[int],
+        second_id: bytes,
+    ) -> tuple[Stream, Stream]:
+        message, offerer = packet.message, self._clients[offer.client]
+        try:
+            made = _channel.create(*offer.ring_size)
+        except OSError as error:
+            raise Unavailable(f"no memory for a channel: {error.strerror}") from error
+        try:
+            bell, page, life = self._relays.descriptors()
+            streams = self._relays.open(
+                self._end(segment, 1, offerer, offer.key, offer.brought.evidence.cookie,
+                          offer.bell_page_id, offer.bell_index, offerer_bell),
+                self._end(made, 0, claimer, offer.key.mirrored(), message.cookie,
+                          claimer.bell_name(message.bell_page_id), message.bell_index, packet.descriptors.numbers),
+                protocol=offer.protocol, on_drop=lambda: self._release_second(second_id),
+            )  # fmt: skip
+            attach = Message(
+                type=Rpc.ATTACH,
+                token=message.token,
+                flags=Attach.RELAYED,
+                ring_size=offer.ring_size,
+                segment_id=offer.segment_id,
+                bell_page_id=self._relays.bell_id,
+            )
+            if not self._send(claimer, attach, (made, bell, page, life)):
+                streams[0].close()
+                raise Unavailable("the end that claimed it has gone")
+        except OSError as error:
+            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
+        finally:
+            os.close(made)
+        self._offers.handle_claimed(offer)
+        self._registry.handle_removed(offer.brought.bucket)
+        offer.brought.close()
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=self._relays.bell_id)
+        if self._send(offerer, claimed, (bell, page, life)):
+            self._counters.add("claim_matched")
+        return streams
+
+    def _end(
+        self,
+        segment: int,
+        side: int,
+        client: Client,
+        key: ConnectionKey,
+        cookie: int,
+        bell_name: bytes,
+        bell_index: int,
+        bell: Sequence[int],
+    ) -> End:
+        return End(
+            _channel.map(segment, side), bell_name, bell_index, bell[0], bell[1],
+            held=lambda: self._prover.holds(key, cookie), client_open=lambda: client.open,
+        )  # fmt: skip
+
+    # ---- refusing ----
+
+    def _offer_refusal(self, client: Client, message: Message, evidence: Evidence) -> Refusal | None:
+        """Why an offer cannot be taken in, whatever the switch says of it; the cheap checks first."""
+        if self.closing:
+            return Refusal.SHUTTING_DOWN
+        if refusal := self._offers.check(client.client_id, message.token, evidence.key, client.uid):
+            return refusal
+        if message.segment_id in self.budget:
+            return Refusal.DUPLICATE
+        return self._examiner.refusal(evidence)
+
+    def _refuse_offer(self, client: Client, token: int, refusal: Refusal) -> None:
+        self._counters.add("offer_refused", refusal.name)
+        self._send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
+
+    def _refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
+        self._counters.add("claim_refused", refusal.name)
+        self._send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
+
+    def _refuse_both(self, offer: Offer[Brought], claimer: Client, token: int, refusal: Refusal) -> None:
+        """Both ends are there and proven, and yet they are not paired: neither needs to wait."""
+        self._refuse_claim(claimer, token, refusal)
+        if offer in self._offers:  # else it was its own and went with it
+            self._offers.handle_claimed(offer)
+            self._release(offer)
+            self._refuse_offer(self._clients[offer.client], offer.token, refusal)
+
+    # ---- memory ----
+
+    def _reserve(self, segment_id: bytes, segment_len: int, uid: int) -> bool:
+        now = self._clock()
+        if self.budget.wants_sweep(now=now):
+            self._sweep(now)
+        if self.budget.reserve(segment_id, segment_len, now=now, owner=uid):
+            return True
+        if not self.budget.may_sweep(now=now):
+            return False
+        self._sweep(now)
+        return self.budget.reserve(segment_id, segment_len, now=now, owner=uid)
+
+    def _release(self, offer: Offer[Brought]) -> None:
+        """Gives back what an offer held that was not claimed."""
+        self._registry.handle_removed(offer.brought.bucket)
+        self.budget.release(offer.segment_id)
+        offer.brought.close()
+
+    def _sweep(self, now: float) -> None:
+        in_use = set(self._second_segments)
+        slots_left = _SWEEP_SLOTS_MAX
+        for arena in self._arenas.values():
+            for segment_id in arenas.segments_in_use(arena.fd):
+                slots_left -= 1
+                if not slots_left:
+                    self.budget.handle_sweep(None, now=now)
+                    return
+                if segment_id is not None:
+                    in_use.add(segment_id)
+        self.budget.handle_sweep(in_use, now=now)
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """A claim whose offer was made in another namespace: the first candidate whose path is proven is the one."""
+
+    pairing: Pairing
+    claimer: Client
+    claim: Packet
+    evidence: Evidence
+    proofs: list[Proof] = field(default_factory=list)
+    failed: int = 0
+    over: bool = False
+
+    def try_offer(self, offer: Offer[Brought], paths: PathProofs, its_way: Way, way: Way) -> None:
+        """Begins the proof for one candidate; raises LimitReached."""
+
+        def done(proven: bool) -> None:
+            if self.over:
+                return
+            if proven:
+                self.pairing.handle_found(self, offer)
+                return
+            self.failed += 1
+            if self.failed == len(self.proofs):
+                self.pairing.handle_found(self, None)
+
+        self.proofs.append(paths.start(its_way, way, uid=self.claimer.uid, on_done=done))
+
+    def end(self) -> None:
+        """Gives everything back; does nothing the second time."""
+        if self.over:
+            return
+        self.over = True
+        self.pairing.forget(self)
+        for proof in self.proofs:
+            proof.end(False)
+        self.evidence.close()
+        self.claim.descriptors.close()
+
+
+@dataclass(slots=True)
+class _Pair:
+    """An offer and its claim, for the protocol that carries them (`sidestep.switch.protocol.Pair`)."""
+
+    pairing: Pairing
+    offer: Offer[Brought]
+    claimer: Client
+    claim: Packet
+    taken: bool = False
+    carried: bool = False  # both ends have been told, and not that it is refused
+    streams: tuple[Stream, ...] = ()
+
+    @property
+    def request(self) -> Request:
+        """The connection, as the end that opened it sees it."""
+        key = self.offer.key
+        local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
+        return Request(local, remote, self.offer.brought.route)
+
+    def attach(self) -> None:
+        """Hands each end the other's memory."""
+        self._take()
+        self.carried = True
+        self.pairing.attach(self.offer, self.claimer, self.claim)
+
+    def open(self) -> tuple[Stream, Stream]:
+        """Stands in between."""
+        self._take()
+        self.streams = streams = self.pairing.open(self.offer, self.claimer, self.claim)
+        self.carried = True
+        return streams
+
+    def leave(self) -> None:
+        """The protocol gives up: what it has opened nobody would serve."""
+        for stream in self.streams:
+            stream.close()
+
+    def _take(self) -> None:
+        if self.taken:
+            raise AssertionError("a pair is carried once")
+        self.taken = True
+
+
+def expect(packet: Packet, fds_count: int) -> None:
+    """Raises PeerViolation unless a message came with so many descriptors."""
+    if len(packet.descriptors) != fds_count:
+        raise PeerViolation(
+            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors, not {fds_count}",
+            rule="malformed",
+        )
+
+
+def endpoint_of(address: bytes, port: int) -> Endpoint:
+    """An address of a record, and a port."""
+    return Endpoint(_address(address), port)
+
+
+def _address(address: bytes) -> Address:
+    """An address of a record: IPv4 where it is v4-mapped."""
+    found = IPv6Address(address)
+    return found.ipv4_mapped or found
+
+
+def _geometry_ok(ring_size: tuple[int, int], segment_len: int) -> bool:
+    return segment_len == limits.CHANNEL_HEADER_SIZE + sum(ring_size) and all(
+        limits.RING_SIZE_MIN <= size <= limits.RING_SIZE_MAX and not size & (size - 1) for size in ring_size
+    )
+
+
+def _check_bell(message: Message, bell: int, bell_page: int) -> None:
+    memory.check_eventfd(bell, "bell")
+    if not memory.sealed_size(bell_page, "bell page") or message.bell_index >= layout.BELL_PAGE_BELLS:
+        raise PeerViolation(f"bell {message.bell_index} of an impossible bell page", rule="malformed")

@@ -1,0 +1,130 @@
+"""Whose ends may be paired, and who may ask for what: the rules among the users of one provider.
+
+A user is who connected, as the kernel saw it then (SO_PEERCRED). Two ends are paired if they are one user's, if one of
+them belongs to a server that root started and that dropped its privileges since, or if the policy pairs the two users.
+
+A server is known as root's by its first message, made before it dropped anything: its process family shares one arena.
+An exec ends the family's memory, not the process; so what root's families become is followed by pidfd, which names a
+process and not a number that another one may have next.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from sidestep import limits
+from sidestep.policy import Subject
+from sidestep.provider.clients import Arena, Client
+from sidestep.switch.protocol import Services
+
+ROOT: Final = 0
+_SO_PEERPIDFD: Final = 77  # Linux 6.5
+_ALL_USERS: Final = (0, 0, (1 << 32) - 1)  # the uid_map of the first user namespace
+
+
+class Users:
+    """What the users of a provider may do, to each other and to it."""
+
+    def __init__(self, *, system: bool, policy: Callable[[Subject, Subject], bool]) -> None:
+        """`policy` tells whether it pairs two users."""
+        self._system = system
+        self._own = os.geteuid()
+        self._policy_pairs = policy
+        self._nobody = _unknown_uid()
+
+    def admits(self, uid: int) -> bool:
+        """Whether a user may connect at all."""
+        return self._system or uid in (self._own, ROOT)
+
+    def may_pair(self, one: Client, other: Client, *, across: bool) -> bool:
+        """Whether the ends of these two may share a channel; `across`: they are in different network namespaces."""
+        if one.uid == other.uid:
+            return one.uid != self._nobody
+        if not self._system:
+            return True  # the user's own, and root, who was admitted
+        # Across namespaces the proof excludes strangers, not a process beside one of the ends (path.py): there the
+        # user decides, or the administrator.
+        if not across and (_from_root(one) or _from_root(other)):
+            return True
+        return self._policy_pairs(one.subject, other.subject)
+
+    def governs(self, client: Client) -> bool:
+        """Whether a client may stop the provider and change what it does."""
+        return self.sees_all(client) or client.uid == self._own != ROOT
+
+    def sees_all(self, client: Client) -> bool:
+        """Whether a client may look at whatever there is: root, but not that of a container."""
+        return not self._system or (client.uid == ROOT and client.at_home)
+
+    def sees(self, client: Client, arena: Arena) -> bool:
+        """Whether a client may look into a family's connections."""
+        return self.sees_user(client, arena.uid)
+
+    def sees_user(self, client: Client, uid: int) -> bool:
+        """Whether a client may see what is told of a user's connections."""
+        return self.sees_all(client) or (client.uid == uid and uid not in (ROOT, self._nobody))
+
+    def share(self, whole: int, uid: int) -> int:
+        """How much of a bounded thing one user may have."""
+        if not self._system or uid in (self._own, ROOT):
+            return whole
+        return max(1, whole // limits.USER_SHARE)
+
+
+class Lineage:
+    """The processes that were root's when they became known, and live: whatever they are now."""
+
+    def __init__(self, services: Services, *, processes_max: int = limits.LINEAGE_MAX) -> None:
+        self._services = services
+        self._processes_max = processes_max
+        self._pidfds: OrderedDict[int, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pidfds)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._pidfds
+
+    def remember(self, client: Client) -> None:
+        """From now on what this process becomes is known to come from root."""
+        if client.pid <= 0 or client.pid in self._pidfds:
+            return  # 0: in a pid namespace that we do not see
+        try:
+            # Of the number alone another process may have become the owner since.
+            pidfd = client.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        except OSError as error:
+            if error.errno not in (errno.ENOPROTOOPT, errno.ESRCH, errno.EINVAL, errno.ENODATA):
+                raise
+            return  # an older kernel, or it has gone: not known is not trusted
+        if len(self._pidfds) >= self._processes_max:
+            self._forget(next(iter(self._pidfds)))
+        self._pidfds[client.pid] = pidfd
+        self._services.watch(pidfd, lambda: self._forget(client.pid))  # readable: it has ended
+
+    def close(self) -> None:
+        """Forgets them all."""
+        for pid in list(self._pidfds):
+            self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        pidfd = self._pidfds.pop(pid)
+        self._services.unwatch(pidfd)
+        os.close(pidfd)
+
+
+def _from_root(client: Client) -> bool:
+    return client.uid == ROOT or (client.arena is not None and client.arena.from_root)
+
+
+def _unknown_uid() -> int:
+    """The uid as which all users without one in our user namespace appear; -1 where every user has one."""
+    fields = tuple(map(int, Path("/proc/self/uid_map").read_text(encoding="ascii").split()))
+    if fields == _ALL_USERS:
+        return -1
+    return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))

@@ -1,0 +1,265 @@
+"""The offload protocols and transports that the switch knows: loaded when wanted, added and removed while it runs.
+
+What is installed is told by entry points; nothing of it is imported before a connection, a policy or an explicit
+socket asks for it by name. A module that cannot be loaded, declares nonsense or fails is refused with its reason and
+not tried again until somebody adds it anew; the others go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+
+from sidestep.errors import SidestepError
+from sidestep.routing import NetworkEvent
+from sidestep.switch.protocol import (
+    BrokenModule,
+    Capabilities,
+    OffloadModule,
+    OffloadProtocol,
+    OffloadTransport,
+    Services,
+)
+
+PROTOCOLS_GROUP: Final = "sidestep.protocols"  # groups of entry points
+TRANSPORTS_GROUP: Final = "sidestep.transports"
+FIRST: Final = "local"  # carries what it can before any other protocol is asked
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_RESERVED: Final = frozenset({"both", "tcp"})  # words of the policy
+
+
+class Loadable(Protocol):
+    """An entry point."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def value(self) -> str:
+        """What it names: `module:object`."""
+
+    def load(self) -> Any:
+        """Imports it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What there is to say of a module."""
+
+    name: str
+    state: str  # installed, started, broken, removed
+    provided_by: str  # `module:object`
+    capabilities: Capabilities | None  # None: not loaded
+    why: str  # it is broken; else empty
+
+
+class _Guarded:
+    """The switch's services for one module: what the module leaves behind or breaks is its own."""
+
+    def __init__(self, services: Services, fail: Callable[[BaseException], None]) -> None:
+        self._services = services
+        self._fail = fail
+        self._watched: set[int] = set()
+        self._closed = False
+
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """As of the switch."""
+        self._services.watch(fd, partial(self._run, on_readable))
+        self._watched.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """As of the switch; does nothing where nothing is watched."""
+        if fd in self._watched:
+            self._watched.discard(fd)
+            self._services.unwatch(fd)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """As of the switch."""
+        self._services.call_later(delay_s, partial(self._run, callback))
+
+    def transports(self) -> Iterator[OffloadTransport]:
+        """As of the switch."""
+        return self._services.transports()
+
+    def log(self, text: str) -> None:
+        """As of the switch."""
+        self._services.log(text)
+
+    def close(self) -> None:
+        """The module has been stopped: nothing of it is called any more."""
+        self._closed = True
+        for fd in list(self._watched):
+            self.unwatch(fd)
+
+    def _run(self, callback: Callable[[], None]) -> None:
+        if self._closed:
+            return
+        try:
+            callback()
+        except Exception as error:  # a stranger's code
+            self._fail(error)
+
+
+ModuleT = TypeVar("ModuleT", bound=OffloadModule)
+
+
+class Modules(Generic[ModuleT]):
+    """All modules of one kind. `find` tells what is installed now, by name."""
+
+    def __init__(
+        self,
+        kind: type[ModuleT],
+        find: Callable[[], Mapping[str, Loadable]],
+        services: Services,
+        on_broken: Callable[[str, BaseException], None],
+        on_started: Callable[[ModuleT], None] = lambda _module: None,
+    ) -> None:
+        """`on_broken` hears the name and the error of every module that is refused, `on_started` of each that works."""
+        self._kind = kind
+        self._find = find
+        self._services = services
+        self._on_broken = on_broken
+        self._on_started = on_started
+        self._installed: dict[str, Loadable] = dict(find())
+        self._started: dict[str, ModuleT] = {}
+        self._guards: dict[str, _Guarded] = {}  # of the started ones
+        self._broken: dict[str, str] = {}
+        self._removed: set[str] = set()
+
+    def names(self) -> list[str]:
+        """Those that may be asked, in order of preference."""
+        usable = (name for name in self._installed if name not in self._removed and name not in self._broken)
+        return sorted(usable, key=lambda name: (name != FIRST, name))
+
+    def get(self, name: str) -> ModuleT | None:
+        """The module of that name, started if this is the first time; None if there is none that works."""
+        found = self._started.get(name)
+        if found is None and name in self._installed and name not in self._removed and name not in self._broken:
+            try:
+                found = self._start(name)
+            except BrokenModule:
+                return None
+        return found
+
+    def each(self) -> Iterator[ModuleT]:
+        """All modules that work, in order of preference; loads one only when it is reached."""
+        for name in self.names():
+            if (found := self.get(name)) is not None:
+                yield found
+
+    def add(self, name: str) -> ModuleT:
+        """Starts a module, whatever became of it before; what was installed since is found.
+
+        Raises:
+            BrokenModule: It is not installed, or does not work.
+        """
+        if name in self._started:
+            return self._started[name]
+        self._installed = dict(self._find())
+        self._removed.discard(name)
+        self._broken.pop(name, None)
+        if name not in self._installed:
+            known = ", ".join(sorted(self._installed)) or "none"
+            raise BrokenModule(f"{name} is not installed", remedy=f"installed are: {known}")
+        return self._start(name)
+
+    def remove(self, name: str) -> None:
+        """Stops a module; it is not asked again until it is added. The connections of others are not touched.
+
+        Raises:
+            BrokenModule: There is none of that name.
+        """
+        if name not in self._installed:
+            raise BrokenModule(f"{name} is not installed", remedy="nothing needs to be done")
+        self._removed.add(name)
+        self._stop(name)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """A started module broke its word: it is stopped and not asked again until it is added."""
+        self._broken[name] = f"{type(error).__name__}: {error}"
+        self._on_broken(name, error)
+        self._stop(name)
+
+    def handle_network(self, event: NetworkEvent) -> None:
+        """Tells every started module."""
+        for name, module in list(self._started.items()):
+            try:
+                module.handle_network(event)
+            except Exception as error:
+                self.fail(name, error)
+
+    def stop(self) -> None:
+        """Stops them all."""
+        for name in list(self._started):
+            self._stop(name)
+
+    def status(self) -> list[Status]:
+        """All that are installed."""
+        return [
+            Status(
+                name,
+                self._state(name),
+                self._installed[name].value,
+                self._started[name].capabilities if name in self._started else None,
+                self._broken.get(name, ""),
+            )
+            for name in sorted(self._installed)
+        ]
+
+    def _state(self, name: str) -> str:
+        if name in self._removed:
+            return "removed"
+        if name in self._broken:
+            return "broken"
+        return "started" if name in self._started else "installed"
+
+    def _start(self, name: str) -> ModuleT:
+        guard = _Guarded(self._services, lambda error: self.fail(name, error))
+        try:
+            module = self._checked(name, self._installed[name].load())
+            module.start(guard)
+            self._on_started(module)
+        except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises must not take the others down
+            guard.close()
+            self._refuse(name, error)
+        self._started[name], self._guards[name] = module, guard
+        return module
+
+    def _checked(self, name: str, found: object) -> ModuleT:
+        """An instance of what an entry point named."""
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            raise BrokenModule("its name is not a word of lower-case letters, digits and hyphens, or is reserved")
+        if not isinstance(found, type) or not issubclass(found, self._kind):
+            raise BrokenModule(f"{self._installed[name].value} is not a class derived from {self._kind.__name__}")
+        if getattr(found, "name", None) != name:
+            raise BrokenModule(f"its class calls itself {getattr(found, 'name', None)!r}")
+        if not isinstance(getattr(found, "capabilities", None), Capabilities):
+            raise BrokenModule("its class declares no capabilities")
+        return found()
+
+    def _refuse(self, name: str, error: BaseException) -> NoReturn:
+        why = error.message if isinstance(error, SidestepError) else f"{type(error).__name__}: {error}"
+        self._broken[name] = why
+        self._on_broken(name, error)
+        raise BrokenModule(
+            f"{name} is refused: {why}", remedy=f"mend it, then 'sidestep provider add {name}'"
+        ) from error
+
+    def _stop(self, name: str) -> None:
+        module = self._started.pop(name, None)
+        if module is None:
+            return
+        try:
+            module.stop()
+        except Exception as error:
+            self._broken[name] = f"{type(error).__name__}: {error}"
+            self._on_broken(name, error)
+        self._guards.pop(name).close()
+
+
+Protocols = Modules[OffloadProtocol]
+Transports = Modules[OffloadTransport]

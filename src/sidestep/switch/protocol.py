@@ -1,0 +1,135 @@
+"""What an offload protocol, or a transport beneath one, is to the switch.
+
+Both are Python entry points, in the groups `sidestep.protocols` and `sidestep.transports`, that name a class derived
+from `OffloadProtocol` or `OffloadTransport`. The switch loads them when they are first wanted, starts them, tells them
+of the network's changes, and stops them; `switch/modules.py` does that. Everything here runs in the provider's one
+thread: a method that waits makes all wait.
+
+The words are those of the Offload Sockets Framework of 2002: a protocol registers with capabilities, is initialised,
+and cleans up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from sidestep.errors import Unavailable
+from sidestep.routing import Address, NetworkEvent, Route
+
+if TYPE_CHECKING:
+    from sidestep.switch.stream import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a protocol or a transport declares; the switch asks it for nothing else."""
+
+    families: frozenset[int] = frozenset({4, 6})  # versions of IP
+    connect: bool = True  # can carry a connection from the end that opened it
+    accept: bool = True  # and from the end that accepted it
+    self_routing: bool = False  # finds its own way: requests reach it untouched, without a route
+    rdma: bool = False  # places bytes into the peer's memory by itself
+    local: bool = True  # can carry a connection both of whose ends are on this host
+    remote: bool = False  # and one that leaves it
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address and a port; the unspecified address stands for all of its family."""
+
+    address: Address
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A connection that is to be carried, as the end that opened it sees it."""
+
+    local: Endpoint | None  # None: not bound yet
+    remote: Endpoint
+    route: Route | None  # the kernel's, with first hop and interface; None for a protocol that is self-routing
+
+
+class Pair(Protocol):
+    """A TCP connection whose two ends this provider has found; a protocol carries it by calling one of these, once."""
+
+    @property
+    def request(self) -> Request:
+        """The connection."""
+
+    def attach(self) -> None:
+        """Hands each end the other's memory: from here on the two need nobody."""
+
+    def open(self) -> tuple[Stream, Stream]:
+        """Stands in between: a stream with the end that connected, and one with the end that accepted."""
+
+
+class Services(Protocol):
+    """What the switch does for a protocol."""
+
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
+
+    def unwatch(self, fd: int) -> None:
+        """Ends it; call before `fd` is closed."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Calls once, `delay_s` seconds from now at the earliest."""
+
+    def transports(self) -> Iterator[OffloadTransport]:
+        """The transports that work, in order of preference; one is loaded only when it is reached."""
+
+    def log(self, text: str) -> None:
+        """A line for the provider's log."""
+
+
+class OffloadModule(ABC):
+    """What protocols and transports have in common."""
+
+    name: ClassVar[str]  # a word of lower-case letters, digits and hyphens: what policies and commands call it
+    capabilities: ClassVar[Capabilities]
+
+    def start(self, services: Services) -> None:
+        """Makes ready; called once, before anything else. An exception refuses the module."""
+        self.services = services
+
+    def stop(self) -> None:  # noqa: B027 - not abstract: not every module has something to do
+        """Lets go of everything. Connections still carried are closed to the switch, which takes them back to TCP."""
+
+    def handle_network(self, event: NetworkEvent) -> None:  # noqa: B027
+        """An address, a link or a route came, changed or went."""
+
+
+class OffloadTransport(OffloadModule):
+    """A device that protocols send over."""
+
+
+class OffloadProtocol(OffloadModule):
+    """Something that can carry the bytes of a stream connection instead of TCP."""
+
+    ip_protocol: ClassVar[int] = 0  # what an explicit socket may name it by, as IPPROTO_SDP; 0: it has no number
+
+    def refusal(self, request: Request) -> str | None:
+        """Why this connection cannot be carried, as a half sentence; None: it can. Must not wait."""
+        return None
+
+    def bind(self, endpoint: Endpoint) -> None:
+        """An explicit socket has bound this endpoint natively; raises OSError or Unavailable to fail the bind."""
+
+    def release(self, endpoint: Endpoint) -> None:
+        """The socket of an earlier `bind` has gone."""
+
+    @abstractmethod
+    def join(self, pair: Pair) -> None:
+        """Carries a connection both of whose ends have been found; raises Unavailable to leave it on TCP."""
+
+
+class BrokenModule(Unavailable):
+    """A module that cannot be loaded, declares nonsense, or fails while it starts."""
