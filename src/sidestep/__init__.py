@@ -3,17 +3,74 @@
 Two processes on one host that talk TCP, both started by ``sidestep run``, exchange their bytes through shared memory
 once the connection has shown that it lives; everything else stays kernel TCP. The work is done by ``libsidestep.so``
 inside the programs and by a small provider that pairs the two ends.
+
+A Python program can also do without ``sidestep run``: `socket` stands in for the standard module of that name,
+`open_connection` and `start_server` for those of asyncio, and `install()` takes over every TCP socket that the process
+makes. These names are imported when they are first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep.errors import Unavailable
 
+if TYPE_CHECKING:
+    from sidestep import aio, socket
+    from sidestep.aio import open_connection, start_server
+    from sidestep.embed import install, installed, uninstall
+    from sidestep.socket import create_connection, create_server
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "native_library"]
+__all__ = [
+    "__version__",
+    "aio",
+    "create_connection",
+    "create_server",
+    "include_dir",
+    "install",
+    "installed",
+    "native_library",
+    "open_connection",
+    "socket",
+    "start_server",
+    "uninstall",
+]
+
+_PLACES: Final = {  # name -> module that has it
+    "create_connection": "sidestep.socket",
+    "create_server": "sidestep.socket",
+    "install": "sidestep.embed",
+    "installed": "sidestep.embed",
+    "open_connection": "sidestep.aio",
+    "start_server": "sidestep.aio",
+    "uninstall": "sidestep.embed",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what the commands do not need when it is asked for: `sidestep run` starts quickly."""
+    if name in ("aio", "socket"):
+        return import_module(f"sidestep.{name}")
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def include_dir() -> Path:
+    """Directory of ``sidestep.h``, for the compilers of C programs.
+
+    Raises:
+        Unavailable: The header is missing from this installation.
+    """
+    package = Path(__file__).parent
+    for place in (package / "include", package.parents[1] / "include" / "sidestep"):  # installed; in a checkout
+        if (place / "sidestep.h").is_file():
+            return place
+    raise Unavailable("sidestep.h is missing", remedy="install sidestep with pip")
 
 
 def native_library() -> Path:

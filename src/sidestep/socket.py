@@ -1,0 +1,226 @@
+"""The standard library's `socket`, whose TCP connections go through shared memory where both ends can.
+
+`from sidestep import socket` stands in for `import socket`: everything that module has is here. TCP sockets made here
+are tracked by the shim as those of a program under `sidestep run` are, without LD_PRELOAD; all other sockets of the
+process stay as they are. A connection begins as a kernel TCP connection and remains one if its other end is not under
+sidestep, so what works with a `socket.socket` works with these: selectors, `ssl`, asyncio, `makefile`, `fork`.
+
+Beyond the standard ones a socket has `peek` and `consume`, `reserve` and `commit`, which work on ring memory in place.
+
+Where the shim cannot work in this process a RuntimeWarning says why, once, and the sockets are plain ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket as _stdlib
+from typing import TYPE_CHECKING, Any, Final
+
+from sidestep import constants, embed
+from sidestep.constants import AF_INET6_DIRECT as AF_INET6_DIRECT
+from sidestep.constants import AF_INET6_OFFLOAD as AF_INET6_OFFLOAD
+from sidestep.constants import AF_INET_DIRECT as AF_INET_DIRECT
+from sidestep.constants import AF_INET_OFFLOAD as AF_INET_OFFLOAD
+from sidestep.constants import IPPROTO_OFFLOAD_ANY as IPPROTO_OFFLOAD_ANY
+from sidestep.constants import IPPROTO_SDP as IPPROTO_SDP
+from sidestep.errors import Misuse
+from sidestep.rings import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# No timeout was given: new sockets have that of setdefaulttimeout(). Callers such as http.client pass it on.
+_GLOBAL_DEFAULT: Final[Any] = getattr(_stdlib, "_GLOBAL_DEFAULT_TIMEOUT")  # noqa: B009 - unknown to the type checker
+
+__all__ = [*_stdlib.__all__, *constants.__all__]
+
+_EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_DIRECT)
+
+
+def __getattr__(name: str) -> Any:
+    """Whatever else the standard module has."""
+    return getattr(_stdlib, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_stdlib)})
+
+
+class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in for
+    """A `socket.socket` that is promoted to shared memory once its connection has shown that it lives.
+
+    Given a `fileno`, it is promoted if that socket was made by sidestep, and else stays on TCP. Of an explicit family
+    (AF_INET_OFFLOAD, AF_INET_DIRECT and their like) it is that kind of socket, and its `family` is the kernel's.
+    """
+
+    __slots__ = ("_window",)
+    _window: Window | None
+
+    def __init__(
+        self,
+        family: _stdlib.AddressFamily | int = -1,
+        type: _stdlib.SocketKind | int = -1,  # noqa: A002 - the standard name
+        proto: int = -1,
+        fileno: int | None = None,
+    ) -> None:
+        self._window = None
+        if fileno is None and family in _EXPLICIT:
+            embed.load()
+            super().__init__(fileno=_stdlib.socket(family, type, proto).detach())
+            return
+        super().__init__(family, type, proto, fileno)
+        if fileno is None and self.family in (_stdlib.AF_INET, _stdlib.AF_INET6) and self.type == _stdlib.SOCK_STREAM:
+            embed.adopt(self.fileno())
+
+    def accept(self) -> tuple[socket, Any]:
+        """The next connection, as a socket of this class, and the address of its other end."""
+        plain, address = super().accept()
+        timeout = plain.gettimeout()
+        accepted = socket(self.family, self.type, self.proto, fileno=plain.detach())
+        accepted.settimeout(timeout)
+        return accepted, address
+
+    # ---- in place ----
+    def peek(self, size: int = -1) -> memoryview:
+        """A read-only view of bytes that have come and are not consumed: all of them, or at most `size`.
+
+        Of a promoted connection it is the ring itself, and of one on TCP a copy of at most PEEK_COPY_MAX bytes. Waits
+        for the first byte as `recv` would. The view is empty at the end of the stream.
+
+        What `recv` takes while there is a view is not protected: the other end may overwrite it. And it can write to
+        the ring at any time, if it breaks the rules: of one that is not trusted, copy what is checked before use.
+
+        Raises:
+            OSError: What `recv` raises: BlockingIOError, TimeoutError, ConnectionResetError.
+        """
+        if self._window is None:
+            self._window = Window()
+        return self._window.peek(self, size)
+
+    def consume(self, size: int) -> None:
+        """Takes `size` bytes from the front of what the last `peek` showed; they need not be all.
+
+        Raises:
+            BufferError: A view of `peek` is still in use.
+            Misuse: They are more than were shown, or something else has received them since.
+        """
+        if self._window is None:
+            raise Misuse("there is nothing to consume", remedy="call peek() first")
+        self._window.consume(self, size)
+
+    def reserve(self, size: int) -> memoryview:
+        """A view to be filled with bytes to send: of `size` bytes, or fewer where there is less room.
+
+        Of a promoted connection it is the room in the ring, and of one on TCP a buffer of at most RESERVE_COPY_MAX
+        bytes. Waits for room as `send` would. Until `commit` all other sends of this connection wait as if the ring
+        were full; in the same thread, where the socket blocks, they are OSError (EDEADLK).
+
+        Raises:
+            OSError: BlockingIOError or TimeoutError: there is no room. Other errors are told by `commit`.
+            Misuse: Room is reserved already.
+        """
+        if self._window is None:
+            self._window = Window()
+        return self._window.reserve(self, size)
+
+    def commit(self, size: int) -> None:
+        """Sends the first `size` bytes of what was reserved, and gives back the rest; 0 gives it all back.
+
+        By ring it never waits. On TCP it waits until all is sent, also by a socket that does not block.
+
+        Raises:
+            BufferError: A view of `reserve` is still in use.
+            OSError: What `sendall` raises.
+            Misuse: They are more than were reserved.
+        """
+        if self._window is None:
+            raise Misuse("there is nothing to commit", remedy="call reserve() first")
+        self._window.commit(self, size)
+
+    def detach(self) -> int:
+        """As of `socket.socket`; room that is reserved is given back."""
+        if self._window is not None:
+            self._window.give_back(self)
+        return super().detach()
+
+    def _real_close(self, *closer: Any) -> None:
+        """What close() comes to when no file of makefile() is left."""
+        if self._window is not None:
+            self._window.give_back(self)
+        super()._real_close(*closer)  # type: ignore[misc]
+
+
+def create_connection(
+    address: tuple[str | None, int],
+    timeout: float | None = _GLOBAL_DEFAULT,
+    source_address: tuple[bytearray | bytes | str, int] | None = None,
+    *,
+    all_errors: bool = False,
+) -> socket:
+    """Connects to (host, port), trying each address that the host has; as `socket.create_connection`.
+
+    Raises:
+        OSError: No address could be connected to: the last error, or with `all_errors` an ExceptionGroup of them all.
+    """
+    errors: list[OSError] = []
+    for family, kind, proto, _, peer in _stdlib.getaddrinfo(*address, 0, _stdlib.SOCK_STREAM):
+        with contextlib.ExitStack() as stack:
+            try:
+                sock = stack.enter_context(socket(family, kind, proto))
+                if timeout is not _GLOBAL_DEFAULT:
+                    sock.settimeout(timeout)
+                if source_address is not None:
+                    sock.bind(source_address)
+                sock.connect(peer)
+            except OSError as error:
+                errors.append(error)
+                continue
+            stack.pop_all()  # it stays open
+            return sock
+    try:
+        if not errors:
+            raise OSError("getaddrinfo returns an empty list")
+        if all_errors:
+            raise ExceptionGroup("create_connection failed", errors)
+        raise errors[-1]
+    finally:
+        errors.clear()  # their tracebacks hold this frame
+
+
+def create_server(
+    address: tuple[str, int] | tuple[str, int, int, int],
+    *,
+    family: int = _stdlib.AddressFamily.AF_INET,
+    backlog: int | None = None,
+    reuse_port: bool = False,
+    dualstack_ipv6: bool = False,
+) -> socket:
+    """A socket that listens at `address`; as `socket.create_server`."""
+    plain = _stdlib.create_server(
+        address, family=family, backlog=backlog, reuse_port=reuse_port, dualstack_ipv6=dualstack_ipv6
+    )
+    embed.adopt(plain.fileno())
+    return _of(plain)
+
+
+def fromfd(fd: int, family: _stdlib.AddressFamily | int, type: _stdlib.SocketKind | int, proto: int = 0) -> socket:  # noqa: A002
+    """A socket of a duplicate of `fd`; as `socket.fromfd`."""
+    return _of(_stdlib.fromfd(fd, family, type, proto))
+
+
+def _of(plain: _stdlib.socket) -> socket:
+    """A socket of this module in the place of `plain`."""
+    timeout = plain.gettimeout()
+    sock = socket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+    sock.settimeout(timeout)
+    return sock
+
+
+def socketpair(
+    family: int | _stdlib.AddressFamily | None = None,
+    type: _stdlib.SocketKind | int = _stdlib.SocketKind.SOCK_STREAM,  # noqa: A002
+    proto: int = 0,
+) -> Sequence[socket]:
+    """Two connected sockets, which are not TCP's and stay in the kernel; as `socket.socketpair`."""
+    a, b = _stdlib.socketpair(family, type, proto)
+    return _of(a), _of(b)
