@@ -29,16 +29,18 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sidestep import limits
-from sidestep.config import PromoteAfter, ProviderSettings, ShimSettings
+from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, ShimSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import layout
-from sidestep.native.layout import Rpc
+from sidestep.native.layout import Ask, Rpc, Welcome
 from sidestep.observe import connections as observed
+from sidestep.observe import demotion
 from sidestep.observe.connections import Connection
+from sidestep.observe.demotion import Outcome
 from sidestep.provider import control, memory, proof, rpc
 from sidestep.provider.rpc import Message
 
-__all__ = ["Channel", "Connection", "ShimClient", "Sidestep", "free_port"]
+__all__ = ["Channel", "Connection", "Outcome", "ShimClient", "Sidestep", "free_port"]
 
 RUN_TIMEOUT_S: Final = 60.0
 WAIT_TIMEOUT_S: Final = 10.0
@@ -80,14 +82,24 @@ class Sidestep:
         offer_expiry_s: float = limits.OFFER_EXPIRY_S,
         idle_exit_s: float = 0,
         budget_bytes: int = 0,
+        policy: Path | None = None,
+        prove_by: Proof = Proof.LOOKUP,
     ) -> None:
-        """The first three are for the shims, None leaves the defaults; the others for the provider."""
+        """The first three are for the shims, None leaves the defaults; the others for the provider.
+
+        `policy` is a file of rules, which may come later; this machine's own are not looked at.
+        """
         self._directory = tempfile.TemporaryDirectory(prefix="sidestep-")
         self.socket = Path(self._directory.name) / "private" / "provider"
         after = PromoteAfter.parse(promote_after) if promote_after is not None else None
         self._shim = ShimSettings(self.socket, after, ring_size, spin_us)
         self._provider_settings = ProviderSettings(
-            self.socket, offer_expiry_s=offer_expiry_s, idle_exit_s=idle_exit_s, budget_bytes=budget_bytes
+            self.socket,
+            offer_expiry_s=offer_expiry_s,
+            idle_exit_s=idle_exit_s,
+            budget_bytes=budget_bytes,
+            policy=(PolicyPlace(policy),) if policy else (),
+            proof=prove_by,
         )
         self._provider: subprocess.Popen[bytes] | None = None
         self._programs: list[subprocess.Popen[Any]] = []
@@ -166,6 +178,20 @@ class Sidestep:
                 raise TimeoutError(f"no such connections after {timeout_s} s; there are {len(found)}:\n{listed}")
             time.sleep(_POLL_S)
 
+    # ---- demoting in flight ----
+
+    def demote(
+        self, wanted: Callable[[Connection], bool] = lambda _: True, timeout_s: float = WAIT_TIMEOUT_S
+    ) -> list[Outcome]:
+        """Sends the connections that are `wanted` back to TCP, as `sidestep demote` does, and waits until they are."""
+        return demotion.order(self.socket, demotion.Order.DEMOTE, wanted, timeout_s)
+
+    def promote(
+        self, wanted: Callable[[Connection], bool] = lambda _: True, timeout_s: float = WAIT_TIMEOUT_S
+    ) -> list[Outcome]:
+        """Takes `demote` back and waits until the connections that had a channel are promoted again."""
+        return demotion.order(self.socket, demotion.Order.PROMOTE, wanted, timeout_s)
+
     # ---- the provider ----
 
     @property
@@ -237,7 +263,8 @@ class ShimClient:
         )
         self._slots_max = slots_max
         self.write_arena([])
-        self.netns_cookie = proof.netns_cookie()
+        self.netns_cookie = proof.netns_cookie()  # of the sockets it speaks of
+        self.wants = Welcome(0)  # what the provider asked for as proof
         self.sock = control.connect(path)
         self.sock.settimeout(timeout_s)
         self._registry: mmap.mmap | None = None
@@ -284,22 +311,56 @@ class ShimClient:
         packet = self.receive()
         with packet.descriptors:
             self._registry = mmap.mmap(packet.descriptors[0], layout.REGISTRY_SIZE, prot=mmap.PROT_READ)
+        self.wants = Welcome(packet.message.flags)
         return packet.message
 
-    def offer(self, tcp: socket.socket, channel: Channel, token: int) -> None:
-        """Offers `channel` for the connected socket `tcp`."""
+    def offer(self, tcp: socket.socket, channel: Channel, token: int, *, way: socket.socket | None = None) -> None:
+        """Offers `channel` for the connected socket `tcp`; `way`: the UDP socket for the proof of the path."""
         if channel.segment is None:
             raise Misuse("a channel to offer needs a segment")
         message = self.message_about(Rpc.OFFER, tcp, channel, token)
-        rpc.send(self.sock, message, [channel.segment, channel.bell, channel.bell_page])
+        rpc.send(self.sock, message, [*self._proof(tcp, way), channel.segment, channel.bell, channel.bell_page])
 
-    def claim(self, tcp: socket.socket, channel: Channel, token: int) -> None:
+    def claim(self, tcp: socket.socket, channel: Channel, token: int, *, way: socket.socket | None = None) -> None:
         """Claims the channel offered for the connection of which `tcp` is the other end."""
-        rpc.send(self.sock, self.message_about(Rpc.CLAIM, tcp, channel, token), [channel.bell, channel.bell_page])
+        message = self.message_about(Rpc.CLAIM, tcp, channel, token)
+        rpc.send(self.sock, message, [*self._proof(tcp, way), channel.bell, channel.bell_page])
+
+    def _proof(self, tcp: socket.socket, way: socket.socket | None) -> list[int]:
+        """The descriptors that the provider wants before those of the channel."""
+        possession = [tcp] if self.wants & Welcome.POSSESSION else []
+        return [one.fileno() for one in (*possession, *([way] if way else []))]
 
     def withdraw(self, token: int) -> None:
         """Takes an offer back."""
         rpc.send(self.sock, Message(type=Rpc.WITHDRAW, token=token))
+
+    def ask(
+        self,
+        what: Ask,
+        *,
+        protocol: int = 0,
+        local: tuple[str, int] = ("0.0.0.0", 0),  # noqa: S104 - unspecified
+        remote: tuple[str, int] = ("0.0.0.0", 0),  # noqa: S104
+        fds: Sequence[int] = (),
+    ) -> Message:
+        """Asks as an explicit socket does, and returns the ANSWER; `fds` for a bind: the socket and the lease."""
+        message = Message(
+            type=Rpc.ASK,
+            token=secrets.randbits(64),
+            flags=what,
+            protocol=protocol,
+            local_addr=proof.mapped_address(local[0]),
+            local_port=local[1],
+            remote_addr=proof.mapped_address(remote[0]),
+            remote_port=remote[1],
+        )
+        rpc.send(self.sock, message, fds)
+        with (packet := self.receive()).descriptors:
+            answer = packet.message
+        if (answer.type, answer.token) != (Rpc.ANSWER, message.token):
+            raise ConnectionError(f"{answer.type.name} came for an answer")
+        return answer
 
     def offers_waiting(self, tcp: socket.socket) -> int:
         """Pending offers in the registry bucket of this connection, as a shim sees it before it claims."""

@@ -19,6 +19,13 @@ from sidestep.errors import SidestepError
 COMMANDS: Final = {
     "run": "sidestep.cli.run",
     "ss": "sidestep.cli.ss",
+    "explain": "sidestep.cli.explain",
+    "top": "sidestep.cli.top",
+    "metrics": "sidestep.cli.metrics",
+    "demote": "sidestep.cli.demote",
+    "promote": "sidestep.cli.demote",
+    "policy": "sidestep.cli.policy",
+    "check": "sidestep.cli.check",
     "doctor": "sidestep.cli.doctor",
     "provider": "sidestep.cli.provider",
     "demo": "sidestep.cli.demo",

@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 from sidestep import config
+from sidestep.cli.findings import print_findings, worst
 from sidestep.cli.options import json_option, socket_option
-from sidestep.observe.doctor import Level, check_machine, check_program
+from sidestep.observe.check import check_program
+from sidestep.observe.doctor import Level, check_machine
 
 
 @click.command()
@@ -28,9 +30,5 @@ def doctor(programs: tuple[str, ...], socket: Path | None, as_json: bool) -> Non
     if as_json:
         click.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}, indent=1))
     else:
-        width = max(len(finding.subject) for finding in findings)
-        for finding in findings:
-            click.echo(f"{finding.level.value:<4}  {finding.subject:<{width}}  {finding.text}")
-            if finding.remedy and finding.level is not Level.OK:
-                click.echo(f"{'':<{width + 8}}{finding.remedy}")
-    sys.exit(1 if any(finding.level is Level.FAIL for finding in findings) else 0)
+        print_findings(findings)
+    sys.exit(worst(findings) is Level.FAIL)

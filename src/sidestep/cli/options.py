@@ -10,6 +10,7 @@ import click
 
 from sidestep import config
 from sidestep.errors import Misuse
+from sidestep.observe.connections import Connection
 
 ValueT = TypeVar("ValueT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -43,14 +44,44 @@ def ring_size_option(default: str | None, text: str) -> Callable[[CommandT], Com
     )  # fmt: skip
 
 
+def selection_options(command: CommandT) -> CommandT:
+    """`--pid`, `--program`, `--port`: which connections; see `matching`."""
+    for option in (
+        click.option("--port", type=click.IntRange(0, 65535), multiple=True, help="Only this local or remote port."),
+        click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated."),
+        click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated."),
+    ):
+        command = option(command)
+    return command
+
+
+def matching(
+    pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...], address: tuple[str, ...] = ()
+) -> Callable[[Connection], bool]:
+    """Whether a connection is one of those that were chosen; what is empty leaves nothing out."""
+    ports = {str(number) for number in port}
+
+    def wanted(found: Connection) -> bool:
+        ends = (found.local, found.remote)
+        return (
+            (not pid or found.pid in pid)
+            and (not program or found.program in program)
+            and (not ports or not ports.isdisjoint(end.rpartition(":")[2] for end in ends))
+            and (not address or not set(address).isdisjoint(ends))
+        )
+
+    return wanted
+
+
 def socket_option(command: CommandT) -> CommandT:
     """`--socket`: the provider to talk to."""
     return click.option(
         "--socket",
         type=click.Path(path_type=Path),
         help=(
-            f"Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
-            f"${config.ENV_SOCKET}, else one in the user's runtime directory)."
+            "Socket of the provider, in a directory of mode 0700, which is made if missing (default: "
+            f"${config.ENV_SOCKET}, else {config.SYSTEM_SOCKET} if it answers, else one in the user's runtime "
+            "directory)."
         ),
     )(command)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from sidestep import config, limits
-from sidestep.cli.options import json_option, promote_after_option, ring_size_option, socket_option
-from sidestep.config import PromoteAfter, ProviderSettings
+from sidestep.cli.options import CommandT, json_option, promote_after_option, ring_size_option, socket_option
+from sidestep.config import PromoteAfter, Proof, ProviderSettings
 from sidestep.provider import control, daemon
 
 
@@ -34,6 +37,12 @@ def provider() -> None:
               help="Seconds without programs until the provider leaves; 0: never.")  # fmt: skip
 @click.option("--budget", type=click.IntRange(0), default=0,
               help="Bytes of all channels together (default: the machine's memory).")  # fmt: skip
+@click.option("--proof", type=click.Choice([one.value for one in Proof]), default=Proof.LOOKUP.value,
+              show_default=True, help="How it makes sure that a program holds the connection it names: by asking the "
+              "kernel, by a duplicate of its socket, or by that and datagrams between network namespaces.")  # fmt: skip
+@click.option("--system", is_flag=True,
+              help=f"Serve all users, at {config.SYSTEM_SOCKET} or at the socket that the service manager hands over, "
+              "with --proof path and --idle-exit 0. Whose ends are paired: docs/security.md.")  # fmt: skip
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
@@ -43,6 +52,8 @@ def start(
     offer_expiry: float,
     idle_exit: float,
     budget: int,
+    proof: str,
+    system: bool,
     foreground: bool,
     socket: Path | None,
     as_json: bool,
@@ -51,8 +62,17 @@ def start(
 
     With --foreground, return once it has ended, and fail if one runs already.
     """
-    path = config.socket_path(socket)
-    settings = ProviderSettings(path, promote_after, ring_size, offer_expiry, idle_exit, budget)
+    if system:
+        path = config.socket_path(socket or config.SYSTEM_SOCKET)
+        given = click.get_current_context().get_parameter_source("idle_exit")
+        idle_exit = 0 if given is ParameterSource.DEFAULT else idle_exit
+        policy: tuple[config.PolicyPlace, ...] = (config.PolicyPlace(config.SYSTEM_POLICY),)
+    else:
+        path = config.socket_path(socket)
+        policy = config.policy_places(os.environ)
+    settings = ProviderSettings(
+        path, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof)
+    )
 
     def tell(pid: int, started: bool, text: str) -> None:
         if as_json:
@@ -92,6 +112,69 @@ def status(socket: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     counters = found.pop("counters")
+    found["policy"] = _policy_line(found["policy"])
     width = max(map(len, [*found, *counters]))
     for name, value in [*found.items(), *counters.items()]:
         click.echo(f"{name:<{width}}  {value}")
+
+
+def _policy_line(policy: dict[str, Any]) -> str:
+    line = f"{policy['rules']} rules of {', '.join(policy['places']) or 'no file'}"
+    if policy["errors"]:
+        line += f"; {policy['errors']} bad lines, see 'sidestep policy check': {policy['first_error']}"
+    return f"{line}; changes may go unnoticed: {policy['blind']}" if policy["blind"] else line
+
+
+@provider.command()
+@socket_option
+@json_option
+def modules(socket: Path | None, as_json: bool) -> None:
+    """List the offload protocols and transports that are installed: what they can do, or why they are refused."""
+    with control.ControlConnection(config.socket_path(socket)) as connection:
+        found = connection.document("modules")["modules"]
+    if as_json:
+        click.echo(json.dumps({"modules": found}))
+        return
+    for one in found:
+        able = ", ".join(_abilities(one["capabilities"])) if one["capabilities"] else "not loaded: nobody has asked"
+        click.echo(f"{one['kind']:<9} {one['name']:<12} {one['state']:<9} {one['why'] or able}")
+
+
+def transport_option(command: CommandT) -> CommandT:
+    """`--transport`: the name is a transport's."""
+    return click.option(
+        "--transport", "kind", flag_value="transport", default="protocol", help="NAME is a transport, not a protocol."
+    )(command)
+
+
+@provider.command()
+@click.argument("name")
+@transport_option
+@socket_option
+@json_option
+def add(name: str, kind: str, socket: Path | None, as_json: bool) -> None:
+    """Start the offload protocol NAME, also one that was installed after the provider started, or was refused."""
+    _change("module_add", name, kind, "is started", socket, as_json)
+
+
+@provider.command()
+@click.argument("name")
+@transport_option
+@socket_option
+@json_option
+def remove(name: str, kind: str, socket: Path | None, as_json: bool) -> None:
+    """Stop the offload protocol NAME until it is added again. The connections of others go on."""
+    _change("module_remove", name, kind, "is removed", socket, as_json)
+
+
+def _change(op: str, name: str, kind: str, done: str, socket: Path | None, as_json: bool) -> None:
+    with control.ControlConnection(config.socket_path(socket)) as connection:
+        connection.document(op, name=name, kind=kind)
+    click.echo(json.dumps({"name": name, "done": True}) if as_json else f"{name} {done}", err=not as_json)
+
+
+def _abilities(capabilities: dict[str, Any]) -> Iterator[str]:
+    yield " and ".join(f"IPv{version}" for version in capabilities["families"])
+    for name in ("connect", "accept", "self_routing", "rdma", "local", "remote"):
+        if capabilities[name]:
+            yield name.replace("_", "-")

@@ -47,7 +47,7 @@ def run(
     env = dict(os.environ)
     try:
         env = settings.environment(env)
-        control.start(ProviderSettings(path))
+        control.start(ProviderSettings(path, policy=config.policy_places(os.environ)))
     except Unavailable as error:
         _warn(f"plain TCP for now: {error}")
     program = shutil.which(command[0])

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sidestep import config
-from sidestep.cli.options import json_option, socket_option
+from sidestep.cli.options import json_option, matching, selection_options, socket_option
+from sidestep.cli.shown import short
 from sidestep.native.layout import State
 from sidestep.observe.connections import Connection, Traffic, connections
 
@@ -26,14 +27,11 @@ COLUMNS: Final = (
 )  # fmt: skip
 _NUMBERS: Final = frozenset({"PID", "FD", "BELLS", "SLEEPS", "SPINS"})
 _TERMINAL_COLUMNS: Final = ("PROGRAM", "PID", "FD", "CONNECTION", *COLUMNS[COLUMNS.index("STATE") :])
-_ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}  # from the end that connected
 _WHY_WIDTH_MIN: Final = 16  # columns; narrower, a sentence becomes a tower
 
 
 @click.command()
-@click.option("--pid", type=int, multiple=True, help="Only connections of this process. May be repeated.")
-@click.option("--program", multiple=True, help="Only connections of programs of this name. May be repeated.")
-@click.option("--port", type=click.IntRange(0, 65535), multiple=True, help="Only this local or remote port.")
+@selection_options
 @click.option("--state", type=click.Choice(STATES), multiple=True, help="Only this state. May be repeated.")
 @socket_option
 @json_option
@@ -51,17 +49,10 @@ def ss(
     waits ended, each per message. On a terminal an arrow leads from the end that connected. Exit code 1 if no
     provider answers.
     """
-    ports = {str(number) for number in port}
-
-    def wanted(found: Connection) -> bool:
-        return (
-            (not pid or found.pid in pid)
-            and (not program or found.program in program)
-            and (not state or found.state in state)
-            and (not ports or not ports.isdisjoint(end.rpartition(":")[2] for end in (found.local, found.remote)))
-        )
-
-    found = filter(wanted, connections(config.socket_path(socket)))
+    wanted = matching(pid, program, port)
+    found = (
+        one for one in connections(config.socket_path(socket)) if wanted(one) and (not state or one.state in state)
+    )
     if as_json:
         _print_json(found)
     else:
@@ -95,7 +86,7 @@ def _print_rich(console: Console, piece: list[Connection], *, with_head: bool) -
             table.add_column(name, no_wrap=True, justify="right" if name in _NUMBERS else "left")
     for one in piece:
         cells = dict(zip(COLUMNS, _row(one, joint="\n"), strict=True))
-        cells["CONNECTION"] = f"{one.local}\n{_ARROWS[one.role]} {one.remote}"
+        cells["CONNECTION"] = f"{one.local}\n{one.arrow} {one.remote}"
         row = {name: Text(cells[name]) for name in _TERMINAL_COLUMNS}  # not markup: a program may be named "[red]"
         row["STATE"].stylize(_STYLES.get(one.state, ""))
         table.add_row(*row.values())
@@ -127,17 +118,7 @@ def _row(one: Connection, *, joint: str) -> list[str]:
 def _traffic(traffic: Traffic) -> list[str]:
     """`BYTES/MESSAGES path` for each path that was used."""
     paths = ((traffic.ring_bytes, traffic.ring_msgs, "ring"), (traffic.tcp_bytes, traffic.tcp_msgs, "tcp"))
-    return [f"{_short(size)}/{_short(msgs)} {path}" for size, msgs, path in paths if msgs or size]
-
-
-def _short(number: int) -> str:
-    """A count in at most five characters; 1K is 1000."""
-    scaled = float(number)
-    for unit in ("", "K", "M", "G", "T", "P"):
-        if scaled < 999.5:
-            return f"{scaled:.0f}{unit}" if scaled >= 99.5 or not unit else f"{scaled:.1f}{unit}"
-        scaled /= 1000
-    return f"{scaled:.0f}E"
+    return [f"{short(size)}/{short(msgs)} {path}" for size, msgs, path in paths if msgs or size]
 
 
 def _per(events: int, messages: int) -> str:

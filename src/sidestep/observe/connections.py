@@ -14,10 +14,11 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Final
 
 from sidestep.native.layout import REASON_TEXT, Reason, Role, State
-from sidestep.provider.arena import slots
+from sidestep.provider.arena import numbered_slots
 from sidestep.provider.control import ControlConnection
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
+_ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,21 @@ class Traffic:
     tcp_msgs: int
     ring_bytes: int
     ring_msgs: int
+    ring_from: int | None  # offset in the stream from which the ring has it; None: it has not moved
+
+    @property
+    def path(self) -> str:
+        """What the next byte takes: tcp or ring."""
+        return "tcp" if self.ring_from is None else "ring"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Names one end while it lives; whatever uses the slot next has another generation."""
+
+    arena: str  # its process family
+    slot: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +68,37 @@ class Connection:
     spins_lost: int
     age_s: float
     promoted_s: float | None  # seconds since it was promoted
+    born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
+    promotions: int = 0  # how often its sending has gone to the ring
+    key: Key | None = None
 
     @property
     def promoted(self) -> bool:
         """Whether both directions use shared memory."""
         return self.state == "promoted"
 
+    @property
+    def arrow(self) -> str:
+        """Between its local and its remote end: leads from the one that connected."""
+        return _ARROWS[self.role]
+
     def as_json(self) -> dict[str, Any]:
         """The connection as `sidestep ss --json` shows it."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "key"}
 
 
 def connections(socket_path: Path) -> Iterator[Connection]:
     """All connections of all programs at this provider; raises Unavailable if none answers."""
     programs: dict[int, str | None] = {}
     with ControlConnection(socket_path) as control:
-        for fd in control.arena_fds():
+        for arena, fd in control.arenas():
             now_ns = time.monotonic_ns()
-            for slot in slots(fd):
-                if (found := _decode(slot, now_ns, programs)) is not None:
+            for number, slot in numbered_slots(fd):
+                if (found := _decode(slot, now_ns, programs, Key(arena, number, slot["generation"]))) is not None:
                     yield found
 
 
-def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None]) -> Connection | None:
+def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], key: Key) -> Connection | None:
     """The connection in a slot; None if it is free or makes no sense."""
     try:
         state, reason = State(slot["state"]), Reason(slot["reason"])
@@ -96,15 +120,25 @@ def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None]) 
         reason=reason.name if reason is not Reason.NONE else None,
         why=REASON_TEXT[reason],
         segment=slot["segment_id"].hex() if any(slot["segment_id"]) else None,
-        tx=Traffic(slot["tx_tcp_bytes"], slot["tx_tcp_msgs"], slot["tx_ring_bytes"], slot["tx_ring_msgs"]),
-        rx=Traffic(slot["rx_tcp_bytes"], slot["rx_tcp_msgs"], slot["rx_ring_bytes"], slot["rx_ring_msgs"]),
+        tx=_traffic(slot, "tx"),
+        rx=_traffic(slot, "rx"),
         doorbells=slot["doorbells_sent"],
         sleeps=slot["sleeps"] + slot["tx_sleeps"],
         spins_won=slot["spins_won"],
         spins_lost=slot["spins_lost"],
         age_s=round(max(0, now_ns - slot["born_ns"]) / 1e9, 3),
         promoted_s=round(max(0, now_ns - slot["promoted_ns"]) / 1e9, 3) if slot["promoted_ns"] else None,
+        born_ns=slot["born_ns"],
+        promotions=slot["tx_round"],
+        key=key,
     )
+
+
+def _traffic(slot: dict[str, Any], way: str) -> Traffic:
+    return Traffic(
+        slot[f"{way}_tcp_bytes"], slot[f"{way}_tcp_msgs"], slot[f"{way}_ring_bytes"], slot[f"{way}_ring_msgs"],
+        slot[f"{way}_switch_offset"] if slot[f"{way}_path"] else None,
+    )  # fmt: skip
 
 
 def _program(pid: int) -> str | None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import os
 import platform
 import resource
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from sidestep import native_library
-from sidestep.config import ShimSettings, make_private_dir
+from sidestep.config import ShimSettings, make_private_dir, policy_places
 from sidestep.errors import SidestepError, Unavailable
-from sidestep.observe import reach
 from sidestep.provider import control, memory, proof
+from sidestep.provider.policy_files import read_places
 
 _NOFILE_COMFORTABLE: Final = 4096  # descriptors; the shim takes one or two a thread and one a promoted peer thread
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}  # system call numbers
 _IO_URING_SETUP: Final = 425
 _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
+
+
+Checks = tuple[tuple[str, Callable[[], "Finding"]], ...]
 
 
 class Level(Enum):
@@ -51,41 +57,82 @@ class Finding:
 def check_machine(socket_path: Path) -> Iterator[Finding]:
     """All findings about this machine and the provider at `socket_path`."""
     yield Finding("kernel", Level.OK, f"{platform.system()} {platform.release()} on {platform.machine()}")
-    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
-        ("memfd", _memfd),
-        ("eventfd", _eventfd),
-        ("sock_diag", _sock_diag),
+    yield from run_checks((
+        *kernel_checks(),
         ("netns cookie", _netns_cookie),
         ("rseq", _rseq),
         ("membarrier", _membarrier),
         ("io_uring", _io_uring),
-        ("descriptors", _descriptors),
+        ("descriptors", descriptors),
         ("cpus", _cpus),
-        ("shim", _shim),
-        ("provider", lambda: _provider(socket_path)),
+        ("shim", shim),
+        ("provider", lambda: provider(socket_path)),
+        ("policy", lambda: _policy(socket_path)),
+    ))  # fmt: skip
+
+
+def kernel_checks() -> Checks:
+    """What every program under sidestep asks of the kernel."""
+    return (
+        ("memfd", in_child(_memfd)),
+        ("eventfd", in_child(_eventfd)),
+        ("passing", in_child(_passing)),
+        ("sock_diag", in_child(_sock_diag)),
     )
+
+
+def run_checks(checks: Checks) -> Iterator[Finding]:
+    """The findings of checks that may raise."""
     for subject, check in checks:
         try:
             yield check()
         except SidestepError as error:
             yield Finding(subject, Level.FAIL, error.message, error.remedy)
         except OSError as error:
-            yield Finding(
-                subject, Level.FAIL, f"the kernel refuses: {error.strerror}", "use a newer kernel, or allow it"
+            yield Finding(subject, Level.FAIL, f"the kernel refuses: {error.strerror}", _refusal_remedy())
+
+
+def _refusal_remedy() -> str:
+    filtered = "\nSeccomp:\t2" in Path("/proc/self/status").read_text(encoding="utf-8")
+    return "allow it in the container's seccomp profile" if filtered else "use a newer kernel, or allow it"
+
+
+def in_child(check: Callable[[], Finding]) -> Callable[[], Finding]:
+    """A check that a child process makes: a filter may kill whoever tries."""
+
+    def tried() -> Finding:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        child = os.fork()
+        if not child:
+            os.close(reader)
+            _answer(check, writer)
+        os.close(writer)
+        with open(reader, "rb") as answers:
+            answer = answers.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            raise Unavailable(
+                f"who tries is killed by {signal.Signals(os.WTERMSIG(status)).name}", remedy=_refusal_remedy()
             )
+        number, _, text = answer.decode(errors="replace").partition(" ")
+        if number != "0":
+            raise OSError(int(number or errno.EIO), text)
+        found: dict[str, str] = json.loads(text)
+        return Finding(found["subject"], Level(found["level"]), found["text"], found["remedy"])
+
+    return tried
 
 
-def check_program(name: str) -> Iterator[Finding]:
-    """Whether the shim reaches the program that `name` would run."""
+def _answer(check: Callable[[], Finding], writer: int) -> NoReturn:
+    """Writes what a check finds, or the error that it meets, and ends this process, which is a child."""
+    text = f"{errno.EIO} the check failed"
     try:
-        program = reach.inspect(reach.find(name))
-    except SidestepError as error:
-        yield Finding(name, Level.FAIL, error.message, error.remedy)
-        return
-    for obstacle in program.obstacles:
-        yield Finding(name, Level.FAIL, obstacle.verdict, obstacle.remedy)
-    if not program.obstacles:
-        yield Finding(name, Level.OK, "the shim reaches it: " + " -> ".join(str(path) for path in program.chain))
+        text = f"0 {json.dumps(check().as_json())}"
+    except OSError as error:
+        text = f"{error.errno} {error.strerror}"
+    finally:
+        os.write(writer, text.encode())
+        os._exit(0)
 
 
 def _memfd() -> Finding:
@@ -96,6 +143,16 @@ def _memfd() -> Finding:
 def _eventfd() -> Finding:
     os.close(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
     return Finding("eventfd", Level.OK, "doorbells work")
+
+
+def _passing() -> Finding:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        socket.send_fds(one, [b"x"], [one.fileno()])
+        _, fds, _, _ = socket.recv_fds(other, 1, 1)
+        for fd in fds:
+            os.close(fd)
+    return Finding("passing", Level.OK, "descriptors can be passed by UNIX sockets")
 
 
 def _sock_diag() -> Finding:
@@ -154,7 +211,8 @@ def _io_uring() -> Finding:
     )  # fmt: skip
 
 
-def _descriptors() -> Finding:
+def descriptors() -> Finding:
+    """Whether there is room for the shim's descriptors beside the program's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"a program may open {soft} (up to {hard})"
     if soft >= _NOFILE_COMFORTABLE:
@@ -169,7 +227,8 @@ def _cpus() -> Finding:
     return Finding("cpus", Level.NOTE, "one usable: waits never spin, so gains are less", "allow more CPUs (taskset)")
 
 
-def _shim() -> Finding:
+def shim() -> Finding:
+    """Whether the loader of this system takes the shim."""
     library = native_library()
     env = ShimSettings(Path(os.devnull)).environment({})
     tried = subprocess.run(["/bin/true"], env=env, capture_output=True, text=True, timeout=10, check=False)
@@ -181,7 +240,28 @@ def _shim() -> Finding:
     )
 
 
-def _provider(socket_path: Path) -> Finding:
+def _policy(socket_path: Path) -> Finding:
+    """Whether the rules are in force; without a provider: whether one would take them."""
+    if control.answers(socket_path):
+        with control.ControlConnection(socket_path) as connection:
+            found = connection.status()["policy"]
+        rules, bad, first, blind = found["rules"], found["errors"], found["first_error"], found["blind"]
+    else:
+        loaded = read_places(policy_places(os.environ))
+        problems = [problem for one in loaded for problem in one.problems]
+        rules, bad, blind = sum(len(one.statements) for one in loaded), len(problems), None
+        first = str(problems[0]) if problems else None
+    if bad:
+        raise Unavailable(f"{bad} bad lines, so not all of it is in force: {first}", remedy="sidestep policy check")
+    if blind:
+        return Finding(
+            "policy", Level.NOTE, f"changes may go unnoticed: {blind}", "restart the provider after a change"
+        )
+    return Finding("policy", Level.OK, f"{rules} rules" if rules else "no rules: everything may be offloaded")
+
+
+def provider(socket_path: Path) -> Finding:
+    """Whether a provider answers, or could be started."""
     if control.answers(socket_path):
         with control.ControlConnection(socket_path) as connection:
             found = connection.status()

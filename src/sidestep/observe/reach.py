@@ -1,4 +1,4 @@
-"""Whether the shim reaches a program, from what its file says: nothing is run.
+"""Whether the shim reaches a program, from what its file says: nothing of it is run.
 
 The shim comes in by LD_PRELOAD, so it needs a dynamic loader that honours it, the C library it was built for, and a
 program that makes its socket calls through that library.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ _CLASS_64: Final = 2
 _TABLE_MAX: Final = 1 << 20  # bytes of a table in the file; larger ones are not looked at
 _INTERPRETERS_MAX: Final = 4  # as the kernel's own limit
 _SHEBANG_MAX: Final = 256  # bytes, as BINPRM_BUF_SIZE
+_SCAN_MAX: Final = 256 << 20  # bytes of a file that are searched for system calls; what lies behind is not looked at
+_LOADER_TIMEOUT_S: Final = 20.0  # for listing the libraries of a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,14 @@ class Program:
     path: Path
     chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
     obstacles: tuple[Obstacle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Which system calls the code of a file seems to make by itself, past the C library. A guess from its bytes."""
+
+    io_uring: bool
+    sockets: bool
 
 
 _STATIC = (
@@ -128,6 +140,45 @@ def inspect(path: Path) -> Program:
             return Program(path, tuple(chain), (_obstacle(_UNREADABLE, error.strerror or ""),))
         chain.append(interpreter)
     return Program(path, tuple(chain), (_obstacle(_NOT_A_PROGRAM),))
+
+
+def libraries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The libraries that a dynamic program is loaded with, and the names of those that are not found.
+
+    As ldd has it: the program's own loader lists them, and runs nothing of the program or the libraries.
+
+    Raises:
+        Unavailable: The loader cannot be asked.
+    """
+    with open(path, "rb") as file:
+        header = _HEADER.unpack(_read_at(file, _IDENT_LEN, _HEADER.size))
+        loader = _loader(file, header[4], header[9])
+    if loader is None:
+        return (), ()
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"LD_TRACE_LOADED_OBJECTS": "1"}
+    try:
+        listed = subprocess.run(
+            [loader, path], env=env, capture_output=True, text=True, errors="replace", timeout=_LOADER_TIMEOUT_S,
+            check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{loader} does not list the libraries of {path}: {error}") from error
+    found = re.findall(r"(?m)^\t(?:\S+ => )?(/\S+) \(0x", listed.stdout)
+    missing = re.findall(r"(?m)^\t(\S+) => not found$", listed.stdout)
+    return tuple(map(Path, found)), tuple(dict.fromkeys(missing))
+
+
+# x86-64: the number goes into eax, and `syscall` follows at once, or soon where a few arguments come in between.
+_CALL_IO_URING: Final = re.compile(rb"\xb8[\xa9-\xab]\x01\x00\x00.{0,24}?\x0f\x05", re.DOTALL)
+_CALL_SOCKETS: Final = re.compile(rb"\xb8(?:[\x29-\x37]\x00|\x20\x01|\x2b\x01|\x33\x01)\x00\x00\x0f\x05")
+_LIBURING: Final = b"\0io_uring_queue_init"  # the name that its programs import
+
+
+def calls(path: Path) -> Calls:
+    """What the code of an ELF file on x86-64 seems to call; elsewhere only the names it imports are looked at."""
+    with open(path, "rb") as file:
+        data = file.read(_SCAN_MAX)
+    return Calls(bool(_LIBURING in data or _CALL_IO_URING.search(data)), bool(_CALL_SOCKETS.search(data)))
 
 
 def _obstacle(template: tuple[str, str, str], *details: str) -> Obstacle:

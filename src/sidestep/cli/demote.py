@@ -1,0 +1,94 @@
+"""`sidestep demote` and `sidestep promote`: live connections back to TCP, and onto shared memory again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidestep import config, limits
+from sidestep.cli.options import json_option, matching, selection_options, socket_option
+from sidestep.errors import Misuse, Unavailable
+from sidestep.observe.demotion import TEXT, Order, Outcome, Result, order
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        json_option,
+        socket_option,
+        click.option(
+            "--timeout", type=click.FloatRange(min=0), default=limits.ORDER_TIMEOUT_S, show_default=True,
+            help="Seconds to wait until it is done.",
+        ),
+        click.option("--all", "everything", is_flag=True, help="All connections at this provider."),
+        selection_options,
+        click.argument("address", nargs=-1, metavar="[ADDRESS:PORT]..."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@_options
+def demote(**arguments: Any) -> None:
+    """Send live connections back to TCP, losing nothing; they stay there until `sidestep promote`.
+
+    Chosen by the ADDRESS:PORT of either end as `sidestep ss` shows it, or by options, all of which must fit; --all for
+    all. Demoting one end is enough. Waits until both directions are on TCP.
+
+    Exit codes: 0 all are on TCP, 1 some are not, none fits, or no provider answers.
+    """
+    _run(Order.DEMOTE, **arguments)
+
+
+@click.command()
+@_options
+def promote(**arguments: Any) -> None:
+    """Let connections that `sidestep demote` sent back to TCP be promoted again.
+
+    Chosen as for `sidestep demote`; an end that was demoted must be promoted, not only the other one. Waits until both
+    directions use shared memory. A connection that was never promoted may be from then on. What keeps a connection on
+    TCP for good, such as urgent data, stands.
+
+    Exit codes: 0 done, 1 some stay on TCP, none fits, or no provider answers.
+    """
+    _run(Order.PROMOTE, **arguments)
+
+
+def _run(
+    what: Order,
+    *,
+    address: tuple[str, ...],
+    pid: tuple[int, ...],
+    program: tuple[str, ...],
+    port: tuple[int, ...],
+    everything: bool,
+    timeout: float,
+    socket: Path | None,
+    as_json: bool,
+) -> None:
+    if everything == bool(address or pid or program or port):
+        raise click.UsageError("name connections by ADDRESS:PORT, --pid, --program or --port, or give --all alone")
+    for one in address:
+        if not one.rpartition(":")[2].isdecimal():
+            raise Misuse(f"{one!r} is not ADDRESS:PORT", remedy="copy one from 'sidestep ss'")
+    outcomes = order(config.socket_path(socket), what, matching(pid, program, port, address), timeout)
+    if not outcomes and not everything:
+        raise Unavailable("no connection fits", remedy="see 'sidestep ss'")
+    if as_json:
+        click.echo(json.dumps({"connections": [outcome.as_json() for outcome in outcomes]}))
+    else:
+        for outcome in outcomes:
+            click.echo(_line(outcome))
+    if not all(outcome.done for outcome in outcomes):
+        sys.exit(1)
+
+
+def _line(outcome: Outcome) -> str:
+    found = outcome.connection
+    why = f": {found.why}" if outcome.result in (Result.STAYS, Result.PENDING) and found.why else ""
+    return f"{found.program or '(gone)'} {found.pid}  {found.local} {found.remote}  {TEXT[outcome.result]}{why}"

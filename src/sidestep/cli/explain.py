@@ -1,0 +1,59 @@
+"""`sidestep explain`: in words, why a connection is where it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from sidestep import config
+from sidestep.cli.options import json_option, parsed, socket_option
+from sidestep.cli.shown import printable
+from sidestep.observe.explain import Explainer, Explanation, Wanted
+
+_MARGIN = 2  # between a heading's colon and its text
+
+
+@click.command()
+@click.argument("what", required=False, callback=parsed(Wanted.parse), metavar="[WHAT]")
+@socket_option
+@json_option
+def explain(what: Wanted | None, socket: Path | None, as_json: bool) -> None:
+    """Explain connections: what carries them, since which byte and at what saving; or what keeps them on TCP.
+
+    WHAT is a process (PID), one of its descriptors (PID/FD), ADDRESS:PORT, :PORT, or the name of a program; connections
+    that are not under sidestep, and listening sockets, are then explained as well. Left out: every connection under
+    sidestep. "saved" counts system calls that were not made: one for each message by ring, less those made to sleep
+    and to wake the other end.
+
+    Exit code 1 if nothing such is found, or no provider answers and WHAT is left out.
+    """
+    explainer = Explainer(config.socket_path(socket))
+    found = list(explainer.explain(what or Wanted()))
+    if explainer.provider_missing is not None:
+        click.echo(f"sidestep: {explainer.provider_missing.message}: only the kernel was asked", err=True)
+    if as_json:
+        click.echo(json.dumps({"explanations": [one.as_json() for one in found]}, indent=1))
+    else:
+        click.echo("\n\n".join(explanation_text(one) for one in found), nl=bool(found))
+    if not found and what:
+        click.echo(f"sidestep: {_nothing(what)}", err=True)
+        sys.exit(1)
+    if not found:
+        click.echo("no connections", err=True)
+
+
+def explanation_text(one: Explanation) -> str:
+    """The headline and what is said below it."""
+    lines = [("cause", one.cause), ("hint", one.hint), *one.facts]
+    width = max((len(heading) for heading, text in lines if text), default=0) + 1 + _MARGIN
+    shown = [one.headline, *(f"{heading + ':':<{width}}{text}" for heading, text in lines if text)]
+    return "\n".join(printable(line) for line in shown)
+
+
+def _nothing(what: Wanted) -> str:
+    if what.pid is not None and what.fd is None and not Path(f"/proc/{what.pid}").exists():
+        return f"there is no process {what.pid}; for a port write :{what.pid}"
+    return "no such TCP connection or listening socket is found on this host"

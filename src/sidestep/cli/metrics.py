@@ -1,0 +1,44 @@
+"""`sidestep metrics`: for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from sidestep import config
+from sidestep.cli.options import parsed, socket_option
+from sidestep.observe.metrics import Exporter, Server, parse_listen
+
+
+@click.command()
+@click.option(
+    "--listen",
+    metavar="[ADDRESS:]PORT|unix:PATH",
+    callback=parsed(parse_listen),
+    help="Serve them there by HTTP until a signal comes; without ADDRESS for this host only (127.0.0.1).",
+)
+@socket_option
+def metrics(listen: tuple[str, int] | Path | None, socket: Path | None) -> None:
+    """Print metrics in Prometheus' text format, or serve them.
+
+    Connections by state and reason, bytes and messages by path and direction, and the provider's counters. Counts of
+    connections that have ended are kept while this command serves, so its counters never go down; what a connection
+    carried after the last scrape that saw it is lost. A UNIX socket is for this user only. The provider may come and
+    go.
+
+    Exit code 1 if it cannot listen there.
+    """
+    exporter = Exporter(config.socket_path(socket))
+    if listen is None:
+        click.echo(exporter.text(), nl=False)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with Server(listen, exporter) as server:
+        click.echo(f"metrics at {server.url}", err=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

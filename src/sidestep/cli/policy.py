@@ -1,0 +1,283 @@
+"""`sidestep policy`: check the files, try a connection, watch decisions as they are made."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket as sockets
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import datetime
+from importlib.metadata import entry_points
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidestep import config, limits
+from sidestep.cli.options import json_option, socket_option
+from sidestep.config import PolicyPlace
+from sidestep.errors import Misuse, Unavailable
+from sidestep.policy.grammar import printable
+from sidestep.policy.load import compile_all
+from sidestep.policy.model import ROLE_WORDS, Level, Pair, Role, Rule, Subject
+from sidestep.policy.review import review
+from sidestep.provider.control import ControlConnection, answers
+from sidestep.provider.devices import device_of
+from sidestep.provider.network import Network
+from sidestep.provider.policy_files import read_places
+from sidestep.routing import Address
+from sidestep.switch.modules import FIRST, PROTOCOLS_GROUP
+from sidestep.switch.protocol import Endpoint
+
+Places = Sequence[PolicyPlace]
+
+
+def _places(files: Sequence[Path]) -> Places:
+    """The files that were named, else those that a provider started now would read."""
+    return [PolicyPlace(file.absolute(), required=True) for file in files] or config.policy_places(os.environ)
+
+
+def _installed() -> list[str]:
+    """The offload protocols that are installed here, in order of preference."""
+    return sorted((point.name for point in entry_points(group=PROTOCOLS_GROUP)), key=lambda name: (name != FIRST, name))
+
+
+@click.group()
+def policy() -> None:
+    """Which connections are offloaded: check the rules, try a connection, watch decisions.
+
+    Rules are read from $SIDESTEP_POLICY, else ~/.config/sidestep/policy.conf, and then from /etc/sidestep/policy.conf.
+    The first that matches decides.
+    """
+
+
+# ---- check ----
+
+
+@policy.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings too.")
+@json_option
+def check(files: tuple[Path, ...], strict: bool, as_json: bool) -> None:
+    """Check policy files, those of libsdp among them; without FILE the ones that a provider would read.
+
+    Tells every bad line with its word and the remedy, and warns of rules that can never decide. Exit code 1 if a
+    provider would not take a file.
+    """
+    places = _places(files)
+    found = read_places(places)
+    statements = [statement for one in found for statement in one.statements]
+    problems = [problem for one in found for problem in one.problems]
+    problems += review(statements, _installed())
+    counts = Counter(problem.level for problem in problems)
+    rules = sum(isinstance(statement, Rule) for statement in statements)
+    pairs = sum(isinstance(statement, Pair) for statement in statements)
+    read = [str(path) for one in found for path in one.files]
+    if as_json:
+        document = {
+            "files": read, "rules": rules, "pairs": pairs, "errors": counts[Level.ERROR],
+            "warnings": counts[Level.WARNING], "problems": [problem.as_json() for problem in problems],
+        }  # fmt: skip
+        click.echo(json.dumps(document, indent=1))
+    else:
+        for problem in problems:
+            click.echo(problem.report())
+        for path in (place.path for place in places if not place.path.exists() and not place.required):
+            click.echo(f"there is no {path}", err=True)
+        click.echo(
+            f"{_count(counts[Level.ERROR], 'error')}, {_count(counts[Level.WARNING], 'warning')}; "
+            f"{_count(rules, 'rule')} and {_count(pairs, 'pair')}"
+        )
+    sys.exit(1 if counts[Level.ERROR] or (strict and problems) else 0)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# ---- test ----
+
+
+@policy.command()
+@click.argument("role", type=click.Choice([*ROLE_WORDS]))
+@click.argument("program")
+@click.argument("endpoint", metavar="ADDRESS:PORT")
+@click.option("--user", metavar="NAME|UID", help="As a program of this user (default: yours).")
+@click.option("--file", "files", type=click.Path(path_type=Path), multiple=True,
+              help="Ask these rules, not those in force. May be repeated.")  # fmt: skip
+@socket_option
+@json_option
+def test(
+    role: str,
+    program: str,
+    endpoint: str,
+    user: str | None,
+    files: tuple[Path, ...],
+    socket: Path | None,
+    as_json: bool,
+) -> None:
+    """Tell what would become of a connection, because of which line, over which route and protocol.
+
+    For connect, ADDRESS:PORT is where PROGRAM connects to; for listen, where it accepts. The running provider is asked;
+    without one the files are read here. Nothing is connected.
+    """
+    where = parse_endpoint(endpoint)
+    uid, gids = _identity(user)
+    subject = Subject((os.path.basename(program),), uid, gids)  # noqa: PTH119 - a name, not a path of ours
+    path = config.socket_path(socket)
+    if files or not answers(path):
+        found = _decide_here(_places(files), ROLE_WORDS[role], subject, where)
+        if not files:
+            click.echo("no provider runs: these are the files, protocols and routes as they are here", err=True)
+    else:
+        with ControlConnection(path) as control:
+            found = control.document(
+                "decide", role=ROLE_WORDS[role].value, program=subject.programs[0], uid=uid, gids=sorted(gids),
+                address=str(where.address), port=where.port,
+            )  # fmt: skip
+    if found["route"] is None and ROLE_WORDS[role] is Role.CONNECT:
+        found["route"] = _route_from_here(where, uid)
+    found["device"] = device_of(found["route"]["interface"]) if found["route"] else None
+    found["note"] = None
+    if found["protocol"] == FIRST and found["route"] and not found["route"]["local"]:
+        found["note"] = (
+            f"{where.address} is not of this network namespace: {FIRST} carries it only if it is of this host"
+        )
+    asked = {"role": ROLE_WORDS[role].value, "program": subject.programs[0], "uid": uid, "endpoint": str(where)}
+    if as_json:
+        click.echo(json.dumps(asked | found, indent=1))
+    else:
+        click.echo("\n".join(verdict_lines(asked | found)))
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """`ADDRESS:PORT`, IPv6 in brackets; a name is looked up. Raises Misuse."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise Misuse(f"{text!r} is not ADDRESS:PORT", remedy="for example 10.0.0.5:6379 or [::1]:80")
+    return Endpoint(_address(host), int(port))
+
+
+def _address(host: str) -> Address:
+    try:
+        return ip_address(host)
+    except ValueError:
+        pass
+    try:
+        first, *_ = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Misuse(f"{host!r} is not an address, nor a name that can be looked up: {error}") from error
+    return ip_address(str(first[4][0]).partition("%")[0])
+
+
+def _identity(user: str | None) -> tuple[int, frozenset[int]]:
+    """The uid and groups of a user; None: of whoever asks."""
+    if user is None:
+        return os.geteuid(), frozenset({os.getegid(), *os.getgroups()})
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isascii() and user.isdigit() else pwd.getpwnam(user)
+    except (KeyError, OverflowError) as error:
+        if user.isascii() and user.isdigit() and int(user) < 1 << 32:
+            return int(user), frozenset()
+        raise Misuse(f"there is no user {user!r}", remedy="give a name or a number") from error
+    return entry.pw_uid, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+def _decide_here(places: Places, role: Role, subject: Subject, where: Endpoint) -> dict[str, Any]:
+    """The answer of the files themselves, in the form of the provider's; raises PolicyError."""
+    decision = compile_all(read_places(places)).decide(role, subject, where.address, where.port)
+    protocol = next(iter(decision.candidates(_installed())), None)
+    why = f"{protocol} may carry it" if protocol else f"it stays on TCP: {decision.why()}"
+    return decision.as_json() | {"route": None, "protocol": protocol, "why": why}
+
+
+def _route_from_here(where: Endpoint, uid: int) -> dict[str, Any] | None:
+    """The kernel's way there; None if there is none, or this kernel does not tell."""
+    try:
+        with closing(Network(lambda _: None)) as network:
+            return network.route(where.address, uid=uid).as_json()
+    except Unavailable as error:
+        click.echo(error.message, err=True)
+        return None
+
+
+def verdict_lines(found: dict[str, Any]) -> list[str]:
+    """What would become of a connection, in words."""
+    verb = "connecting to" if found["role"] == "connect" else "accepting at"
+    who = f"{printable(found['program'])} of uid {found['uid']}"
+    lines = [
+        f"{who}, {verb} {found['endpoint']}: {found['protocol'] or 'tcp'}",
+        f"  why    {printable(found['why'])}",
+        f"  rule   {_rule_text(found['rule']) or 'none matches: both'}",
+    ]
+    if found["route"]:
+        lines.append(f"  route  {_route_text(found['route'])}")
+        lines.append(f"  device {printable(found['device'] or 'none: no RDMA device sends there')}")
+    if found["note"]:
+        lines.append(f"  note   {found['note']}")
+    return lines
+
+
+def _rule_text(rule: dict[str, Any] | None) -> str:
+    return printable(f"{rule['file']}:{rule['line']}: {rule['text']}") if rule else ""
+
+
+def _route_text(route: dict[str, Any]) -> str:
+    way = "this host" if route["local"] else f"over {route['first_hop']}" if route["first_hop"] else "on the link"
+    return f"{way}, by {printable(route['interface'])}" + (f", from {route['source']}" if route["source"] else "")
+
+
+# ---- trace ----
+
+
+@policy.command()
+@click.option("--no-follow", is_flag=True, help="Stop after those that the provider remembers.")
+@socket_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document a line.")
+def trace(no_follow: bool, socket: Path | None, as_json: bool) -> None:
+    """Print decisions about connections: those that the provider remembers, then each as it is made.
+
+    A line says when, which end, which program of which user, the destination or where it was accepted, what carries it,
+    and why. Ends with the provider (exit code 1) or by Ctrl-C.
+    """
+    try:
+        with ControlConnection(config.socket_path(socket)) as control:
+            _follow(control, no_follow=no_follow, as_json=as_json)
+    except KeyboardInterrupt:
+        return
+
+
+def _follow(control: ControlConnection, *, no_follow: bool, as_json: bool) -> None:
+    after = 0
+    while True:
+        reply = control.document("trace", after=after)
+        decisions = reply["decisions"]
+        if after and decisions and (missed := decisions[0]["sequence"] - after - 1) > 0:
+            click.echo(f"{_count(missed, 'decision')} more than could be followed", err=True)
+        for decision in decisions:
+            click.echo(json.dumps(decision) if as_json else trace_line(decision))
+        after = reply["next"]
+        if decisions:
+            continue
+        if no_follow:
+            return
+        time.sleep(limits.TRACE_POLL_S)
+
+
+def trace_line(decision: dict[str, Any]) -> str:
+    """A decision as one line."""
+    at = datetime.fromtimestamp(decision["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    arrow = "->" if decision["role"] == "connect" else "<-"
+    line = (
+        f"{at} {printable(decision['program'] or '(gone)')}({decision['uid']}) {arrow} {decision['endpoint']} "
+        f"{decision['protocol'] or 'tcp'}: {printable(decision['why'])}"
+    )
+    rule = decision["rule"]
+    return f"{line} [{_rule_text(rule)}]" if rule and rule["text"] not in decision["why"] else line

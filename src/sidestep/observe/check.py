@@ -1,0 +1,143 @@
+"""What would become of a program's connections under sidestep, here: a prediction, before anything is deployed.
+
+The program is judged by its file (`reach`), this place by trying what the shim would do in it. Run it where the program
+will run: in its container, as its user, with its limits. What the code of a program does is guessed from its bytes, and
+said so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sidestep import limits
+from sidestep.errors import SidestepError
+from sidestep.observe import doctor, reach
+from sidestep.observe.doctor import Finding, Level
+from sidestep.provider import control, proof
+
+_OF_THE_LIBC: Final = ("ld-linux", "libc.so", "libpthread", "libsidestep", "linux-vdso")  # make system calls for others
+_CHANNELS_COMFORTABLE: Final = 64  # fewer than so many in the memory of a container are worth a word
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def check_program(name: str) -> Iterator[Finding]:
+    """Whether the shim reaches the program that `name` would run, and what it does past the shim."""
+    try:
+        program = reach.inspect(reach.find(name))
+    except SidestepError as error:
+        yield Finding(name, Level.FAIL, error.message, error.remedy)
+        return
+    for obstacle in program.obstacles:
+        yield Finding(name, Level.FAIL, obstacle.verdict, obstacle.remedy)
+    if program.obstacles:
+        return
+    yield Finding(name, Level.OK, "the shim reaches it: " + " -> ".join(str(path) for path in program.chain))
+    try:
+        loaded, missing = reach.libraries(program.chain[-1])
+    except SidestepError as error:
+        yield Finding(name, Level.NOTE, error.message, error.remedy)
+        return
+    if missing:
+        yield Finding(
+            name, Level.FAIL, f"cannot be executed: {', '.join(missing)} not found", "install the libraries it needs"
+        )
+    yield from _own_calls(name, [program.chain[-1], *loaded])
+
+
+def _own_calls(name: str, files: list[Path]) -> Iterator[Finding]:
+    """Notes of system calls that go past the C library, and so past the shim."""
+    rings, sockets = [], []
+    for file in files:
+        if file.name.startswith(_OF_THE_LIBC):
+            continue
+        try:
+            found = reach.calls(file)
+        except OSError:  # not readable by this user, though the loader is let in
+            continue
+        if found.io_uring:
+            rings.append(file.name)
+        if found.sockets:
+            sockets.append(file.name)
+    if rings:
+        yield Finding(
+            name, Level.NOTE, f"may move socket bytes by io_uring, past the shim ({', '.join(rings)}); a guess",
+            "if so, switch io_uring off in its settings; connections that it serves by io_uring alone stay on TCP",
+        )  # fmt: skip
+    if sockets:
+        yield Finding(
+            name, Level.NOTE, f"may make socket calls of its own, past the C library ({', '.join(sockets)}); a guess",
+            "try it: 'sidestep explain' names COUNT_MISMATCH where it is so",
+        )  # fmt: skip
+
+
+def check_place(socket_path: Path) -> Iterator[Finding]:
+    """Whether a program that is started here, in this container and with these limits, could be promoted."""
+    yield from doctor.run_checks((
+        *doctor.kernel_checks(),
+        ("descriptors", doctor.descriptors),
+        ("shim", doctor.shim),
+        ("provider", lambda: doctor.provider(socket_path)),
+        ("namespace", lambda: _namespace(socket_path)),
+        ("memory", lambda: _memory(socket_path)),
+    ))  # fmt: skip
+
+
+def _status(socket_path: Path) -> dict[str, object]:
+    """The provider's, or nothing if none runs."""
+    if not control.answers(socket_path):
+        return {}
+    with control.ControlConnection(socket_path) as connection:
+        return connection.status()
+
+
+def _namespace(socket_path: Path) -> Finding:
+    mine, theirs = proof.netns_cookie(), _status(socket_path).get("netns_cookie")
+    if theirs is None:
+        return Finding("namespace", Level.OK, "the provider will be in this network namespace")
+    if mine == theirs:
+        return Finding("namespace", Level.OK, "the provider is in this network namespace")
+    return Finding(
+        "namespace", Level.NOTE, f"the provider is in another network namespace ({theirs}; this one is {mine})",
+        "connections of this one need a provider for the whole system, which proves them by their path; or start a "
+        "provider here: sidestep provider start --socket PATH",
+    )  # fmt: skip
+
+
+def _memory(socket_path: Path) -> Finding:
+    limit, file = memory_limit()
+    status = _status(socket_path)
+    if limit is None:
+        return Finding("memory", Level.OK, "no limit of a container")
+    ring_size = status.get("ring_size")
+    ring_size = ring_size if isinstance(ring_size, int) else limits.RING_SIZE_DEFAULT
+    channel_len = limits.CHANNEL_HEADER_SIZE + 2 * ring_size
+    channels = limit // channel_len
+    text = f"{file} is {limit:,} bytes: room for {channels:,} channels of {channel_len:,}, if nothing else took any"
+    if channels >= _CHANNELS_COMFORTABLE:
+        return Finding("memory", Level.OK, text)
+    return Finding("memory", Level.NOTE, text, "smaller rings: sidestep run --ring-size 16K, or a higher limit")
+
+
+def memory_limit() -> tuple[int | None, Path | None]:
+    """The tightest limit of memory on this process's way up the control groups, in bytes, and the file that says it."""
+    found: list[tuple[int, Path]] = []
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        # Version 1 has a tree of its own for memory.
+        base, name = (_CGROUP / "memory", "memory.limit_in_bytes") if controllers else (_CGROUP, "memory.max")
+        place = base / group.lstrip("/")
+        for level in (place, *place.parents):
+            if not level.is_relative_to(base):
+                break
+            try:
+                text = (level / name).read_text(encoding="ascii").strip()
+            except OSError:  # a level that this container does not see, or the root, which has none
+                continue
+            if text.isdigit() and int(text) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+                found.append((int(text), level / name))
+    return min(found, default=(None, None), key=lambda one: one[0])

@@ -1,0 +1,133 @@
+"""Sending live connections back to TCP, and letting them be promoted again, as `sidestep demote` and `promote` do.
+
+The provider passes the orders on; whether they were followed is read from the connections themselves, so nothing is
+taken for done that has not been seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from sidestep import limits
+from sidestep.native.layout import Reason
+from sidestep.observe.connections import Connection, Key, connections
+from sidestep.provider.control import ControlConnection
+from sidestep.provider.orders import Passed
+
+_POLL_S: Final = 0.005
+_UNTIL_ASKED: Final = frozenset({Reason.DEMOTED, Reason.PEER_LEFT, Reason.BOTH_WAYS_FULL})  # a promotion undoes these
+
+
+class Order(StrEnum):
+    """What is asked of a connection; the name of the control request."""
+
+    DEMOTE = "demote"
+    PROMOTE = "promote"
+
+
+class Result(StrEnum):
+    """What became of it."""
+
+    TCP = "tcp"  # both directions are on TCP, and stay there
+    PROMOTED = "promoted"  # both directions use the rings
+    ALLOWED = "allowed"  # it was never promoted; it may be, when it has shown that it lives
+    ENDED = "ended"  # the connection has ended meanwhile
+    STAYS = "stays"  # on TCP: the reason does not go away
+    PENDING = "pending"  # not yet, when the time was up
+    GONE = "gone"  # its process does not listen to this provider
+    FOREIGN = "foreign"  # another user's
+
+
+_DONE: Final = frozenset({Result.TCP, Result.PROMOTED, Result.ALLOWED, Result.ENDED})
+TEXT: Final = {
+    Result.TCP: "is on TCP",
+    Result.PROMOTED: "is promoted",
+    Result.ALLOWED: "may be promoted",
+    Result.ENDED: "has ended",
+    Result.STAYS: "stays on TCP",
+    Result.PENDING: "is on its way: its program, or the one at the other end, has not made a call since",
+    Result.GONE: "was not told: its process is not connected to this provider",
+    Result.FOREIGN: "belongs to another user",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One connection, as it was last seen, and what became of the order."""
+
+    connection: Connection
+    result: Result
+
+    @property
+    def done(self) -> bool:
+        """Whether it is as it was asked to be."""
+        return self.result in _DONE
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome as `--json` shows it."""
+        return {"result": self.result, "done": self.done, "connection": self.connection.as_json()}
+
+
+def order(
+    socket_path: Path, what: Order, wanted: Callable[[Connection], bool], timeout_s: float = limits.ORDER_TIMEOUT_S
+) -> list[Outcome]:
+    """Gives an order to all connections that are `wanted` now, and waits until it has been followed or the time is up.
+
+    Raises:
+        Unavailable: No provider answers.
+    """
+    deadline = time.monotonic() + timeout_s
+    asked = {found.key: found for found in connections(socket_path) if found.key and wanted(found)}
+    outcomes: dict[Key, Outcome] = {}
+    untold = set(asked)
+    while True:
+        for key, passed in _pass_on(socket_path, what, untold):
+            if passed is Passed.SENT:
+                untold.discard(key)
+            elif passed is not Passed.BUSY:
+                untold.discard(key)
+                outcomes[key] = Outcome(asked[key], Result(passed))
+        seen = {found.key: found for found in connections(socket_path) if found.key in asked}
+        for key in asked.keys() - outcomes.keys():
+            asked[key] = seen.get(key, asked[key])
+            result = _judge(what, asked[key]) if key in seen else Result.ENDED
+            if result is not Result.PENDING and key not in untold:
+                outcomes[key] = Outcome(asked[key], result)
+        if len(outcomes) == len(asked) or time.monotonic() > deadline:
+            return [outcomes.get(key, Outcome(found, Result.PENDING)) for key, found in asked.items()]
+        time.sleep(_POLL_S)
+
+
+def _pass_on(socket_path: Path, what: Order, keys: set[Key]) -> Iterator[tuple[Key, Passed]]:
+    if not keys:
+        return
+    families: dict[str, list[Key]] = defaultdict(list)
+    for key in keys:
+        families[key.arena].append(key)
+    with ControlConnection(socket_path) as control:
+        for arena, members in families.items():
+            for first in range(0, len(members), limits.ORDERS_PER_REQUEST):
+                some = members[first : first + limits.ORDERS_PER_REQUEST]
+                slots = [(key.slot, key.generation) for key in some]
+                reply = control.document(what, arena=arena, slots=slots)
+                told, passed = reply["told"], Passed(reply["passed"])
+                yield from ((key, Passed.SENT if at < told else passed) for at, key in enumerate(some))
+
+
+def _judge(what: Order, found: Connection) -> Result:
+    """What the connection says of itself."""
+    if what is Order.PROMOTE:
+        if found.promoted:
+            return Result.PROMOTED
+        if found.state == "native":
+            return Result.ALLOWED
+        pinned = found.state == "pinned" and found.reason is not None
+        return Result.STAYS if pinned and Reason[str(found.reason)] not in _UNTIL_ASKED else Result.PENDING
+    on_tcp = found.tx.path == found.rx.path == "tcp"
+    return Result.TCP if on_tcp and found.state in ("native", "pinned") else Result.PENDING

@@ -1,0 +1,365 @@
+"""Why each connection is where it is, in words.
+
+Either what carries it, since which byte, and what that saves; or what keeps it on TCP, and the one command or line that
+would change it.
+
+Three sources, asked in this order and only as far as needed: the slots that the shims keep (`connections`), the
+provider (its policy's decision), and the kernel's list of sockets with the processes behind them (`sockets`). Looking
+changes nothing, and each source may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from sidestep.errors import Misuse, Unavailable
+from sidestep.native.layout import REASON_TEXT, Reason
+from sidestep.native.reasons import REMEDY
+from sidestep.observe.connections import Connection, Traffic, connections
+from sidestep.observe.sockets import HostSocket, Judgement, Outside, Process, endpoint, is_here, tcp_sockets
+from sidestep.provider.control import ControlConnection
+from sidestep.switch.protocol import Endpoint
+
+# Where the other end decides: what it is, and what keeps it, says more than the reason of this end.
+_ABOUT_THE_PEER: Final = frozenset(
+    {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
+)
+_DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
+
+
+_LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
+
+
+class Verdict(Enum):
+    """Where a connection is."""
+
+    CARRIED = "is carried by"
+    MOVING = "is moving to a channel"
+    TCP = "stays on tcp"
+    LISTENS = "listens under sidestep"
+    UNKNOWN = "is under sidestep"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One connection, or one listening socket, in words."""
+
+    subject: str  # the program and the socket
+    verdict: Verdict
+    carrier: str  # "tcp", the name of an offload protocol, or "" for a listener and where it is not known
+    reason: str | None  # name in layout.Reason or sockets.Outside
+    cause: str
+    hint: str
+    facts: tuple[tuple[str, str], ...]  # heading and text
+    calls_saved: int  # system calls that were not made
+    connection: Connection | None  # None: not under sidestep
+
+    @property
+    def headline(self) -> str:
+        """The subject and its verdict."""
+        if self.verdict is not Verdict.CARRIED:
+            return f"{self.subject} {self.verdict.value}"
+        how = "shared memory" if self.carrier == _LOCAL else "through the provider"
+        return f"{self.subject} {self.verdict.value} {self.carrier} ({how})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The explanation as `sidestep explain --json` shows it."""
+        return {
+            "subject": self.subject,
+            "verdict": self.verdict.name.lower(),
+            "carrier": self.carrier,
+            "reason": self.reason,
+            "cause": self.cause,
+            "hint": self.hint,
+            "facts": dict(self.facts),
+            "calls_saved": self.calls_saved,
+            "connection": self.connection.as_json() if self.connection else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a user asks about; with no field set, everything under sidestep."""
+
+    pid: int | None = None
+    fd: int | None = None
+    address: str | None = None  # None: any
+    port: int | None = None
+    program: str | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> Wanted:
+        """`PID`, `PID/FD`, `ADDRESS:PORT`, `:PORT` or a program's name; raises Misuse."""
+        if not text:
+            return cls()
+        pid, slash, fd = text.partition("/")
+        if pid.isascii() and pid.isdigit() and len(pid) < 10 and (not slash or (fd.isascii() and fd.isdigit())):
+            return cls(pid=int(pid), fd=int(fd) if slash else None)
+        host, colon, port = text.rpartition(":")
+        if not colon:
+            return cls(program=text)
+        if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+            raise Misuse(f"{text!r} has no port after its colon", remedy="for example 127.0.0.1:6379, [::1]:80 or :80")
+        if not host:
+            return cls(port=int(port))
+        try:
+            found = endpoint(text)
+        except ValueError as error:
+            raise Misuse(f"{host!r} is not an address", remedy="give its number, such as 127.0.0.1:6379") from error
+        return cls(address=str(found.address), port=found.port)
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing in particular is asked for."""
+        return self == Wanted()
+
+    def matches(self, pid: int | None, fd: int, program: str | None, ends: tuple[Endpoint | None, ...]) -> bool:
+        """Whether a socket is meant."""
+        return (
+            (self.pid is None or self.pid == pid)
+            and (self.fd is None or self.fd == fd)
+            and (self.program is None or self.program == program)
+            and (self.port is None or any(end is not None and self._is_end(end) for end in ends))
+        )
+
+    def _is_end(self, end: Endpoint) -> bool:
+        return end.port == self.port and self.address in (None, str(end.address))
+
+
+class Explainer:
+    """One look at this host; all its explanations are of about the same moment."""
+
+    def __init__(self, socket_path: Path) -> None:
+        """Asks the provider; without one, `provider_missing` says so and the kernel's view is left."""
+        self._socket_path = socket_path
+        self.provider_missing: Unavailable | None = None
+        try:
+            self._tracked = list(connections(socket_path))
+        except Unavailable as error:
+            self._tracked, self.provider_missing = [], error
+        self._processes: dict[int, Process] = {}
+
+    def explain(self, wanted: Wanted) -> Iterator[Explanation]:
+        """All that is meant: tracked connections first, then what else the kernel has.
+
+        Raises:
+            Unavailable: Nothing in particular was asked for, and no provider answers.
+        """
+        if wanted.everything and self.provider_missing:
+            raise self.provider_missing
+        explained: set[tuple[Endpoint, Endpoint | None]] = set()
+        for one in self._tracked:
+            ends = self._ends(one)
+            if ends is not None and wanted.matches(one.pid, one.fd, one.program, ends):
+                explained.add(ends)
+                yield self._tracked_connection(one, ends)
+        if wanted.everything:
+            return
+        for held in self._host_sockets if wanted.pid is None else tcp_sockets(wanted.pid):
+            program = self._process(held.pid).name if held.pid is not None else None
+            seen = (held.local, held.remote)
+            if seen not in explained and wanted.matches(held.pid, held.fd, program, seen):
+                yield self._untracked(held)
+
+    # ---- tracked ----
+
+    def _tracked_connection(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Explanation:
+        subject = f"{one.program or '(gone)'}[{one.pid}] fd {one.fd}, {ends[0]} {one.arrow} {ends[1]},"
+        peer = self._by_ends.get((ends[1], ends[0]))
+        facts = [*_traffic_facts(one)]
+        if peer is not None:
+            facts.append(("peer", f"{peer.program or '(gone)'}[{peer.pid}] fd {peer.fd}, {peer.state}"))
+        if one.promoted:
+            carrier = self._carrier(one, ends, peer)
+            return Explanation(
+                subject, Verdict.CARRIED, carrier, None, "", "", tuple(_carried_facts(one) + facts), saved(one), one
+            )
+        verdict = Verdict.MOVING if one.state == "attached" else Verdict.TCP
+        reason, cause, hint = self._why_tcp(one, ends, peer)
+        return Explanation(subject, verdict, "tcp", reason, cause, hint, tuple(facts), saved(one), one)
+
+    def _why_tcp(
+        self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None
+    ) -> tuple[str | None, str, str]:
+        cause, hint = one.why, self._remedy(one)
+        about_the_peer = one.reason in _ABOUT_THE_PEER
+        if not about_the_peer and one.reason not in _DECIDED:
+            return one.reason, cause, hint
+        if about_the_peer and peer is None and not is_here(ends[1].address, one.pid):
+            return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
+        # Both ends wait for one another while they are young; anything else that the other end says is news.
+        if peer is not None and peer.reason is not None and peer.reason not in _ABOUT_THE_PEER | _DECIDED:
+            return peer.reason, f"at the other end, {peer.why}", self._remedy(peer)
+        if decided := self._decided(one, ends, peer):  # a refused offer is made again, and looks as if it waited
+            return decided
+        if not about_the_peer:
+            return one.reason, cause, hint
+        if peer is not None:
+            if one.reason == Reason.YOUNG.name and self._promote_after:
+                cause += f" (the provider's default is {self._promote_after} calls:bytes)"
+            return one.reason, cause, hint
+        held = next((s for s in self._host_sockets if (s.local, s.remote) == (ends[1], ends[0])), None)
+        if held is None or held.pid is None:
+            judgement, name = Judgement.of(Outside.UNSEEN), "the process at the other end"
+        else:
+            judgement, name = self._judge(self._process(held.pid)), f"the other end, {self._process(held.pid)},"
+        return judgement.code.name, f"{name} {judgement.text}", judgement.remedy
+
+    @staticmethod
+    def _remedy(one: Connection) -> str:
+        """That of its reason, with its own address where one is wanted."""
+        remedy = REMEDY[Reason[one.reason]] if one.reason else ""
+        return remedy.replace("ADDRESS:PORT", one.local)
+
+    def _decided(
+        self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None
+    ) -> tuple[str, str, str] | None:
+        """What the provider's policy and protocols say: the reason, the cause, and the line that would change it.
+
+        None if it cannot be asked, or would now say otherwise. Either end's rule may keep a connection on TCP.
+        """
+        passive = one.role == "passive"
+        sides = [(one, "listen" if passive else "connect")]
+        if peer is not None:
+            sides.append((peer, "connect" if passive else "listen"))
+        listener = ends[0] if passive else ends[1]
+        for side, role in sides:
+            decision = self._decide(side, role, listener)
+            if decision is None or decision["protocol"] is not None:
+                continue
+            cause = str(decision["why"]).removeprefix("it stays on TCP: ")
+            if rule := decision["rule"]:
+                prefix_len = 128 if listener.address.version == 6 else 32
+                host = f"[{listener.address}]" if prefix_len == 128 else str(listener.address)
+                line = f'use both {role} "{side.program or "*"}" {host}/{prefix_len}:{listener.port}'
+                return Reason.POLICY.name, cause, f"put this line before line {rule['line']} of {rule['file']}: {line}"
+            return Reason.NO_PROTOCOL.name, cause, REMEDY[Reason.NO_PROTOCOL]
+        return None
+
+    def _decide(self, one: Connection, role: str, listener: Endpoint) -> dict[str, Any] | None:
+        """The provider's dry run of a connection; None if it cannot be asked, or the program has gone."""
+        try:
+            process = psutil.Process(one.pid)
+            with ControlConnection(self._socket_path) as control:
+                return control.document(
+                    "decide", role=role, program=one.program or "", uid=process.uids().effective,
+                    gids=[process.gids().effective], address=str(listener.address), port=listener.port,
+                )  # fmt: skip
+        except (Unavailable, psutil.Error):
+            return None
+
+    def _carrier(self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None) -> str:
+        """The protocol that carries a promoted connection, by name."""
+        if peer is not None and peer.segment == one.segment:
+            return _LOCAL  # the two share one channel, and nobody stands in between
+        role, listener = ("listen", ends[0]) if one.role == "passive" else ("connect", ends[1])
+        decision = self._decide(one, role, listener)
+        name = str(decision["protocol"]) if decision and decision["protocol"] else _LOCAL
+        return name if peer is None or name != _LOCAL else "offload protocol"
+
+    # ---- what no shim tracks ----
+
+    def _untracked(self, held: HostSocket) -> Explanation:
+        ends = f"{held.local} -- {held.remote}" if held.remote else str(held.local)
+        if held.pid is None:
+            unseen = Judgement.of(Outside.UNSEEN)
+            return _plain(f"{ends},", Verdict.TCP, unseen.code.name, f"its process {unseen.text}", unseen.remedy)
+        process = self._process(held.pid)
+        subject = f"{process} fd {held.fd}, {ends},"
+        judgement = self._judge(process)
+        if judgement.code not in (Outside.UNKNOWN_SOCKET, Outside.NO_PROVIDER):
+            return _plain(subject, Verdict.TCP, judgement.code.name, f"{process} {judgement.text}", judgement.remedy)
+        if held.remote is None:
+            return _plain(subject, Verdict.LISTENS, None, "connections that it accepts can be promoted", "")
+        if not is_here(held.remote.address, held.pid):
+            remote = Reason.REMOTE
+            return _plain(subject, Verdict.TCP, remote.name, REASON_TEXT[remote], REMEDY[remote])
+        verdict = Verdict.TCP if judgement.code is Outside.UNKNOWN_SOCKET else Verdict.UNKNOWN
+        return _plain(subject, verdict, judgement.code.name, f"{process} {judgement.text}", judgement.remedy)
+
+    def _judge(self, process: Process) -> Judgement:
+        """Why a process that holds a socket which is not tracked does not track it."""
+        if judgement := process.outside(self._socket_path):
+            return judgement
+        return Judgement.of(Outside.NO_PROVIDER if self.provider_missing else Outside.UNKNOWN_SOCKET)
+
+    # ---- sources ----
+
+    @cached_property
+    def _host_sockets(self) -> list[HostSocket]:
+        return tcp_sockets()
+
+    @cached_property
+    def _by_ends(self) -> dict[tuple[Endpoint, Endpoint], Connection]:
+        return {ends: one for one in self._tracked if (ends := self._ends(one))}
+
+    @cached_property
+    def _by_descriptor(self) -> dict[tuple[int | None, int], HostSocket]:
+        return {(held.pid, held.fd): held for held in self._host_sockets}
+
+    def _ends(self, one: Connection) -> tuple[Endpoint, Endpoint] | None:
+        """Its two ends; None: it is not connected."""
+        local, remote = endpoint(one.local), endpoint(one.remote)
+        if local.port and remote.port:
+            return local, remote
+        # So young, or so soon pinned, that its shim has not written its addresses down.
+        held = self._by_descriptor.get((one.pid, one.fd))
+        return (held.local, held.remote) if held is not None and held.remote is not None else None
+
+    def _process(self, pid: int) -> Process:
+        if pid not in self._processes:
+            self._processes[pid] = Process(pid)
+        return self._processes[pid]
+
+    @cached_property
+    def _promote_after(self) -> str:
+        """As the provider tells it to shims; empty if it has gone."""
+        try:
+            with ControlConnection(self._socket_path) as control:
+                return str(control.status()["promote_after"])
+        except Unavailable:
+            return ""
+
+
+def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint: str) -> Explanation:
+    """Of a socket that no shim tracks."""
+    return Explanation(subject, verdict, "tcp" if verdict is Verdict.TCP else "", reason, cause, hint, (), 0, None)
+
+
+def saved(one: Connection) -> int:
+    """System calls that a connection has not made: one a message by ring, less those made to sleep and to wake."""
+    return max(0, one.tx.ring_msgs + one.rx.ring_msgs - one.doorbells - one.sleeps)
+
+
+def _carried_facts(one: Connection) -> list[tuple[str, str]]:
+    sent, received = f"{one.tx.ring_from or 0:,}", f"{one.rx.ring_from or 0:,}"
+    if one.promotions > 1:  # the offsets count bytes by TCP, and some went by ring before
+        text = f"it has sent {sent} and received {received} bytes by tcp ({_ago(one)}); promoted {one.promotions} times"
+    else:
+        text = f"byte {sent} sent, byte {received} received ({_ago(one)})"
+    return [("since", text)]
+
+
+def _ago(one: Connection) -> str:
+    return f"{one.promoted_s:,.1f} s ago" if one.promoted_s is not None else "just now"
+
+
+def _traffic_facts(one: Connection) -> Iterator[tuple[str, str]]:
+    for heading, traffic in (("sent", one.tx), ("received", one.rx)):
+        if text := _traffic(traffic):
+            yield heading, text
+    if by_ring := one.tx.ring_msgs + one.rx.ring_msgs:
+        text = f"{saved(one):,} system calls: {by_ring:,} messages by ring made none"
+        yield "saved", f"{text}, {one.sleeps:,} sleeps and {one.doorbells:,} doorbells did"
+
+
+def _traffic(traffic: Traffic) -> str:
+    paths = ((traffic.ring_bytes, traffic.ring_msgs, "ring"), (traffic.tcp_bytes, traffic.tcp_msgs, "tcp"))
+    return ", ".join(f"{size:,} bytes in {msgs:,} messages by {path}" for size, msgs, path in paths if msgs or size)

@@ -1,0 +1,242 @@
+"""Metrics for Prometheus: what the connections, the programs and the provider are about, when they are asked for.
+
+A process of its own serves them, so the provider keeps its one thread and no HTTP; looking costs it two short requests
+a scrape, and nothing between scrapes. The exporter keeps the totals: connections take their counts with them when they
+end, and a Prometheus counter must not go down. So what a connection carried after the last scrape that saw it is not
+counted, and a connection that lived between two scrapes not at all; scrape more often to lose less. Both ends of a
+connection are counted where both are under sidestep.
+
+No label has an unbounded set of values: there are no series of single connections or programs; `sidestep top` has them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from socketserver import TCPServer
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import make_wsgi_app
+from prometheus_client.registry import Collector
+
+from sidestep import limits
+from sidestep.counters import NAMES
+from sidestep.errors import Misuse, Unavailable
+from sidestep.native.layout import State
+from sidestep.observe.traffic import Sample, Totals, take_sample
+
+_COUNTER: Final = re.compile(r"(\w+)(?:\{(.*)\})?")
+_GAUGES: Final = {
+    "shims": ("sidestep_programs", "Processes under sidestep at this provider"),
+    "families": ("sidestep_program_families", "Process families, that share connections by fork"),
+    "offers_pending": ("sidestep_offers_pending", "Offers that wait for the other end"),
+    "budget_bytes": ("sidestep_channel_budget_bytes", "Bytes that all channels together may take"),
+    "budget_used_bytes": ("sidestep_channel_budget_used_bytes", "Bytes that channels have reserved"),
+    "uptime_s": ("sidestep_provider_uptime_seconds", "Seconds since the provider was started"),
+}
+
+
+class Exporter(Collector):
+    """Looks once for each scrape, and keeps the totals in between."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
+        self._totals = Totals()
+        self._lock = threading.Lock()  # scrapes may overlap
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are not needed before the first scrape."""
+        return ()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Looks, and tells everything; without a provider only that, and the totals so far."""
+        with self._lock:
+            try:
+                sample = take_sample(self._socket_path)
+            except Unavailable:
+                sample = None
+            if sample is not None:
+                self._totals.handle(sample.connections.items())
+            yield GaugeMetricFamily("sidestep_provider_up", "Whether the provider answers", value=sample is not None)
+            yield from self._traffic()
+            if sample is not None:
+                yield from _connections(sample)
+                yield from _provider(sample.status)
+
+    def _traffic(self) -> Iterator[Metric]:
+        counts = self._totals.counts
+        for unit in ("bytes", "messages"):
+            text = f"{unit.capitalize()} that programs moved, by path and direction, each end for itself"
+            family = CounterMetricFamily(f"sidestep_{unit}", text, labels=("path", "direction"))
+            for path in ("ring", "tcp"):
+                for direction in ("sent", "received"):
+                    family.add_metric((path, direction), counts[f"{direction}_{path}_{unit}"])
+            yield family
+        yield CounterMetricFamily(
+            "sidestep_doorbells", "Wake-ups that were sent to the other end", value=counts["doorbells"]
+        )
+        yield CounterMetricFamily("sidestep_sleeps", "Waits that ended in the kernel", value=counts["sleeps"])
+        spins = CounterMetricFamily("sidestep_spins", "Waits that began by spinning, by result", labels=("result",))
+        spins.add_metric(("won",), counts["spins_won"])
+        spins.add_metric(("lost",), counts["spins_lost"])
+        yield spins
+        yield CounterMetricFamily(
+            "sidestep_connections_seen", "Connections that a scrape has seen", value=self._totals.connections
+        )
+        yield CounterMetricFamily(
+            "sidestep_connections_promoted", "Of these, such as were promoted", value=self._totals.promoted
+        )
+
+
+def _connections(sample: Sample) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "sidestep_connections", "Live connections, each end for itself, by state and reason", labels=("state", "reason")
+    )
+    found = Counter({(state.name.lower(), ""): 0 for state in State if state is not State.FREE})
+    found.update((one.state, one.reason or "") for one in sample.connections.values())
+    for labels, count in sorted(found.items()):
+        family.add_metric(labels, count)
+    yield family
+
+
+def _provider(status: Any) -> Iterator[Metric]:
+    for name, (metric, text) in _GAUGES.items():
+        yield GaugeMetricFamily(metric, text, value=status[name])
+    yield InfoMetricFamily(
+        "sidestep_provider", "The provider", {"version": status["version"], "layout": str(status["layout_version"])}
+    )
+    families = {
+        name: CounterMetricFamily(f"sidestep_{name}", f"The provider's count: {text}", labels=("reason",))
+        for name, text in NAMES.items()
+    }
+    for full_name, count in status["counters"].items():
+        found = _COUNTER.fullmatch(full_name)
+        if found and found[1] in families:  # else of a newer provider: left out
+            families[found[1]].add_metric((found[2] or "",), count)
+    yield from families.values()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = limits.METRICS_REQUEST_TIMEOUT_S
+
+    def log_message(self, *_: object) -> None:  # a scraper comes every few seconds
+        pass
+
+
+class Server(WSGIServer):
+    """Serves an exporter at a TCP address or a UNIX socket, with a bounded number of threads."""
+
+    request_queue_size = limits.METRICS_REQUESTS_MAX
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int] | Path, exporter: Exporter) -> None:
+        """Listens at once.
+
+        Raises:
+            Unavailable: The address cannot be listened at.
+        """
+        self._path: Path | None = None  # of the socket that is ours to take away
+        self._free = threading.BoundedSemaphore(limits.METRICS_REQUESTS_MAX)
+        if isinstance(address, Path):
+            self.address_family, self.allow_reuse_address = socket.AF_UNIX, False
+        else:
+            self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            if isinstance(address, Path):
+                _remove_stale(address)
+            super().__init__(os.fspath(address) if isinstance(address, Path) else address, _Handler)  # type: ignore[arg-type]
+        except OSError as error:
+            shown = address if isinstance(address, Path) else "{}:{}".format(*address)
+            raise Unavailable(
+                f"cannot listen at {shown}: {error.strerror or error}", remedy="give another place with --listen"
+            ) from error
+        self.set_app(make_wsgi_app(exporter.registry))
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        if self._path:
+            return f"unix:{self._path}"
+        host, port = self.server_address[:2]
+        shown = host.decode() if isinstance(host, bytes) else host
+        return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
+
+    def server_bind(self) -> None:
+        """Binds; a UNIX socket for this user alone."""
+        mask = os.umask(0o177)
+        try:
+            TCPServer.server_bind(self)
+        finally:
+            os.umask(mask)
+        if self.address_family == socket.AF_UNIX:
+            self._path = Path(os.fsdecode(self.socket.getsockname()))
+        self.server_name, self.server_port = "localhost", 0  # for CGI variables, which nothing reads
+        self.setup_environ()
+
+    def server_close(self) -> None:
+        """Stops listening, and takes the socket's name away."""
+        super().server_close()
+        if self._path:
+            self._path.unlink(missing_ok=True)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection; one by a UNIX socket has no address, which the handler would miss."""
+        request, address = super().get_request()
+        return request, address or ("unix", 0)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for each; the connection is closed where there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        threading.Thread(target=self._serve, args=(request, client_address), daemon=True).start()
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        try:
+            with suppress(OSError):  # the scraper went away, or was too slow
+                self.finish_request(request, client_address)
+        finally:
+            self.shutdown_request(request)
+            self._free.release()
+
+
+def parse_listen(text: str) -> tuple[str, int] | Path:
+    """`PORT` or `:PORT` of the loopback address, `ADDRESS:PORT`, `[ADDRESS]:PORT` or `unix:PATH`; raises Misuse."""
+    if text.startswith("unix:"):
+        if not text.removeprefix("unix:"):
+            raise Misuse("unix: has no path", remedy="for example unix:/run/user/1000/sidestep/metrics")
+        return Path(text.removeprefix("unix:")).absolute()
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise Misuse(f"{text!r} has no port", remedy="for example 9400, 127.0.0.1:9400 or unix:PATH")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+def _remove_stale(path: Path) -> None:
+    """Takes a socket away at which nobody listens any more."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()

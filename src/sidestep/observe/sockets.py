@@ -1,0 +1,197 @@
+"""The TCP sockets of this host, whoever holds them, and what can be told of the processes behind them.
+
+psutil reads /proc/net and /proc/PID/fd. What belongs to another user is seen without its process, unless root looks.
+Only this network namespace is seen, and that of a process that is asked for by its number.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from sidestep import config, native_library
+from sidestep.observe import reach
+from sidestep.switch.protocol import Endpoint
+
+_COMMAND_MAX: Final = 120  # characters of a command line shown in a hint; a longer one is cut to its program
+_LIVE: Final = frozenset({
+    psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT, psutil.CONN_SYN_RECV, psutil.CONN_CLOSE_WAIT, psutil.CONN_FIN_WAIT1,
+    psutil.CONN_FIN_WAIT2, psutil.CONN_LAST_ACK, psutil.CONN_CLOSING,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HostSocket:
+    """A TCP socket as the kernel lists it."""
+
+    pid: int | None  # None: of a process that this user cannot look into
+    fd: int
+    local: Endpoint
+    remote: Endpoint | None  # None: it listens
+
+
+def endpoint(text: str) -> Endpoint:
+    """`ADDRESS:PORT` or `[ADDRESS]:PORT`; an IPv4 address in IPv6 clothes becomes one. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    return Endpoint(_address(host.removeprefix("[").removesuffix("]")), int(port))
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    found = ip_address(host.partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+
+def tcp_sockets(pid: int | None = None) -> list[HostSocket]:
+    """Those that live and those that listen; with `pid` those of that process, in its own network namespace.
+
+    Empty for a process that has gone or cannot be looked into.
+    """
+    try:
+        found: Iterable[Any] = (
+            psutil.net_connections("tcp") if pid is None else psutil.Process(pid).net_connections("tcp")
+        )
+    except psutil.Error:
+        return []
+    return [
+        HostSocket(
+            getattr(one, "pid", pid), one.fd, Endpoint(_address(one.laddr.ip), one.laddr.port),
+            Endpoint(_address(one.raddr.ip), one.raddr.port) if one.raddr else None,
+        )
+        for one in found
+        if one.status in _LIVE or one.status == psutil.CONN_LISTEN
+    ]  # fmt: skip
+
+
+def is_here(address: IPv4Address | IPv6Address, pid: int) -> bool:
+    """Whether it is an address of this host, as that process sees it: of its network namespace."""
+    if address.is_loopback:
+        return True
+    try:
+        if isinstance(address, IPv4Address):
+            routes = Path(f"/proc/{pid}/net/fib_trie").read_text(encoding="ascii")
+            return re.search(rf"\|-- {re.escape(str(address))}\n\s+/32 host LOCAL", routes) is not None
+        return address.packed.hex() in Path(f"/proc/{pid}/net/if_inet6").read_text(encoding="ascii")
+    except OSError:  # it has gone; or there is no IPv6 here
+        return False
+
+
+class Outside(Enum):
+    """Why a process is not under sidestep, or not with the provider that was asked: its name and two sentences.
+
+    In both sentences `{}` stands for what the process itself says: its obstacle, its command, its other provider.
+    """
+
+    NOT_STARTED = "was started without 'sidestep run'", "sidestep run -- {}"
+    UNREACHABLE = "is out of the shim's reach: {}", "{}"
+    DISABLED = "was started with SIDESTEP_DISABLE=1, with which the shim does nothing", "start it without: {}"
+    NOT_LOADED = (
+        "was started under sidestep, but its loader did not bring the shim in",
+        "start it again; if that does not help, 'sidestep doctor' tells whether the shim loads",
+    )
+    OTHER_PROVIDER = "is under sidestep, but with the provider at {}", "start both ends with the same --socket"
+    HIDDEN = "is another user's, and cannot be looked into", "ask as its user, or as root"
+    GONE = "has gone; the kernel finishes what it left", "nothing to do"
+    UNSEEN = "is not seen: it is another user's, in another network namespace, or gone", "ask as its user, or as root"
+    UNKNOWN_SOCKET = (
+        "is under sidestep, but its shim does not know this socket: another process made it",
+        "let the program that is started with 'sidestep run' open or accept the connection by itself",
+    )
+    NO_PROVIDER = (
+        "is under sidestep; what carries the connection cannot be told without a provider, and stays as it is",
+        "sidestep provider start",
+    )
+
+    @property
+    def text(self) -> str:
+        """What the process is or has; goes on after its name."""
+        return self.value[0]
+
+    @property
+    def remedy(self) -> str:
+        """What would change it."""
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Why a process, or one socket of it, is not under sidestep."""
+
+    code: Outside
+    text: str  # what the process is or has: goes on after its name
+    remedy: str
+
+    @classmethod
+    def of(cls, code: Outside, text: str = "", remedy: str = "") -> Judgement:
+        """With these details in the two sentences."""
+        return cls(code, code.text.format(text), code.remedy.format(remedy))
+
+
+class Process:
+    """A process of this host, as far as it can be looked into; looked at once."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __str__(self) -> str:
+        return f"{self.name or '(gone)'}[{self.pid}]"
+
+    @cached_property
+    def name(self) -> str | None:
+        """The name of the program; None: the process has gone."""
+        try:
+            return Path(f"/proc/{self.pid}/comm").read_text(errors="replace").rstrip("\n")
+        except OSError:
+            return None
+
+    @cached_property
+    def command(self) -> str:
+        """The command line, fit for a shell."""
+        try:
+            words = psutil.Process(self.pid).cmdline()
+        except psutil.Error:
+            words = []
+        # A program that writes its title into its arguments (nginx, PostgreSQL) has no command line any more.
+        if not words or (len(words) == 1 and " " in words[0]) or words[0].endswith(":"):
+            return self.name or "PROGRAM"
+        full = shlex.join(words)
+        return full if len(full) <= _COMMAND_MAX and full.isprintable() else f"{shlex.quote(words[0])} ..."
+
+    def outside(self, socket_path: Path) -> Judgement | None:
+        """Why it is not under sidestep with the provider at `socket_path`; None: it is."""
+        if self.name is None:
+            return Judgement.of(Outside.GONE)
+        try:
+            mapped = f"/{native_library().name}" in Path(f"/proc/{self.pid}/maps").read_text(errors="replace")
+            environ = dict(self._environ())
+            obstacles = () if mapped else reach.obstacles(Path(f"/proc/{self.pid}/exe"))
+        except PermissionError:
+            return Judgement.of(Outside.HIDDEN)
+        except OSError:  # it ended while it was looked at
+            return Judgement.of(Outside.GONE)
+        if mapped and environ.get(config.ENV_DISABLE) == "1":
+            return Judgement.of(Outside.DISABLED, remedy=self.command)
+        if mapped:
+            other = environ.get(config.ENV_SOCKET)
+            same = not other or Path(other) == socket_path
+            return None if same else Judgement.of(Outside.OTHER_PROVIDER, other or "")
+        if obstacles:
+            return Judgement.of(Outside.UNREACHABLE, obstacles[0].text, obstacles[0].remedy)
+        if native_library().name in environ.get("LD_PRELOAD", ""):
+            return Judgement.of(Outside.NOT_LOADED)
+        return Judgement.of(Outside.NOT_STARTED, remedy=self.command)
+
+    def _environ(self) -> Iterator[tuple[str, str]]:
+        """What it was started with."""
+        for entry in Path(f"/proc/{self.pid}/environ").read_text(errors="replace").split("\0"):
+            name, equals, value = entry.partition("=")
+            if equals:
+                yield name, value

@@ -1,0 +1,164 @@
+"""Looks at all connections, one after the other, and what happened in between.
+
+The shims only ever count up, each connection for itself, and take the counts with them when it ends. So a rate is the
+difference of two looks, and a total over a longer time has to be kept by whoever looks (`Totals`). What a connection
+carries after the last look at it is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sidestep.observe.connections import Connection, connections
+from sidestep.provider.control import ControlConnection
+
+Key = tuple[int, int]  # pid, and the moment at which the connection was made: it stays the same, and no other has it
+
+# What is counted of a connection, by name; each only ever grows.
+COUNTS: Final = (
+    "sent_ring_bytes", "sent_tcp_bytes", "received_ring_bytes", "received_tcp_bytes", "sent_ring_messages",
+    "sent_tcp_messages", "received_ring_messages", "received_tcp_messages", "doorbells", "sleeps", "spins_won",
+    "spins_lost",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look."""
+
+    at_s: float  # monotonic
+    connections: Mapping[Key, Connection]
+    status: Mapping[str, Any]  # of the provider
+
+
+def take_sample(socket_path: Path) -> Sample:
+    """Looks now; raises Unavailable without a provider."""
+    with ControlConnection(socket_path) as control:
+        status = control.status()
+    found = {(one.pid, one.born_ns): one for one in connections(socket_path)}
+    return Sample(time.monotonic(), found, status)
+
+
+def counts(one: Connection) -> Counter[str]:
+    """The counts of a connection, by the names of `COUNTS`."""
+    return Counter(
+        sent_ring_bytes=one.tx.ring_bytes,
+        sent_tcp_bytes=one.tx.tcp_bytes,
+        received_ring_bytes=one.rx.ring_bytes,
+        received_tcp_bytes=one.rx.tcp_bytes,
+        sent_ring_messages=one.tx.ring_msgs,
+        sent_tcp_messages=one.tx.tcp_msgs,
+        received_ring_messages=one.rx.ring_msgs,
+        received_tcp_messages=one.rx.tcp_msgs,
+        doorbells=one.doorbells,
+        sleeps=one.sleeps,
+        spins_won=one.spins_won,
+        spins_lost=one.spins_lost,
+    )
+
+
+def grown(after: Connection, before: Connection | None) -> Counter[str]:
+    """What was counted between two looks at a connection; all of it if there was no first one.
+
+    A socket that is used for a second connection starts over: then, too, all is new.
+    """
+    now = counts(after)
+    if before is None:
+        return now
+    then = counts(before)
+    if any(now[name] < then[name] for name in COUNTS):
+        return now
+    return Counter({name: now[name] - then[name] for name in COUNTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What goes on, a second; of one connection or of several."""
+
+    messages: float  # both ways, both paths
+    payload_len: float  # bytes
+    ring_share: float | None  # of the bytes, 0 to 1; None: there were none
+    doorbells: float
+    sleeps_per_message: float | None  # of those by ring; None: there were none
+    spins_per_message: float | None
+
+    @classmethod
+    def of(cls, growth: Mapping[str, int], seconds: float) -> Rate:
+        """From what was counted in a time, which is not zero."""
+        by_ring = growth["sent_ring_bytes"] + growth["received_ring_bytes"]
+        payload_len = by_ring + growth["sent_tcp_bytes"] + growth["received_tcp_bytes"]
+        ring_msgs = growth["sent_ring_messages"] + growth["received_ring_messages"]
+        messages = ring_msgs + growth["sent_tcp_messages"] + growth["received_tcp_messages"]
+        spins = growth["spins_won"] + growth["spins_lost"]
+        return cls(
+            messages / seconds,
+            payload_len / seconds,
+            by_ring / payload_len if payload_len else None,
+            growth["doorbells"] / seconds,
+            growth["sleeps"] / ring_msgs if ring_msgs else None,
+            spins / ring_msgs if ring_msgs else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A connection, and what goes on there."""
+
+    connection: Connection
+    rate: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything, between two looks."""
+
+    seconds: float
+    activities: tuple[Activity, ...]
+    total: Rate
+    states: Mapping[str, int]  # connections by state
+    reasons: Mapping[str, int]  # and by reason, of those that have one
+    status: Mapping[str, Any]
+
+
+def compare(before: Sample, after: Sample) -> View:
+    """What went on between two looks; connections that ended in between are left out."""
+    seconds = max(after.at_s - before.at_s, 1e-6)
+    total: Counter[str] = Counter()
+    activities = []
+    for key, one in after.connections.items():
+        first = before.connections.get(key)
+        if first is None and one.age_s > seconds:  # not new, but not seen before: its past is not of this time
+            first = one
+        growth = grown(one, first)
+        total.update(growth)
+        activities.append(Activity(one, Rate.of(growth, seconds)))
+    found = after.connections.values()
+    return View(
+        seconds, tuple(activities), Rate.of(total, seconds), Counter(one.state for one in found),
+        Counter(one.reason for one in found if one.reason), after.status,
+    )  # fmt: skip
+
+
+class Totals:
+    """Counts over all connections that were ever looked at: they never go down when a connection ends."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.connections = 0  # that were seen
+        self.promoted = 0  # of these, those that were seen promoted
+        self._last: dict[Key, Connection] = {}
+
+    def handle(self, found: Iterable[tuple[Key, Connection]]) -> None:
+        """Adds what is new since the last look."""
+        now = dict(found)
+        for key, one in now.items():
+            before = self._last.get(key)
+            self.counts.update(grown(one, before))
+            self.connections += before is None
+            self.promoted += one.promoted_s is not None and (before is None or before.promoted_s is None)
+        self._last = now
