@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := src/sidestep/native
 LIB    := $(NATIVE)/libsidestep.so
-EXT    := $(NATIVE)/_channel.abi3.so
+EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_ring.abi3.so
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,7 +28,8 @@ build:
 build-locked: $(VENV)/.installed
 	@test -f build/native/build.ninja || PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/meson setup build/native >/dev/null
 	@$(BIN)/ninja -C build/native --quiet
-	@if [ -f build/native/$(EXT) ]; then cmp -s build/native/$(EXT) $(EXT) || cp build/native/$(EXT) $(EXT); fi
+	@for ext in $(EXTS); do \
+		if [ -f build/native/$$ext ]; then cmp -s build/native/$$ext $$ext || cp build/native/$$ext $$ext; fi; done
 	@cmp -s build/native/$(LIB) $(LIB) || { cp build/native/$(LIB) $(LIB).new && mv $(LIB).new $(LIB); }
 
 dev: build
@@ -63,19 +64,21 @@ demo: build
 setup-apps:
 	@tests/setup $(PYTHON)
 
-# The scenes of tests/shim mostly wait for each other, so many run at a time; everything else runs alone.
-# Both runs take place whatever the first one finds.
+# The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; real
+# programs, programs that are killed, and CPython's own tests run alone. All runs take place whatever the first one finds.
+AT_ONCE := tests/unit tests/net tests/system tests/api
 test: setup-apps build
 	@failed=0; \
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest --ignore=tests/shim $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest $(AT_ONCE) -n 4 $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest --ignore=tests/shim $(AT_ONCE:%=--ignore=%) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@for place in bench docs/reference tests/conftest.py tests/*/; do \
+	@for place in bench docs/reference examples tests/conftest.py tests/*/; do \
 		if [ -f $$place ] || ls $$place/*.py >/dev/null 2>&1; then \
 			echo "mypy $$place"; $(BIN)/mypy $$place || exit 1; fi; done
 	$(BIN)/python docs/reference/make.py --check
@@ -85,9 +88,10 @@ bench: build
 
 docs: build
 	$(BIN)/python docs/reference/make.py
+	$(BIN)/python docs/make_scoreboard.py
 
 wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
 
 clean:
-	rm -rf build dist $(VENV) $(LIB) $(EXT)
+	rm -rf build dist $(VENV) $(LIB) $(EXTS)

@@ -28,6 +28,7 @@ TESTS: Final = Path(__file__).parent
 ROOT: Final = TESTS.parent
 NATIVE_TESTS: Final = TESTS / "native"
 NATIVE: Final = ROOT / "src" / "sidestep" / "native"
+HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
 COMPILE_TIMEOUT_S: Final = 300
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
@@ -98,13 +99,13 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str |
     """The program or library `name` made from `sources`; compiled only if there is none of this content yet."""
     cc = cc or compiler()
     digest = hashlib.sha256("\0".join([cc, *flags]).encode())
-    folders = {NATIVE, TESTS, NATIVE_TESTS, *(path.parent for path in sources)}
+    folders = {NATIVE, HEADERS, TESTS, NATIVE_TESTS, *(path.parent for path in sources)}
     headers = [NATIVE / "layout.py", *(header for folder in folders for header in folder.glob("*.h"))]
     for path in sorted({*sources, *headers}):
         digest.update(path.name.encode() + path.read_bytes())
     target = OUTPUT / f"{digest.hexdigest()[:16]}-{name}"
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    with (OUTPUT / ".lock").open("w") as lock:
+    with (OUTPUT / f"{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several runs may meet here: the first compiles, the others find it done
         if not target.exists():
             _compile(cc, target, sources, flags)
@@ -132,7 +133,7 @@ def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
 def build_shim(sanitizer: Sanitizer) -> Path:
     """libsidestep.so for `sanitizer`."""
     require(sanitizer)
-    sources = [NATIVE / "channel.c", *sorted(NATIVE.glob("shim*.c"))]
+    sources = sorted(set(NATIVE.glob("*.c")) - set(NATIVE.glob("*_module.c")))
     # the flags that meson.build gives the library, for the same reasons
     flags = [
         *("-shared", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-semantic-interposition"),

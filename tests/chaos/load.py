@@ -6,7 +6,7 @@ import errno
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +57,11 @@ class Entry:
 class Load:
     """A server and a driver with a common ledger; over kernel TCP without a `sidestep`."""
 
-    def __init__(self, program: Path, directory: Path, sidestep: Sidestep | None) -> None:
-        self._program, self._ledger, self._sidestep = program, directory / "ledger", sidestep
+    def __init__(
+        self, program: Path, directory: Path, sidestep: Sidestep | None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._program, self._ledger = program, directory / "ledger"
+        self._env = env if sidestep is None or env is not None else sidestep.env()
         self._ledger.unlink(missing_ok=True)
         self.server = self._start("serve", self._ledger, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.server.stdout is not None
@@ -66,8 +69,7 @@ class Load:
         self.driver: subprocess.Popen[bytes] | None = None
 
     def _start(self, *words: object, **options: Any) -> subprocess.Popen[bytes]:
-        env = None if self._sidestep is None else self._sidestep.env()
-        return subprocess.Popen([str(self._program), *map(str, words)], env=env, **options)
+        return subprocess.Popen([str(self._program), *map(str, words)], env=self._env, **options)
 
     def drive(self, seed: int, *, most: int = 3_000_000) -> subprocess.Popen[bytes]:
         """Starts the driver: eight threads make connections, one after the other, until `enough`."""
@@ -109,9 +111,11 @@ class Load:
 
 
 @contextmanager
-def loaded(program: Path, directory: Path, sidestep: Sidestep | None) -> Iterator[Load]:
-    """A running server, to be driven; both programs end with the block."""
-    load = Load(program, directory, sidestep)
+def loaded(
+    program: Path, directory: Path, sidestep: Sidestep | None, env: Mapping[str, str] | None = None
+) -> Iterator[Load]:
+    """A running server, to be driven, in the shim's environment or `env`; both programs end with the block."""
+    load = Load(program, directory, sidestep, env)
     try:
         yield load
     finally:

@@ -141,3 +141,35 @@ def test_idle_rings_give_their_pages_back(sidestep: Sidestep, how: str) -> None:
     assert _line(client) == "idle"
     assert min(_ring_pages_kib(one.pid) for one in (server, client)) > 16
     sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in (server, client)) <= 16)
+
+
+@pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
+def test_idle_connections_follow_orders(sidestep: Sidestep, how: str) -> None:
+    """Both programs sleep for as long as nothing comes, and make no call: they hear of the orders all the same."""
+
+    def start(port: str) -> subprocess.Popen[str]:
+        return sidestep.popen(
+            [sys.executable, "-c", _IDLE, how, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    server = start("0")
+    client = start(_line(server))
+    sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
+    assert client.stdin is not None
+    client.stdin.write("enough\n")
+    client.stdin.flush()
+    assert _line(client) == "idle"
+    for round_ in range(2):
+        # while there are pages to be given back sleeps end every second; then they have no end
+        sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in (server, client)) <= 16)
+        one_end = sidestep.connections()[round_].local
+
+        def chosen(found: Connection, local: str = one_end) -> bool:
+            return found.local == local
+
+        (demoted,) = sidestep.demote(chosen)
+        assert (demoted.result, demoted.connection.reason) == ("tcp", "DEMOTED")
+        sidestep.wait_for(lambda found: all(c.tx.path == c.rx.path == "tcp" for c in found))
+        (promoted,) = sidestep.promote(chosen)
+        assert promoted.result == "promoted"
+        sidestep.wait_for(lambda found: all(c.promoted for c in found))

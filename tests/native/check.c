@@ -158,7 +158,7 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 #define SIDE(i) \
 	WORD(side[i].attached), WORD(side[i].rx_ready), WORD(side[i].tx_switched), WORD(side[i].shut_wr), \
 	WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
-	WORD(side[i].rx_frozen)
+	WORD(side[i].rx_frozen), WORD(side[i].tx_ended)
 #define RING(i) \
 	WORD(producer[i].tail), WORD(producer[i].want_space), WORD(producer[i].cpu), WORD(consumer[i].head), \
 	WORD(consumer[i].cpu)

@@ -22,7 +22,7 @@ from sidestep.native.layout import Rpc
 from sidestep.testing import Channel, ShimClient
 
 WITHIN_S: Final = 20.0
-NOTICE_BITS: Final = 16  # CHANNEL_NOTICE values, and one beyond
+NOTICE_BITS: Final = 32  # CHANNEL_NOTICE values, and one beyond
 _EDGES: Final = (
     0,
     1,

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from scene_runner import Run, Variant, build, run
+from scene_runner import Build, Run, Variant, build, run
 
 from sidestep.testing import Sidestep
+from toolchain import ADDRESS, THREAD, build_shim
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles, before many workers begin, what takes minutes: a test that waits for it has not that long."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        return
+    makes: list[Callable[[], Path]] = [
+        partial(build_shim, THREAD),
+        partial(build_shim, ADDRESS),
+        partial(build, Build.PLAIN),
+        partial(build, Build.FORTIFIED),
+        partial(build, Build.PLAIN, THREAD),
+    ]
+    with ThreadPoolExecutor(2) as pool, suppress(pytest.fail.Exception):  # the tests that need it will say why
+        for made in [pool.submit(make) for make in makes]:
+            made.result()
 
 
 @pytest.fixture(scope="session")

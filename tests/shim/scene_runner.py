@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import difflib
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 import toolchain
+from sidestep.observe.demotion import Result
 from sidestep.testing import Connection, Sidestep
 from toolchain import PLAIN, Sanitizer
 
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 WARM_UP_S: Final = 15.0
 SCENE_S: Final = 30.0
+HEARD_S: Final = 5.0
+SHAKE_SEED: Final = os.environ.get("SIDESTEP_SHAKE_SEED", "")  # other moments for a Variant.shaken: any text
 KNOWN_DIFFERENCES: Final[dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("known_differences.toml").read_text(encoding="utf-8")
 )
@@ -39,6 +44,14 @@ class Build(StrEnum):
 
     PLAIN = "plain"
     FORTIFIED = "fortified"  # the _chk and the 64 names
+
+
+class Sockets(StrEnum):
+    """The family that sockets are opened with."""
+
+    ORDINARY = "ordinary"
+    EXPLICIT = "explicit"
+    DIRECT = "direct"
 
 
 _BUILD_FLAGS: Final = {Build.PLAIN: (), Build.FORTIFIED: ("-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64")}
@@ -53,6 +66,8 @@ class Variant:
     warm: bool = True
     family: str = "4"
     build: Build = Build.PLAIN
+    sockets: Sockets = Sockets.ORDINARY
+    shaken: bool = False  # demoted and promoted all the while, at random moments
 
     def arguments(self) -> list[str]:
         """The options of the scene program."""
@@ -60,8 +75,14 @@ class Variant:
             *(["--peer=process"] if self.peer_process else []),
             *([] if self.active else ["--passive"]),
             *(["--warm"] if self.warm else []),
+            *(["--shaken"] if self.shaken else []),
             f"--family={self.family}",
+            f"--sockets={self.sockets[0]}",
         ]
+
+    def native(self) -> Variant:
+        """The same without sidestep: the kernel has ordinary sockets alone."""
+        return replace(self, sockets=Sockets.ORDINARY)
 
     def __str__(self) -> str:
         return "-".join(
@@ -71,6 +92,8 @@ class Variant:
                 "warm" if self.warm else "cold",
                 f"v{self.family}",
                 self.build,
+                *([] if self.sockets is Sockets.ORDINARY else [self.sockets]),
+                *(["shaken"] if self.shaken else []),
             )
         )
 
@@ -82,19 +105,20 @@ class Run:
     transcript: str
     failure: str | None
     promotions_seen: int  # warm-ups that ended with both ends promoted
+    demoted: int = 0  # connections that were told to go back to TCP meanwhile
 
 
-def scene_names() -> Iterator[str]:
-    """The names of all scenes, read from the sources: collecting tests must not need a compiler."""
-    for path in sorted(PROGRAMS.glob("scenes_*.c")):
-        table = path.read_text(encoding="utf-8").rpartition(f"const struct scene {path.stem}[] = {{")[2]
-        for short, named in re.findall(r'SCENE\((\w+)\)|\{"(\w+)",', table):
+def scene_names(table: str = "*") -> Iterator[str]:
+    """The names of all scenes, or of one table; from the sources: collecting tests must not need a compiler."""
+    for path in sorted(PROGRAMS.glob(f"scenes_{table}.c")):
+        listed = path.read_text(encoding="utf-8").rpartition(f"const struct scene {path.stem}[] = {{")[2]
+        for short, named in re.findall(r'SCENE\((\w+)\)|\{"(\w+)",', listed):
             yield short or named
 
 
 def build(kind: Build = Build.PLAIN, sanitizer: Sanitizer = PLAIN) -> Path:
     """Compiles the scenes; returns the program."""
-    flags = [*sanitizer.flags, *_BUILD_FLAGS[kind], "-D_GNU_SOURCE"]
+    flags = [*sanitizer.flags, *_BUILD_FLAGS[kind], "-D_GNU_SOURCE", f"-I{toolchain.HEADERS}"]
     return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("*.c")), flags)
 
 
@@ -104,20 +128,78 @@ def difference(native: str, shimmed: str) -> str:
     return "\n".join(lines)
 
 
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 def _both_ends(found: list[Connection], ports: tuple[int, int]) -> list[Connection]:
     """The connections with these two ports, one for each end."""
+    return [c for c in found if {_port(c.local), _port(c.remote)} == set(ports)]
 
-    def port(address: str) -> int:
-        return int(address.rpartition(":")[2])
 
-    return [c for c in found if {port(c.local), port(c.remote)} == set(ports)]
+def _on_tcp(ends: list[Connection]) -> bool:
+    return all(end.state == "pinned" and end.tx.path == end.rx.path == "tcp" for end in ends)
+
+
+def _promoted_again(ends: list[Connection]) -> bool:
+    return all(end.promoted and end.promotions > 1 for end in ends)
+
+
+# What a scene asks after an order: whether it is so of the ends, the one whose port came first being the first; and
+# whether that is waited for, as nobody of the scene makes a call meanwhile.
+_ORDERED: Final[dict[str, tuple[Callable[[list[Connection]], bool], bool]]] = {
+    "tcp": (_on_tcp, False),
+    "tcp!": (_on_tcp, True),
+    "left": (lambda ends: ends[0].tx.path == "tcp", False),
+    "on": (lambda ends: all(end.promoted for end in ends), False),
+    "again": (_promoted_again, False),
+    "again!": (_promoted_again, True),
+    "rests": (lambda ends: ends[0].reason == "DEMOTED" and ends[0].tx.path == "tcp", True),
+    "moves": (lambda ends: ends[0].state != "pinned", True),
+}
+
+
+class _Shaker:
+    """Sends all connections of a provider to TCP and lets them come back, at random moments, in a thread."""
+
+    def __init__(self, sidestep: Sidestep, seed: str) -> None:
+        self._sidestep = sidestep
+        self._random = random.Random(seed)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.demoted = 0  # connections that were told to go back
+
+    def start(self) -> None:
+        """Begins, with connections on their way back; does nothing the second time."""
+        if self._thread is None:
+            self._demote()
+            self._thread = threading.Thread(target=self._shake)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _shake(self) -> None:
+        while not self._stop.is_set():
+            self._stop.wait(self._random.uniform(0, 0.003))
+            self._sidestep.promote(timeout_s=0)
+            self._stop.wait(self._random.uniform(0, 0.003))
+            self._demote()
+
+    def _demote(self) -> None:
+        told = self._sidestep.demote(timeout_s=0)
+        self.demoted += sum(one.result in (Result.TCP, Result.PENDING) for one in told)
 
 
 class _Control:
     """Answers a scene's questions about its connections."""
 
-    def __init__(self, sidestep: Sidestep | None) -> None:
+    def __init__(self, sidestep: Sidestep | None, shaker: _Shaker | None) -> None:
         self._sidestep = sidestep
+        self._shaker = shaker
         self._deadline_s = time.monotonic() + WARM_UP_S
         self.promotions_seen = 0
         self.failure: str | None = None
@@ -127,10 +209,20 @@ class _Control:
         if self._sidestep is None:
             return b"g"
         word, *ports = question.split()
+        if self._shaker and word != "warm":
+            return b"g"  # it may be anywhere
+        if word in ("demote", "promote"):
+            give = self._sidestep.demote if word == "demote" else self._sidestep.promote
+            give(lambda c: (_port(c.local), _port(c.remote)) == (int(ports[0]), int(ports[1])), 0)
+            return b"g"
         ends = _both_ends(self._sidestep.connections(), (int(ports[0]), int(ports[1])))
+        if word in _ORDERED:
+            return self._ordered(word, ends, int(ports[0]), question)
         if len(ends) == 2 and all(end.promoted for end in ends):
             self.promotions_seen += word == "warm"
             self._deadline_s = time.monotonic() + WARM_UP_S
+            if self._shaker:
+                self._shaker.start()
             return b"g"
         if word == "warm" and time.monotonic() < self._deadline_s:
             return b"m"
@@ -139,6 +231,24 @@ class _Control:
         )
         self.failure = f"not promoted when asked '{question}': {listed or 'nothing known of it'}"
         return b"x"
+
+    def _ordered(self, word: str, ends: list[Connection], port: int, question: str) -> bytes:
+        """Whether the ends are where an order sends them; without a call of theirs where the word says so."""
+        assert self._sidestep is not None
+        reached, waits = _ORDERED[word]
+        deadline_s = time.monotonic() + HEARD_S
+        while not (len(ends) == 2 and reached(sorted(ends, key=lambda end: _port(end.local) != port))):
+            if (time.monotonic() if waits else deadline_s) < min(deadline_s, self._deadline_s):
+                time.sleep(0.002)  # other processes change it: nothing announces that
+                ends = _both_ends(self._sidestep.connections(), (_port(ends[0].local), _port(ends[0].remote)))
+                continue
+            if not waits and time.monotonic() < self._deadline_s:
+                return b"m"
+            listed = "; ".join(f"{e.local} {e.state} {e.reason} {e.tx.path}/{e.rx.path} {e.promotions}" for e in ends)
+            self.failure = f"not so when asked '{question}': {listed or 'nothing known of it'}"
+            return b"x"
+        self._deadline_s = time.monotonic() + WARM_UP_S
+        return b"g"
 
 
 def run(
@@ -152,7 +262,10 @@ def run(
     if env is None and sidestep is not None:
         env = sidestep.env()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    control = _Control(sidestep)
+    shaker = _Shaker(sidestep, f"{scene} {variant}{SHAKE_SEED}") if sidestep and variant.shaken else None
+    if shaker and not variant.warm:
+        shaker.start()
+    control = _Control(sidestep, shaker)
     with ours, tempfile.TemporaryFile() as output:
         with theirs:
             child = subprocess.Popen(
@@ -180,11 +293,13 @@ def run(
             child.wait()
         finally:
             _end_session(child)
+            if shaker:
+                shaker.stop()
         if failure is None and child.returncode:
             failure = f"ended with {child.returncode}"
         output.seek(0)
         transcript = output.read().decode(errors="replace")
-    return Run(transcript, control.failure or failure, control.promotions_seen)
+    return Run(transcript, control.failure or failure, control.promotions_seen, shaker.demoted if shaker else 0)
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:

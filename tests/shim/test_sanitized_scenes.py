@@ -9,12 +9,13 @@ shows it both ends of a ring.
 # mypy: disable-error-code="arg-type,import-not-found,misc"
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scene_runner import KNOWN_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
+from scene_runner import KNOWN_DIFFERENCES, Build, Run, Sockets, Variant, difference, run, scene_names
 
 from sidestep.testing import Sidestep
 from toolchain import ADDRESS, PLAIN, THREAD, SanitizedShim, Sanitizer
@@ -51,22 +52,41 @@ class Mode:
     variant: Variant
     promote_after: str
     left_out: Mapping[str, str]
+    tables: tuple[str, ...] = ("*",)
 
     def __str__(self) -> str:
         return f"{self.sanitizer.name}-{self.variant}-after{self.promote_after}"
 
 
+LATE = "1000000:1000000000"
+TABLES = ("explicit", "connect", "process", "fd")
 MODES = [
     Mode(ADDRESS, Variant(), "0", WITH_ANY),
     Mode(ADDRESS, Variant(peer_process=True, active=False, family="m"), "4", WITH_ANY),
     Mode(THREAD, Variant(), "0", WITH_THREAD),
     Mode(THREAD, Variant(warm=False), "4", WITH_THREAD_ON_TCP),
+    # what is opened, bound and listened on otherwise; bytes and waits are the same
+    Mode(
+        ADDRESS,
+        Variant(sockets=Sockets.EXPLICIT),
+        LATE,
+        WITH_ANY,
+        TABLES,
+    ),
+    Mode(
+        THREAD,
+        Variant(sockets=Sockets.EXPLICIT),
+        LATE,
+        WITH_THREAD,
+        TABLES,
+    ),
+    Mode(ADDRESS, Variant(warm=False, sockets=Sockets.DIRECT), "0", WITH_ANY, ("explicit", "connect")),
 ]
 
 
 def _runs() -> Iterator[object]:
     for mode in MODES:
-        for scene in scene_names():
+        for scene in itertools.chain.from_iterable(map(scene_names, mode.tables)):
             if scene not in mode.left_out and scene not in KNOWN_DIFFERENCES:
                 yield pytest.param(mode, scene, id=f"{mode}-{scene}")
 
@@ -84,7 +104,7 @@ def test_no_report(
     provider: Callable[[str, int | None], Sidestep],
     tmp_path: Path,
 ) -> None:
-    native = native_run(scene, mode.variant)
+    native = native_run(scene, mode.variant.native())
     assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
     sidestep = provider(mode.promote_after, None)
     shim = SanitizedShim(mode.sanitizer, sidestep, tmp_path)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scene_runner import KNOWN_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
+from scene_runner import KNOWN_DIFFERENCES, Build, Run, Sockets, Variant, difference, run, scene_names
 
 from sidestep.testing import Sidestep
 
@@ -42,6 +42,10 @@ MODES = [
     Mode(Variant(peer_process=True, warm=False, family="m"), "4"),
     Mode(Variant(active=False, warm=False, build=Build.FORTIFIED), "0"),
     Mode(Variant(peer_process=True, family="m"), "0", ring_size=4096),
+    # so late that only what is opened as explicit is promoted
+    Mode(Variant(peer_process=True, active=False, family="6", sockets=Sockets.EXPLICIT), "1000000:1000000000"),
+    Mode(Variant(warm=False, sockets=Sockets.DIRECT), "0"),
+    Mode(Variant(peer_process=True, shaken=True), "0"),
 ]
 ALL_MODES = [
     Mode(Variant(*choice), promote_after, ring_size)
@@ -72,13 +76,15 @@ def test_same_as_kernel_tcp(
     native_run: Callable[[str, Variant], Run],
     provider: Callable[[str, int | None], Sidestep],
 ) -> None:
-    native = native_run(scene, mode.variant)
+    native = native_run(scene, mode.variant.native())
     assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
     sidestep = provider(mode.promote_after, mode.ring_size)
     shimmed = run(scene_program(mode.variant.build), scene, mode.variant, sidestep)
     different = difference(native.transcript, shimmed.transcript)
     assert shimmed.failure is None, f"under the shim: {shimmed.failure}\n{different or shimmed.transcript}"
     assert not different, different
+    if mode.variant.shaken and shimmed.promotions_seen:
+        assert shimmed.demoted, "nothing was demoted"
 
 
 @pytest.mark.parametrize("variant", [Variant(), Variant(peer_process=True, active=False)], ids=str)

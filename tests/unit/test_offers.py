@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sidestep import limits
 from sidestep.native.layout import Refusal
 from sidestep.switch.budget import GRANTS_UNSWEPT, SETTLE_S, SWEEP_INTERVAL_S, ChannelBudget
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
@@ -34,7 +37,7 @@ def key(local_port: int, remote_port: int) -> ConnectionKey:
 
 
 def offer(client: ClientId, token: int, connection: ConnectionKey) -> Offer[Brought]:
-    return Offer(client, token, connection, (4096, 4096), bytes(16), bytes(16), 0, Brought())
+    return Offer(client, token, connection, (4096, 4096), bytes(16), bytes(16), 0, "local", Brought())
 
 
 class OfferTableMachine(RuleBasedStateMachine):
@@ -156,3 +159,39 @@ def test_a_long_ledger_is_swept_before_the_budget_is_used_up() -> None:
     assert budget.used_bytes == 2 * GRANTS_UNSWEPT
     budget.handle_sweep(set(), now=SETTLE_S + 1)
     assert budget.used_bytes == 0
+
+
+def test_a_user_has_a_share_of_the_offers() -> None:
+    table: OfferTable[Brought] = OfferTable(owner_max=lambda owner: 2 if owner else 100)
+    for port in (1, 2):
+        assert table.handle_offer(replace(offer(ClientId(port), 1, key(port, 80)), owner=7), now=0) is None
+    greedy = replace(offer(ClientId(3), 1, key(3, 80)), owner=7)
+    assert table.handle_offer(greedy, now=0) is Refusal.TOO_MANY
+    assert table.handle_offer(replace(greedy, owner=0), now=0) is None
+    table.handle_disconnect(ClientId(1))
+    assert table.handle_offer(replace(greedy, client=ClientId(4), key=key(4, 80)), now=0) is None
+
+
+def test_offers_of_equal_addresses_are_found_in_every_namespace_but_ones_own() -> None:
+    table: OfferTable[Brought] = OfferTable()
+    made = [offer(ClientId(n), 1, key(5, 80)._replace(netns_cookie=n)) for n in range(1, limits.ENDS_OFFERED_MAX + 1)]
+    for one in made:
+        assert table.handle_offer(one, now=0) is None
+    claim = key(5, 80).mirrored()
+    assert table.find(claim) is made[0]
+    assert table.find_elsewhere(claim) == made[1:]
+    one_more = offer(ClientId(99), 1, key(5, 80)._replace(netns_cookie=99))
+    assert table.handle_offer(one_more, now=0) is Refusal.TOO_MANY
+    table.handle_claimed(made[3])
+    assert made[3] not in table.find_elsewhere(claim)
+    assert table.handle_offer(one_more, now=0) is None
+
+
+def test_a_user_has_a_share_of_the_budget() -> None:
+    budget = ChannelBudget(1000, owner_max=lambda owner: 250 if owner else 1000)
+    assert budget.reserve(b"1", 200, now=0, owner=7)
+    assert not budget.reserve(b"2", 100, now=0, owner=7)
+    assert budget.reserve(b"2", 100, now=0, owner=8)
+    budget.release(b"1")
+    assert budget.reserve(b"3", 250, now=0, owner=7)
+    assert budget.reserve(b"4", 650, now=0)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sidestep import __version__
 from sidestep.native import layout
 
 ROOT = Path(layout.__file__).parents[3]
@@ -25,8 +26,9 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs(tmp_path: Path) -> No
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    native = {f"sidestep/native/{name}" for name in ("libsidestep.so", "_channel.abi3.so")}
-    assert names == sources | native | {"sidestep/py.typed"}
+    native = {f"sidestep/native/{name}" for name in ("libsidestep.so", "_channel.abi3.so", "_ring.abi3.so")}
+    units = {f"sidestep-{__version__}.data/data/sidestep/systemd/sidestep.{kind}" for kind in ("socket", "service")}
+    assert names == sources | native | units | {"sidestep/py.typed", "sidestep/include/sidestep.h"}
 
     target = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True)

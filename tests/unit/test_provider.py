@@ -498,8 +498,10 @@ def test_silent_connections_are_closed_after_a_while(sidestep: Sidestep, closing
 
 def test_many_clients_share_one_provider_and_one_arena(sidestep: Sidestep, closing: ExitStack) -> None:
     family = [closing.enter_context(ShimClient(sidestep.socket)) for _ in range(50)]
-    for client in family:
+    family[0].hello()
+    for client in family[1:]:
         client.arena_id = family[0].arena_id
+        os.dup2(family[0].arena, client.arena, inheritable=False)
         client.hello()
     status = sidestep.status()
     assert (status["shims"], status["families"]) == (50, 1)

@@ -8,7 +8,7 @@
 #include <stdarg.h>
 #include <sys/prctl.h>
 
-struct choice choice = {.active = true, .family = '4', .control = -1};
+struct choice choice = {.active = true, .family = '4', .sockets = 'o', .control = -1};
 static struct pair pairs[PAIRS_MAX];
 static uint32_t pairs_count;
 
@@ -320,18 +320,27 @@ void await_reset(struct pair *pair)
 
 /* -- addresses --------------------------------------------------------------------------------------------------- */
 
+static sa_family_t chosen(sa_family_t ordinary)
+{
+	if (choice.sockets == 'o')
+		return ordinary;
+	if (choice.sockets == 'd')
+		return ordinary == AF_INET ? AF_INET_DIRECT : AF_INET6_DIRECT;
+	return ordinary == AF_INET ? AF_INET_OFFLOAD : AF_INET6_OFFLOAD;
+}
+
 socklen_t loopback_address(char family, uint16_t port, bool connecting, struct sockaddr_storage *address)
 {
 	memset(address, 0, sizeof *address);
 	if (family == '4' || (family == 'm' && connecting)) {
 		struct sockaddr_in *in = (struct sockaddr_in *)address;
-		in->sin_family = AF_INET;
+		in->sin_family = chosen(AF_INET);
 		in->sin_port = htons(port);
 		in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 		return sizeof *in;
 	}
 	struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)address;
-	in6->sin6_family = AF_INET6;
+	in6->sin6_family = chosen(AF_INET6);
 	in6->sin6_port = htons(port);
 	in6->sin6_addr = family == 'm' ? in6addr_any : in6addr_loopback;
 	return sizeof *in6;
@@ -806,6 +815,26 @@ void warm_up(struct pair *pair)
 	} while (!ask_runner("warm", pair));
 }
 
+void converse(int one, int other)
+{
+	struct pair as_pair = {.port = local_port(one), .peer_port = local_port(other)};
+	long right = 0, total = 0;
+	bool content;
+	do {
+		for (int i = 0; i < 64; i++) {
+			uint8_t out[24], in[24];
+			fill_pattern(3, (uint64_t)i, out, sizeof out);
+			NEED(send(one, out, sizeof out, 0) == sizeof out);
+			right += recv(other, in, sizeof in, MSG_WAITALL) == sizeof in && !memcmp(in, out, sizeof in);
+			NEED(send(other, out, sizeof out, 0) == sizeof out);
+			right += recv(one, in, sizeof in, MSG_WAITALL) == sizeof in && !memcmp(in, out, sizeof in);
+			total += 2;
+		}
+		content = !choice.warm || ask_runner("warm", &as_pair);
+	} while (!content);
+	say("conversation %s", right == total ? "right" : "WRONG");
+}
+
 struct pair *open_pair(void)
 {
 	struct pair *pair = open_pair_raw();
@@ -838,6 +867,7 @@ int helper_main(int argc, char **argv); /* scenes_process.c: what a scene execut
 static const struct scene *const tables[] = {
 	scenes_io,	scenes_option, scenes_end,    scenes_wait,  scenes_epoll,  scenes_fd,
 	scenes_process, scenes_signal, scenes_thread, scenes_stdio, scenes_stream, scenes_connect,
+	scenes_explicit, scenes_demote,
 };
 
 int main(int argc, char **argv)
@@ -851,8 +881,12 @@ int main(int argc, char **argv)
 			choice.active = false;
 		else if (!strcmp(argv[i], "--warm"))
 			choice.warm = true;
+		else if (!strcmp(argv[i], "--shaken"))
+			choice.shaken = true;
 		else if (!strncmp(argv[i], "--family=", 9))
 			choice.family = argv[i][9];
+		else if (!strncmp(argv[i], "--sockets=", 10))
+			choice.sockets = argv[i][10];
 		else if (!strncmp(argv[i], "--control=", 10))
 			choice.control = atoi(argv[i] + 10);
 		else

@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #endif
 #include "../../pattern.h"
+#include "sidestep.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -100,7 +101,9 @@ struct choice {
 	bool peer_process; /* the peer is a process of its own */
 	bool active;	   /* the scene's end connects */
 	bool warm;	   /* connections are promoted before the scene begins */
+	bool shaken;	   /* then they go to TCP and back all the while, at any moment */
 	char family;	   /* '4', '6', or 'm': v4-mapped on a dual-stack listener */
+	char sockets;	   /* 'o'rdinary, 'e'xplicit (AF_INET_OFFLOAD), 'd'irect: the family that addresses come with */
 	int control;	   /* descriptor on which the runner is asked, or -1 */
 };
 extern struct choice choice;
@@ -121,6 +124,7 @@ void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn
 struct pair *open_pair(void);		/* connected, and promoted if the choice is so */
 struct pair *open_pair_raw(void);	/* connected, no byte exchanged */
 void warm_up(struct pair *pair);	/* ping-pong until the runner is content */
+void converse(int one, int other);	/* two ends held here: speaks until the runner sees the connection promoted */
 bool ask_runner(const char *word, struct pair *pair); /* true: go on; false: not yet */
 void stays(struct pair *pair);		/* the connection is still promoted (if it was warmed up) */
 const uint8_t *pattern_out(struct pair *pair, size_t len); /* the next bytes to send */
@@ -143,6 +147,7 @@ long flood(struct pair *pair);		     /* sends without blocking until it would bl
 long send_until_error(const char *name, struct pair *pair, int flags);
 void await_asleep(pid_t pid, pid_t tid);     /* until that thread sleeps in the kernel */
 int loopback_listener(char family, uint16_t *port, int flags);
+/* The family of `address` is that of the socket to be made for it. */
 socklen_t loopback_address(char family, uint16_t port, bool connecting, struct sockaddr_storage *address);
 uint16_t local_port(int fd);
 
@@ -159,7 +164,8 @@ void forget_peer(void); /* in a forked child: lets go of the peer's end and give
 
 /* -- the tables of scenes, one a file; the last has no name --------------------------------------------------------- */
 extern const struct scene scenes_io[], scenes_option[], scenes_end[], scenes_wait[], scenes_epoll[], scenes_fd[],
-	scenes_process[], scenes_signal[], scenes_thread[], scenes_stdio[], scenes_stream[], scenes_connect[];
+	scenes_process[], scenes_signal[], scenes_thread[], scenes_stdio[], scenes_stream[], scenes_connect[],
+	scenes_explicit[], scenes_demote[];
 #define SCENE(name)                                                                                                    \
 	{                                                                                                              \
 		#name, name                                                                                            \

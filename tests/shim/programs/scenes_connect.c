@@ -3,27 +3,6 @@
 
 static uint8_t data[65536];
 
-/* Speaks until the runner sees the connection promoted. */
-static void converse(int one, int other)
-{
-	struct pair as_pair = {.port = local_port(one), .peer_port = local_port(other)};
-	long right = 0, total = 0;
-	bool content;
-	do {
-		for (int i = 0; i < 64; i++) {
-			uint8_t out[24], in[24];
-			fill_pattern(3, (uint64_t)i, out, sizeof out);
-			NEED(send(one, out, sizeof out, 0) == sizeof out);
-			right += recv(other, in, sizeof in, MSG_WAITALL) == sizeof in && !memcmp(in, out, sizeof in);
-			NEED(send(other, out, sizeof out, 0) == sizeof out);
-			right += recv(one, in, sizeof in, MSG_WAITALL) == sizeof in && !memcmp(in, out, sizeof in);
-			total += 2;
-		}
-		content = !choice.warm || ask_runner("warm", &as_pair);
-	} while (!content);
-	say("conversation %s", right == total ? "right" : "WRONG");
-}
-
 static int listener_here(struct sockaddr_storage *address, socklen_t *len)
 {
 	uint16_t port;

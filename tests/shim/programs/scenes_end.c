@@ -185,7 +185,10 @@ static void data_after_shutdown_both(void)
 	say_reply("the peer reads", peer(pair, ACT_RECV_ONCE, 10, 0));
 	say_reply("the peer sends again", peer(pair, ACT_SEND, 10, 0));
 	say_state("this end", pair);
-	say_bytes("recv", pair, data, recv(pair->fd, data, 100, 0));
+	long got = recv(pair->fd, data, 100, 0);
+	if (choice.shaken && got == 20) /* what has come by TCP and by ring is not read in one */
+		got += recv(pair->fd, data + got, 10, 0);
+	say_bytes("recv", pair, data, got);
 	say_ret("recv then", recv(pair->fd, data, 100, 0));
 	say_ret("recv at last", recv(pair->fd, data, 100, 0));
 }
@@ -235,6 +238,7 @@ static void peer_closes_with_unread(void)
 	put(pair, 20);
 	say_reply("arrived", peer(pair, ACT_ARRIVED, 20, 0));
 	peer_put(pair, 30);
+	arrived(pair, 30); /* a reset takes back what has not gone out, as where Nagle's algorithm holds it */
 	peer(pair, ACT_CLOSE, 0, 0);
 	await_reset(pair);
 	say_state("reset", pair);

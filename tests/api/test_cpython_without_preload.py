@@ -1,0 +1,44 @@
+"""CPython's own socket tests have the same results with the Python API as without, and connections were promoted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpython"))
+from suite import Exceptions, differences, run_module  # type: ignore[import-not-found]
+
+from sidestep.testing import Sidestep
+
+# What the interpreter does before the tests are imported.
+INSTALLED = "import sidestep; sidestep.install()"
+STAND_IN = "import sys; from sidestep import socket; sys.modules['socket'] = socket"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("module", "first"),
+    [("test_socket", INSTALLED), ("test_socket", STAND_IN), ("test_asyncio.test_streams", INSTALLED)],
+    ids=["socket-installed", "socket-stand_in", "asyncio-installed"],
+)
+def test_same_results(module: str, first: str, tmp_path: Path) -> None:
+    """Each test ends as it does natively."""
+    if importlib.util.find_spec("test.test_socket") is None:
+        why = "this Python came without its test package; run tests/setup"
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    exceptions = Exceptions.load()
+    (tmp_path / "sitecustomize.py").write_text(first + "\n")
+    bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    native = run_module(f"test.{module}", bare, tmp_path / "native", excluded=list(exceptions.excluded))
+    with Sidestep(promote_after="0") as sidestep:
+        env = sidestep.env(LD_PRELOAD=None, PYTHONPATH=str(tmp_path))
+        taken = run_module(f"test.{module}", env, tmp_path / "remade", excluded=list(exceptions.excluded))
+        promoted = sidestep.status()["counters"].get("claim_matched", 0)
+    assert len(native.outcomes) > 5
+    assert not (found := differences(native, taken, exceptions)), "\n\n".join(found)
+    assert promoted >= 1

@@ -1,0 +1,29 @@
+"""A protocol that stands between two ends, and then finds that it cannot carry them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ledger import install
+from sidestep.provider import control
+from sidestep.testing import Sidestep
+
+PROGRAM = Path(__file__).parent / "programs" / "talk.py"
+
+
+def test_what_a_protocol_has_opened_and_given_up_goes_back_to_tcp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch).refuse("ledger", "open and give up")
+    with Sidestep() as sidestep:
+        with control.ControlConnection(sidestep.socket) as connection:
+            connection.document("module_remove", name="local")
+        program = sidestep.popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True)
+        assert program.communicate(timeout=30)[0] == "done\n"
+        counters = sidestep.status()["counters"]
+        assert counters["relay_opened"] == counters["relay_left"]
+        assert counters["relay_opened"] >= 1

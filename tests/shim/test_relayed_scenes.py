@@ -1,0 +1,79 @@
+"""The same scenes with a protocol between the two ends: what the provider hands on later than TCP its own is not heard.
+
+Each connection goes through the relay of examples/, installed as a distribution of its own.
+"""
+
+# mypy: disable-error-code="arg-type,import-not-found,misc"
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+from scene_runner import KNOWN_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
+
+from relay_example import relayed
+from sidestep.testing import Sidestep
+
+pytestmark = pytest.mark.slow
+
+# Beside those of the direct channel: a reset that TCP delivers at once overtakes what is still with the provider.
+RELAYED_DIFFERENCES: Final = {
+    "peer_closes_with_unread": "a reset overtakes bytes that are still with the provider, as on a network",
+    "shutdown_by_both": "an end that the provider hands on comes after the kernel's own",
+    "stdio_one_stream": "an end that the provider hands on comes after the kernel's own: the reset is heard first",
+    "message_options": "the bytes that TCP_INQ counts may still be with the provider",
+}
+VARIANTS: Final = [
+    (Variant(), "0"),
+    (Variant(peer_process=True, active=False, family="6", build=Build.FORTIFIED), "4"),
+]
+
+
+@pytest.fixture(scope="session")
+def relaying() -> Iterator[Callable[[str], Sidestep]]:
+    """Providers that have no other protocol than the relay."""
+
+    with ExitStack() as stack:
+
+        @cache
+        def started(promote_after: str) -> Sidestep:
+            return stack.enter_context(relayed(Sidestep(promote_after=promote_after)))
+
+        yield started
+
+
+def _scenes() -> Iterator[object]:
+    never_again = set(scene_names("demote"))  # a direction that has left the provider for TCP stays there
+    for scene in (name for name in scene_names() if name not in never_again):
+        reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES).get(scene)
+        yield pytest.param(scene, marks=[pytest.mark.xfail(reason=reason, strict=False)] if reason else [])
+
+
+@pytest.mark.parametrize(("variant", "promote_after"), VARIANTS, ids=str)
+@pytest.mark.parametrize("scene", list(_scenes()))
+def test_same_as_kernel_tcp_through_the_provider(
+    scene: str,
+    variant: Variant,
+    promote_after: str,
+    scene_program: Callable[[Build], Path],
+    native_run: Callable[[str, Variant], Run],
+    relaying: Callable[[str], Sidestep],
+) -> None:
+    native = native_run(scene, variant)
+    assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
+    sidestep = relaying(promote_after)
+    before = sidestep.status()["counters"].get("relay_opened", 0)
+    played = run(scene_program(variant.build), scene, variant, sidestep)
+    different = difference(native.transcript, played.transcript)
+    assert played.failure is None, f"through the provider: {played.failure}\n{different or played.transcript}"
+    assert not different, different
+    opened = sidestep.status()["counters"].get("relay_opened", 0) - before
+    assert opened or not played.promotions_seen, "promoted without the provider"
+
+
+def test_known_differences_name_scenes() -> None:
+    assert RELAYED_DIFFERENCES.keys() <= set(scene_names())

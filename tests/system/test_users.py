@@ -1,0 +1,217 @@
+"""Which users' ends a system-wide provider pairs, and what one user sees of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
+
+from sidestep import limits
+from sidestep.errors import Unavailable
+from sidestep.native.layout import Refusal, Rpc, Welcome
+from sidestep.provider import control
+from sidestep.testing import Channel, ShimClient
+
+TcpPair = tuple[socket.socket, socket.socket]
+MakePair = Callable[..., TcpPair]
+MakeChannel = Callable[..., Channel]
+
+
+def claimed(offerer: ShimClient, claimer: ShimClient, pair: TcpPair, channel: MakeChannel) -> tuple[object, object]:
+    """What the offerer and the claimer are told."""
+    offerer.offer(pair[0], channel(), token=1)
+    claimer.wait_offer(pair[1])
+    claimer.claim(pair[1], channel(None), token=1)
+    told = answer(claimer)
+    return answer(offerer), told
+
+
+def test_it_runs_without_root_and_asks_for_possession(system: System) -> None:
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{system.pid}/status").read_text().splitlines())
+    assert status["Uid"].split() == [str(SERVICE)] * 4
+    assert int(status["CapEff"], 16) == 0
+    assert system.client(ALICE).wants == Welcome.POSSESSION | Welcome.PATH
+
+
+@pytest.mark.parametrize("uid", [0, ALICE, SERVICE])
+def test_one_user_is_paired(system: System, tcp_pair: MakePair, channel: MakeChannel, uid: int) -> None:
+    offerer, claimer = system.client(uid), system.client(uid)
+    assert claimed(offerer, claimer, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
+
+
+def test_two_users_are_not_paired(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    found = claimed(system.client(ALICE), system.client(BOB), tcp_pair(), channel)
+    assert found == (Refusal.FOREIGN_USER, Refusal.FOREIGN_USER)
+    assert system.counter("offer_refused{FOREIGN_USER}") == 1
+    assert system.counter("claim_refused{FOREIGN_USER}") == 1
+    assert system.counter("claim_matched") == 0
+
+
+def test_the_duplicate_is_closed_at_once(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    client = system.client(ALICE)
+    active, passive = tcp_pair()
+    client.offer(active, channel(), token=1)
+    client.wait_offer(active)
+    active.close()
+    passive.settimeout(10)
+    assert passive.recv(1) == b""  # the end of the stream, with the offer still pending
+
+
+def joins(system: System, uid: int, family: ShimClient) -> ShimClient:
+    """Another process of that client's family, of another user by now."""
+    member = system.stranger(uid)
+    member.arena_id = family.arena_id
+    os.dup2(family.arena, member.arena, inheritable=False)
+    member.hello()
+    return member
+
+
+def test_a_server_that_root_started_is_paired_with_all(
+    system: System, tcp_pair: MakePair, channel: MakeChannel
+) -> None:
+    worker = joins(system, BOB, system.client(0))
+    assert claimed(system.client(ALICE), worker, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
+
+
+def test_a_family_that_root_did_not_start_is_not(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    member = joins(system, BOB, system.client(ALICE))
+    found = claimed(system.client(ALICE), member, tcp_pair(), channel)
+    assert found == (Refusal.FOREIGN_USER, Refusal.FOREIGN_USER)
+
+
+def test_what_root_ran_stays_known_by_its_process(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    """An exec after the drop brings a new family; the process is the same."""
+    system.client(0).close()
+    server = system.client(BOB)  # of this very process, as after an exec
+    assert claimed(system.client(ALICE), server, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
+
+
+def test_an_arena_cannot_be_joined_by_its_id(system: System) -> None:
+    family, thief = system.client(0), system.stranger(BOB)
+    thief.arena_id = family.arena_id
+    with pytest.raises(ConnectionError):
+        thief.hello()
+    assert system.counter("client_dropped{arena}") == 1
+    with control.ControlConnection(system.socket) as connection:
+        status = connection.status()
+    assert (status["shims"], status["families"]) == (1, 1)
+    family.close()
+
+
+def test_one_sees_only_ones_own_families(system: System) -> None:
+    alice, bob = system.client(ALICE), system.client(BOB)
+    with as_user(BOB):
+        connection = control.ControlConnection(system.socket)
+    with connection:
+        document, descriptors = connection.request("arenas", after=0)
+        descriptors.close()
+    assert document["arenas"] == [bob.arena_id.hex()]
+    with control.ControlConnection(system.socket) as connection:
+        document, descriptors = connection.request("arenas", after=0)
+        descriptors.close()
+    assert set(document["arenas"]) == {alice.arena_id.hex(), bob.arena_id.hex()}
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"), [("stop", {}), ("module_remove", {"name": "local"}), ("module_add", {"name": "local"})]
+)
+def test_only_root_and_its_own_user_govern_it(system: System, op: str, arguments: dict[str, str]) -> None:
+    with as_user(ALICE):
+        connection = control.ControlConnection(system.socket)
+    with connection, pytest.raises(Unavailable, match="only root"):
+        connection.request(op, **arguments)
+    with as_user(SERVICE):
+        connection = control.ControlConnection(system.socket)
+    with connection:
+        connection.request(op, **arguments)[1].close()
+
+
+def test_root_in_a_container_governs_nothing(
+    system: System, namespaces: Callable[..., tuple[Namespace, Namespace]], tcp_pair: MakePair, channel: MakeChannel
+) -> None:
+    container, _ = namespaces()
+    family = system.client(ALICE)
+    claimed(system.client(0), system.client(0), tcp_pair(), channel)
+
+    def ask() -> tuple[str, list[str], list[str]]:
+        with control.ControlConnection(system.socket) as connection:
+            with pytest.raises(Unavailable) as refused:
+                connection.request("stop")
+            decisions = connection.document("trace", after=0)["decisions"]
+            return str(refused.value), connection.document("arenas", after=0)["arenas"], decisions
+
+    refusal, arenas, decisions = container.run(ask)
+    assert "only root" in refusal
+    assert arenas == []
+    assert decisions == []  # the host's root has its number
+    family.close()
+
+
+def test_a_policy_pairs_two_users(closing: ExitStack, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    system = System(closing, policy=f"pair {ALICE} {BOB}\n")
+    alice, bob, other = system.client(ALICE), system.client(BOB), system.client(SERVICE)
+    assert claimed(alice, bob, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
+    assert claimed(bob, alice, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
+    found = claimed(alice, other, tcp_pair(), channel)
+    assert found == (Refusal.FOREIGN_USER, Refusal.FOREIGN_USER)
+
+
+def test_one_sees_only_decisions_about_oneself(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    claimed(system.client(ALICE), system.client(BOB), tcp_pair(), channel)
+    client = system.client(ALICE)
+    client.offer(tcp_pair()[0], channel(), token=1)
+    with control.ControlConnection(system.socket) as connection:
+        assert {one["uid"] for one in connection.document("trace", after=0)["decisions"]} == {ALICE}
+    with as_user(BOB):
+        connection = control.ControlConnection(system.socket)
+    with connection:
+        assert connection.document("trace", after=0)["decisions"] == []
+
+
+def test_one_user_cannot_take_all_the_memory(closing: ExitStack, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    system = System(closing, budget_bytes=64 << 20)
+    greedy, modest = system.client(ALICE), system.client(BOB)
+    large = channel((2 << 20, 2 << 20))
+    for token in range(3):  # a quarter of the budget holds three of them
+        greedy.offer(tcp_pair()[0], dataclasses.replace(large, segment_id=secrets.token_bytes(16)), token=token)
+    greedy.offer(tcp_pair()[0], dataclasses.replace(large, segment_id=secrets.token_bytes(16)), token=3)
+    assert answer(greedy) is Refusal.NO_BUDGET
+    active, passive = tcp_pair()
+    modest.offer(active, channel((2 << 20, 2 << 20)), token=1)
+    modest.wait_offer(passive)
+
+
+def test_one_user_cannot_take_all_the_offers(closing: ExitStack, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    system = System(closing, descriptors=512)
+    greedy, modest = system.client(ALICE), system.client(BOB)
+    refusal: object = None
+    accepted = 0
+    while refusal is None:
+        greedy.offer(tcp_pair()[0], channel(), token=accepted)
+        with control.ControlConnection(system.socket) as connection:
+            refused = connection.status()["counters"].get("offer_refused{TOO_MANY}")
+        refusal = answer(greedy) if refused else None
+        accepted += not refused
+    assert refusal is Refusal.TOO_MANY
+    active, passive = tcp_pair()
+    modest.offer(active, channel(), token=1)
+    modest.wait_offer(passive)
+    assert system.counter("offer_accepted") == accepted + 1
+
+
+def test_one_user_cannot_take_all_the_connections(closing: ExitStack) -> None:
+    system = System(closing, descriptors=512)
+    with control.ControlConnection(system.socket) as connection:
+        room = connection.status()["clients_max"] // limits.USER_SHARE
+    greedy = [system.client(ALICE) for _ in range(room)]
+    assert system.stranger(ALICE).hung_up()
+    assert system.counter("client_dropped{too_many}") == 1
+    system.client(BOB)
+    greedy[0].close()

@@ -1,0 +1,593 @@
+"""Streams of the provider's own channels against an application that follows no rules, or only some.
+
+Both applications are played by `ShimClient` and a mapping of their segments; the protocol is one that the test holds in
+its hands, in a provider that runs in this very thread.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import selectors
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sidestep.counters import Counters
+from sidestep.errors import Unavailable
+from sidestep.native import _channel
+from sidestep.provider import memory
+from sidestep.provider.relay import Back, End, Notice, Relays
+from sidestep.provider.services import ProviderServices
+from sidestep.switch.stream import Stream
+
+RING = 4096
+PAGE = 4096 * 65  # the words, and a page of hints for each of 64 bells
+
+
+class App:
+    """One application: its side of its segment, its bell, and what its socket would tell."""
+
+    def __init__(self, side: int) -> None:
+        self.segment = _channel.create(RING, RING)
+        self.end = _channel.map(self.segment, side)
+        self.provider_side = 1 - side
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.page = memory.sealed_memfd("sidestep-bells", PAGE)
+        self.name = os.urandom(16)
+        self.named = 0
+        self.held = self.connected = True
+
+    def close(self) -> None:
+        for fd in (self.segment, self.bell, self.page):
+            os.close(fd)
+        self.end.close()
+
+    def given(self) -> End:
+        return End(
+            _channel.map(self.segment, self.provider_side),
+            self.name, 0, self.bell, self.page, held=lambda: self.held, client_open=lambda: self.connected,
+        )  # fmt: skip
+
+    def hint(self) -> None:
+        """Names its channel as having news, as `conn_hint` does."""
+        number = int.from_bytes(os.pread(self.segment, 4, self.at("hint", remote=True)), "little")
+        entry = self.named << 32 | number
+        os.pwrite(self.page, entry.to_bytes(8, "little"), 4096 + 8 + 8 * (self.named % 511))
+        self.named += 1
+        os.pwrite(self.page, self.named.to_bytes(8, "little"), 4096)
+
+    def at(self, word: str, *, remote: bool) -> int:
+        side = self.provider_side if remote else 1 - self.provider_side
+        if word == "hint":  # not among the named words
+            return _channel.HEADER_WORDS[f"side[{side}].rx_frozen"][0] + 8
+        return _channel.HEADER_WORDS[f"side[{side}].{word}"][0]
+
+    def word(self, name: str) -> int:
+        """What the provider has published."""
+        side = self.provider_side
+        offset, size = _channel.HEADER_WORDS[f"side[{side}].{name}"]
+        return int.from_bytes(os.pread(self.segment, size, offset), "little")
+
+    def say(self, **words: int) -> None:
+        """Stores words of its own, and names the channel."""
+        for name, value in words.items():
+            self.end.publish(name, value)
+        self.hint()
+
+    def poke(self, name: str, value: int) -> None:
+        """Stores any word of the segment."""
+        offset, size = _channel.HEADER_WORDS[name]
+        os.pwrite(self.segment, (value % (1 << 8 * size)).to_bytes(size, "little"), offset)
+        self.hint()
+
+    def send(self, data: bytes) -> int:
+        count = self.end.write(data)
+        self.hint()
+        return count
+
+    def receive(self) -> bytes:
+        data = self.end.read()
+        self.hint()
+        return data
+
+
+@dataclass
+class Taken:
+    """A protocol's view of a stream: copies to the other one, `pace` bytes a call."""
+
+    stream: Stream
+    other: Taken | None = None
+    pace: int = RING
+    calls: int = 0
+    ended: bool = False
+    on_call: Callable[[], None] = field(default=lambda: None)
+
+    def change(self) -> None:
+        self.calls += 1
+        self.on_call()
+        assert self.other is not None
+        self.move(self.other.stream)
+        self.other.move(self.stream)
+
+    def move(self, to: Stream) -> None:
+        for piece in self.stream.readable()[:1]:
+            for room in to.writable()[:1]:
+                count = min(len(piece), len(room), self.pace)
+                room[:count] = piece[:count]
+                to.commit(count)
+                self.stream.consume(count)
+        if self.stream.ended and not self.ended:
+            self.ended = True
+            to.end()
+
+
+class World:
+    """A hub, and pairs of applications through it."""
+
+    def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
+        self.stack = stack
+        self.faults: list[BaseException] = []
+        self.now = 0.0
+        self.selector = stack.enter_context(selectors.DefaultSelector())
+        self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
+        self.counters = Counters()
+        self.hub = Relays(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
+        self.hub.descriptors()
+        stack.callback(self.hub.close)
+        self.dropped = 0
+
+    def _guarded(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            self.faults.append(error)
+
+    def _on_drop(self) -> None:
+        self.dropped += 1
+
+    def pair(self, *, promoted: bool = True) -> tuple[App, App, Taken, Taken]:
+        apps = App(0), App(1)
+        for app in apps:
+            self.stack.callback(app.close)
+        streams = self.hub.open(apps[0].given(), apps[1].given(), protocol="test", on_drop=self._on_drop)
+        a, b = Taken(streams[0]), Taken(streams[1])
+        a.other, b.other = b, a
+        for taken in (a, b):
+            taken.stream.on_change = taken.change
+        if promoted:
+            for words in ({"attached": 1}, {"rx_ready": 1}, {"tx_switch_offset": 7, "tx_switched": 1}):
+                for app in apps:
+                    app.say(**words)
+                self.turns()
+            assert [app.word("tx_switch_offset") for app in apps] == [7, 7]
+        return *apps, a, b
+
+    def turns(self, most: int = 1000) -> int:
+        """Turns of the loop until nothing is left to do; how many."""
+        for count in range(most):
+            if not self.hub.about_to_wait():
+                return count
+            self.hub.handle_turn()
+        return most
+
+
+@pytest.fixture
+def world(closing: ExitStack) -> World:
+    return World(closing)
+
+
+def test_words_are_handed_on_in_their_order(world: World) -> None:
+    a, b, _, _ = world.pair(promoted=False)
+    a.say(attached=1)
+    world.turns()
+    assert (a.word("attached"), b.word("attached")) == (0, 0)  # not before both are there
+    b.say(attached=1)
+    world.turns()
+    assert (a.word("attached"), b.word("attached")) == (1, 1)
+    b.say(rx_ready=1)
+    world.turns()
+    assert (a.word("rx_ready"), b.word("rx_ready")) == (1, 0)
+    assert a.word("handed_on") == 0
+    a.say(tx_switch_offset=123, tx_switched=1)
+    world.turns()
+    assert (b.word("tx_switched"), b.word("tx_switch_offset"), a.word("handed_on")) == (1, 123, 1)
+
+
+def test_bytes_both_ways_in_any_portions(world: World) -> None:
+    a, b, taken, _ = world.pair()
+    dice = random.Random(5)
+    for sender, receiver in ((a, b), (b, a)):
+        data, sent, got = dice.randbytes(100_000), 0, b""
+        while len(got) < len(data):
+            sent += sender.send(data[sent : sent + dice.randrange(1, 6000)])
+            taken.pace = dice.randrange(1, 3000)
+            world.turns()
+            got += receiver.receive()
+        assert got == data
+    assert not world.faults
+
+
+def test_bytes_stay_with_the_sender_until_they_are_read(world: World) -> None:
+    a, b, _, _ = world.pair()
+    assert a.send(bytes(3000)) == 3000
+    world.turns()
+    assert b.end.avail == 3000
+    assert a.end.unread == 3000  # so that it could send them again
+    assert len(b.receive()) == 3000
+    world.turns()
+    assert a.end.unread == 0
+
+
+def test_an_idle_pair_asks_for_no_turn(world: World) -> None:
+    _, _, a, b = world.pair()
+    world.turns()
+    before = a.calls, b.calls
+    assert not world.hub.about_to_wait()
+    world.hub.handle_turn()
+    assert (a.calls, b.calls) == before
+
+
+def test_one_busy_stream_takes_turns_with_others(world: World) -> None:
+    busy_a, _, busy, _ = world.pair()
+    quiet_a, quiet_b, quiet, _ = world.pair()
+    busy.pace = 1
+    busy_a.send(bytes(RING))
+    world.hub.about_to_wait()
+    world.hub.handle_turn()
+    quiet_a.send(b"short")
+    calls = busy.calls
+    for _ in range(3):
+        world.hub.about_to_wait()
+        world.hub.handle_turn()
+    assert quiet_b.receive() == b"short"
+    assert busy.calls - calls == 3  # it goes on, once a turn
+    assert quiet.calls
+
+
+def test_the_end_is_told_behind_the_last_byte(world: World) -> None:
+    a, b, taken, _ = world.pair()
+    taken.pace = 10
+    a.send(bytes(1000))
+    a.say(shut_wr=1)
+    b.end.publish("hint", 0)
+    b.poke(f"side[{1 - b.provider_side}].fin_seen", 1)  # its FIN overtakes the bytes
+    seen = []
+    while world.hub.about_to_wait():
+        world.hub.handle_turn()
+        seen.append((b.end.avail, b.word("tx_fin")))
+    assert [told for _, told in seen[:-2]] == [0] * (len(seen) - 2)
+    assert (b.end.avail, b.word("tx_fin"), b.word("tx_fin_at"), b.word("shut_wr")) == (1000, 1, 1000, 1)
+    assert not b.word("notice")
+
+
+def test_a_killed_end_is_told_as_a_close(world: World) -> None:
+    a, b, _, _ = world.pair()
+    a.send(b"last words")
+    world.turns()
+    a.connected = False  # and says nothing
+    b.poke(f"side[{1 - b.provider_side}].fin_seen", 1)
+    world.turns()
+    assert (b.word("tx_fin"), b.word("shut_wr"), b.word("notice")) == (1, 0, Notice.CLOSED)
+
+
+def test_bytes_that_a_dead_end_left_unread_are_a_reset(world: World) -> None:
+    a, b, _, _ = world.pair()
+    b.send(b"never read")
+    world.turns()
+    b.poke(f"side[{1 - b.provider_side}].fin_seen", 1)
+    world.turns()
+    assert b.word("notice") & Notice.RESET
+    assert world.counters.get("relay_reset", "unread") == 1
+    assert world.dropped == 1
+    assert a.word("notice") & Notice.RESET
+
+
+def test_both_ends_gone_at_once_are_noticed_by_the_kernel(world: World) -> None:
+    a, b, _, _ = world.pair()
+    for app in (a, b):
+        app.connected = app.held = False
+    world.hub.handle_disconnect()
+    world.now += 1
+    while callback := world.services.poll_due(world.now):
+        callback()
+    assert len(world.hub) == 0
+    assert world.dropped == 1
+
+
+def test_a_socket_that_another_process_holds_is_left_alone(world: World) -> None:
+    a, b, _, _ = world.pair()
+    a.connected = False
+    world.hub.handle_disconnect()
+    for _ in range(20):
+        world.now += 100
+        while callback := world.services.poll_due(world.now):
+            callback()
+    world.turns()
+    a.send(b"still here")
+    world.turns()
+    assert b.receive() == b"still here"
+
+
+def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
+    a, b, _, _ = world.pair()
+    b.send(bytes(100))
+    b.say(tx_back_at=100)
+    assert b.end.decide(True, Back.BACK) == Back.BACK
+    b.hint()
+    world.turns()
+    offset, size = _channel.HEADER_WORDS[f"side[{a.provider_side}].tx_back"]
+    assert int.from_bytes(os.pread(a.segment, size, offset), "little") == 1 << 2 | Back.BACK
+    assert (a.word("tx_back_at"), a.end.avail) == (100, 100)
+
+
+def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
+    a, b, taken, other = world.pair()
+    b.send(bytes(500))
+    world.turns()
+    assert len(a.end.read(200)) == 200
+    taken.pace = other.pace = 1
+    b.send(bytes(300))
+    a.end.publish("rx_frozen", 200)
+    assert a.end.decide(False, Back.RECALLED) == Back.RECALLED
+    a.say(notice=Notice.RECALL | Notice.DEMOTE)
+    world.turns()
+    assert b.word("notice") == Notice.RECALL | Notice.DEMOTE
+    assert b.word("rx_frozen") == 200
+    assert b.end.unread >= 600  # all of what it must send again is still there
+    assert a.word("handed_on") == 3
+
+
+def test_a_protocol_that_fails_loses_nothing(world: World) -> None:
+    a, b, taken, other = world.pair()
+
+    def fail() -> None:
+        raise ValueError("a protocol's fault")
+
+    taken.pace = 100
+    a.send(bytes(range(200)))
+    world.hub.about_to_wait()
+    world.hub.handle_turn()
+    other.on_call = taken.on_call = fail
+    a.send(bytes(range(100)))
+    world.turns()
+    assert b.receive() == bytes(range(200)) + bytes(range(100))
+    assert world.faults
+    assert (taken.stream.lost, other.stream.lost) == (True, True)
+    assert [app.word("notice") for app in (a, b)] == [Notice.DEMOTE, Notice.DEMOTE]
+    assert taken.stream.writable() == () == taken.stream.readable()
+
+
+def test_what_a_protocol_had_taken_is_carried_without_it(world: World) -> None:
+    a, b, taken, _ = world.pair()
+
+    def take_and_fail() -> None:
+        if taken.stream.readable():
+            taken.stream.consume(60)
+            raise ValueError("a protocol's fault")
+
+    taken.on_call = take_and_fail
+    a.send(bytes(range(100)))
+    world.turns()
+    assert b.receive() == bytes(range(100))
+
+
+def test_nothing_is_read_before_the_other_end_knows_the_offset(world: World) -> None:
+    a, b, taken, _ = world.pair(promoted=False)
+    for words in ({"attached": 1}, {"rx_ready": 1}):
+        for app in (a, b):
+            app.say(**words)
+        world.turns()
+    a.send(b"early")
+    world.turns()
+    assert taken.stream.readable() == ()
+    assert b.receive() == b""
+    a.say(tx_switched=1)
+    world.turns()
+    assert b.receive() == b"early"
+
+
+def test_who_reads_rings_while_the_sender_has_little_room(world: World) -> None:
+    a, b, _, _ = world.pair()
+    asked = _channel.HEADER_WORDS[f"producer[{b.provider_side}].want_space"][0]
+    for sent, wanted in ((RING // 2 - 1, 0), (1, 1)):
+        a.send(bytes(sent))
+        world.turns()
+        assert int.from_bytes(os.pread(b.segment, 4, asked), "little") == wanted
+    b.receive()
+    world.turns()
+    assert a.end.space == RING
+    assert int.from_bytes(os.pread(b.segment, 4, asked), "little") == 0
+
+
+def test_a_protocol_may_carry_bytes_between_two_turns(world: World) -> None:
+    a, b, taken, other = world.pair()
+    for one in (taken, other):
+        one.stream.on_change = lambda: None
+    a.send(bytes(RING))
+    world.turns()
+    taken.move(other.stream)  # as from a timer
+    world.turns()
+    asked = _channel.HEADER_WORDS[f"producer[{b.provider_side}].want_space"][0]
+    assert int.from_bytes(os.pread(b.segment, 4, asked), "little") == 1  # else nobody would tell us that it has read
+    b.receive()
+    world.turns()
+    assert a.end.space == RING
+
+
+def test_a_protocol_that_ends_too_early_is_left(world: World) -> None:
+    a, b, taken, other = world.pair()
+    other.stream.end()
+    a.send(b"not yet")
+    world.turns()
+    assert taken.stream.lost
+    assert b.receive() == b"not yet"
+    assert not b.word("tx_fin")
+
+
+def test_there_is_a_bound(closing: ExitStack) -> None:
+    world = World(closing, relays_max=1)
+    world.pair()
+    with pytest.raises(Unavailable, match="1 connections already go through"):
+        world.pair()
+
+
+def test_who_never_attaches_is_dropped(world: World) -> None:
+    a, _, taken, _ = world.pair(promoted=False)
+    a.say(attached=1)
+    world.turns()
+    world.now += 60
+    while callback := world.services.poll_due(world.now):
+        callback()
+    world.turns()
+    assert world.counters.get("relay_dropped", "not_attached") == 1
+    assert taken.stream.lost
+    assert not a.word("notice")
+
+
+def test_a_shortage_of_descriptors_passes(closing: ExitStack) -> None:
+    hub = World(closing).hub
+    hub.close()
+    free = os.dup(0)
+    os.close(free)
+    bounds = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, bounds[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            hub.descriptors()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+    for fd in hub.descriptors():
+        os.fstat(fd)
+
+
+def test_an_application_that_takes_bytes_back_is_reset(world: World) -> None:
+    a, b, _, _ = world.pair()
+    a.send(b"x" * 100)
+    world.turns()
+    a.poke(f"producer[{1 - a.provider_side}].tail", 50)
+    world.turns()
+    assert world.counters.get("relay_reset", "violation") == 1
+    assert not world.faults
+    assert b.word("notice") & Notice.RESET
+
+
+def test_a_bell_that_blocks_is_rung_once(closing: ExitStack) -> None:
+    app = App(0)
+    closing.callback(app.close)
+    bell = _channel.RemoteBell(app.bell, app.page, 0)
+    os.set_blocking(app.bell, True)
+    os.eventfd_write(app.bell, 2**64 - 2)
+    before = signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)  # as the provider's loop does
+    try:
+        os.pwrite(app.page, (1 << 16 | 1).to_bytes(8, "little"), 0)
+        assert bell.ring()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    os.pwrite(app.page, (2 << 16 | 1).to_bytes(8, "little"), 0)
+    assert not bell.ring()
+
+
+def test_a_bell_without_hints_is_refused(world: World, closing: ExitStack) -> None:
+    apps = App(0), App(1)
+    for app in apps:
+        closing.callback(app.close)
+    os.close(apps[1].page)
+    apps[1].page = memory.sealed_memfd("sidestep-bells", 4096)
+    with pytest.raises(Unavailable, match="cannot name"):
+        world.hub.open(apps[0].given(), apps[1].given(), protocol="test", on_drop=lambda: None)
+    assert len(world.hub) == 0
+
+
+IMPOSSIBLE: list[tuple[str, int]] = [
+    ("producer[0].tail", 8193),
+    ("producer[0].tail", (1 << 64) - 1),
+    ("consumer[1].head", 1),
+    ("consumer[1].head", 1 << 63),
+]
+
+
+@pytest.mark.parametrize(("word", "value"), IMPOSSIBLE)
+def test_an_impossible_count_ends_that_connection(world: World, word: str, value: int) -> None:
+    a, b, _, _ = world.pair()
+    innocent_a, innocent_b, _, _ = world.pair()
+    a.poke(word, value)
+    world.turns()
+    assert [bool(app.word("notice") & Notice.RESET) for app in (a, b, innocent_a, innocent_b)] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert world.counters.get("relay_reset", "violation") == 1
+    innocent_a.send(b"unharmed")
+    world.turns()
+    assert innocent_b.receive() == b"unharmed"
+    assert not world.faults
+
+
+def test_sending_without_consent_ends_the_connection(world: World) -> None:
+    a, b, _, _ = world.pair(promoted=False)
+    for app in (a, b):
+        app.say(attached=1)
+    world.turns()
+    a.say(tx_switched=1)
+    world.turns()
+    assert a.word("notice") & Notice.RESET
+    assert world.counters.get("relay_reset", "violation") == 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_words_harm_nobody_else(world: World, seed: int) -> None:
+    dice = random.Random(seed)
+    a, b, _, _ = world.pair()
+    innocent_a, innocent_b, _, _ = world.pair()
+    names = [name for name in _channel.HEADER_WORDS if dice.random() < 0.3] or ["producer[0].tail"]
+    total, got = b"", b""
+    for _ in range(60):
+        app = dice.choice((a, b))
+        if dice.random() < 0.5:
+            app.poke(dice.choice(names), dice.choice((0, 1, 5, 1 << 31, (1 << 64) - 1, dice.getrandbits(64))))
+        else:
+            try:
+                app.send(bytes(dice.randrange(1, 5000)))
+                app.receive()
+            except ConnectionResetError:
+                app.hint()  # its own view has become impossible as well
+        part = dice.randbytes(dice.randrange(1, 500))
+        total += part[: innocent_a.send(part)]
+        world.turns(200)
+        got += innocent_b.receive()
+    world.turns()
+    assert got + innocent_b.receive() == total
+    assert not world.faults
+
+
+@pytest.fixture
+def _no_leaks() -> Iterator[None]:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+@pytest.mark.usefixtures("_no_leaks")
+def test_descriptors_are_given_back() -> None:
+    with ExitStack() as stack:
+        world = World(stack)
+        for _ in range(5):
+            world.pair()
+        world.hub.close()
+        assert world.dropped == 5
+
+
+def test_views_outlive_the_channel(world: World) -> None:
+    a, _, taken, _ = world.pair()
+    taken.on_call = lambda: None
+    a.end.write(b"kept")
+    (view,) = taken.stream.readable()
+    world.hub.close()
+    assert bytes(view) == b"kept"  # the mapping stays as long as somebody looks at it
