@@ -15,7 +15,9 @@ import click
 from sidestep import config, limits
 from sidestep.cli import cli
 from sidestep.counters import NAMES
-from sidestep.native.layout import REASON_TEXT, Reason, Refusal, State
+from sidestep.native.layout import REASON_TEXT, Reason, State
+from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
+from sidestep.observe.sockets import Outside
 
 HERE = Path(__file__).parent
 WIDTH = 100
@@ -83,7 +85,9 @@ prints both). That does not start a provider: `sidestep provider start` does.
 def states_page() -> str:
     """States, reasons, refusals and counters."""
     states = [(f"`{state.name.lower()}`", text) for state, text in STATES.items()]
-    reasons = [(f"`{reason.name}`", text) for reason, text in REASON_TEXT.items() if reason is not Reason.NONE]
+    reasons = [(f"`{one.name}`", text, REMEDY[one]) for one, text in REASON_TEXT.items() if one is not Reason.NONE]
+    outside = [(f"`{one.name}`", one.text.replace("{}", "…"), one.remedy.replace("{}", "…")) for one in Outside]
+    refusals = [(f"`{refusal.name}`", text) for refusal, text in REFUSAL_TEXT.items()]
     counters = [(f"`{name}`", text) for name, text in NAMES.items()]
     return f"""{NOTICE}
 
@@ -95,9 +99,14 @@ What `sidestep ss` calls a connection.
 
 # Reasons
 
-Why a connection is where it is: `reason` and `why` in `sidestep ss --json`.
+Why a connection is where it is (`reason` and `why` in `sidestep ss --json`), and what would change it.
+`sidestep explain` says both, and looks at the other end for what this one cannot know.
 
-{table("reason", "why", rows=reasons)}
+{table("reason", "why", "what would change it", rows=reasons)}
+
+Why a program is not under sidestep, or not with this provider (`sidestep explain`):
+
+{table("reason", "the program …", "what would change it", rows=outside)}
 
 # Counters
 
@@ -105,7 +114,11 @@ What the provider counts (`sidestep provider status`); a reason stands in braces
 
 {table("counter", "what", rows=counters)}
 
-Reasons of refusals: {", ".join(f"`{refusal.name}`" for refusal in Refusal)}.
+# Refusals
+
+Why the provider refused an offer or a claim: the reasons of `offer_refused` and `claim_refused`.
+
+{table("refusal", "why", rows=refusals)}
 """
 
 
