@@ -67,7 +67,7 @@ RELAY_DESCRIPTORS: Final = 8  # that a connection may cost: two bells, and what 
 RELAY_ATTACH_S: Final = 10.0  # seconds until both ends must have attached: relay_dropped{not_attached}
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
-RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits for them to go back to TCP; then they are reset
+RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on TCP; what is on its way then is reset
 
 # Offload protocols and transports.
 MODULE_TIMERS_MAX: Final = 65536  # pending at a time; the next one raises LimitReached in the module

@@ -22,7 +22,7 @@ from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.native import _channel
 from sidestep.provider import memory
-from sidestep.provider.relay import Back, End, Notice, Relays
+from sidestep.provider.relay import Back, End, Handed, Notice, Relays
 from sidestep.provider.services import ProviderServices
 from sidestep.switch.stream import Stream
 
@@ -321,8 +321,7 @@ def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
     assert b.end.decide(True, Back.BACK) == Back.BACK
     b.hint()
     world.turns()
-    offset, size = _channel.HEADER_WORDS[f"side[{a.provider_side}].tx_back"]
-    assert int.from_bytes(os.pread(a.segment, size, offset), "little") == 1 << 2 | Back.BACK
+    assert a.word("tx_back") == 1 << 2 | Back.BACK
     assert (a.word("tx_back_at"), a.end.avail) == (100, 100)
 
 
@@ -340,7 +339,7 @@ def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
     assert b.word("notice") == Notice.RECALL | Notice.DEMOTE
     assert b.word("rx_frozen") == 200
     assert b.end.unread >= 600  # all of what it must send again is still there
-    assert a.word("handed_on") == 3
+    assert a.word("handed_on") == Handed.READY | Handed.SWITCH | Handed.ASKED
 
 
 def test_a_protocol_that_fails_loses_nothing(world: World) -> None:
@@ -418,6 +417,45 @@ def test_a_protocol_may_carry_bytes_between_two_turns(world: World) -> None:
     b.receive()
     world.turns()
     assert a.end.space == RING
+
+
+def test_who_has_not_begun_is_not_waited_for(world: World) -> None:
+    a, b, _, _ = world.pair(promoted=False)
+    for app in (a, b):
+        app.say(attached=1)
+    b.say(rx_ready=1)
+    world.turns()
+    assert (b.word("handed_on"), a.word("rx_ready")) == (Handed.READY, 1)
+    world.hub.leave()
+    a.say(rx_ready=1)  # too late: nobody is invited any more
+    world.turns()
+    assert world.hub.settled
+    for app in (a, b):
+        assert app.word("tx_back") == 1 << 2 | Back.BACK
+        assert app.word("tx_back_at") == 0
+    assert b.word("rx_ready") == 0
+    assert a.end.decide(True, Back.BACK) == Back.RECALLED  # what it was about to write goes by TCP as well
+    assert b.end.decide(True, Back.BACK) == Back.BACK
+
+
+def test_who_makes_no_call_is_not_waited_for_if_all_has_arrived(world: World) -> None:
+    a, b, _, _ = world.pair()
+    a.send(bytes(100))
+    b.send(bytes(RING))
+    world.turns()
+    assert a.end.avail == RING
+    world.hub.leave()
+    assert b.end.write(b"more") == 0  # room is given back when it has been read
+    a.end.read(10)
+    a.hint()
+    world.turns()
+    assert b.send(bytes(10)) == 10
+    assert not world.hub.settled
+    world.hub.let_go()
+    assert (b.word("tx_back"), b.word("tx_back_at"), b.end.avail) == (1 << 2 | Back.BACK, 100, 100)
+    assert (a.word("notice"), a.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 100)
+    assert a.word("tx_back") == 0  # bytes for it are on their way: it will be reset
+    assert not world.hub.settled
 
 
 def test_a_protocol_that_ends_too_early_is_left(world: World) -> None:

@@ -103,6 +103,7 @@ enum {
 enum {
 	CHANNEL_HANDED_SWITCH = 1u << 0, /* tx_switch_offset */
 	CHANNEL_HANDED_ASKED = 1u << 1,  /* CHANNEL_DEMOTE or CHANNEL_RECALL */
+	CHANNEL_HANDED_READY = 1u << 2,  /* rx_ready; stored before it is handed on: without it nothing comes by ring */
 };
 
 struct channel_segment {

@@ -802,7 +802,7 @@ static bool rx_willing(const struct conn *conn)
 {
 	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
 		return false; /* what the provider hands on is of one round */
-	return !slot_has(conn->slot, SLOT_STAYS | SLOT_NO_RX | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
+	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_NO_RX | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
 	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
 	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;
 }
@@ -914,7 +914,7 @@ static bool tx_switch(struct conn *conn, int fd)
 		return false;
 	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK))
 		return false; /* a thread of ours may sit in the kernel's recv, where it would never hear of a recall */
-	if (slot_has(slot, SLOT_STAYS | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_RESEND) || tx_waits(slot) ||
+	if (slot_has(slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_RESEND) || tx_waits(slot) ||
 	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
@@ -939,6 +939,12 @@ static bool tx_switch(struct conn *conn, int fd)
 	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
 	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
 	word_store(slot->tx_path, PATH_RING);
+	full_fence();
+	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* since the question above; see relay_lost() */
+		word_store(slot->tx_path, PATH_TCP);
+		slot_clear(slot, SLOT_TX_SWITCH);
+		return false;
+	}
 	mark_promoted(conn);
 	full_fence();
 	conn_ring(conn);
@@ -1239,7 +1245,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 				 * the ring, then TCP. */
 				uint32_t round = word_load(slot->rx_round);
 				uint32_t how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
-				if (how == CHANNEL_BACK && !conn_relayed(conn))
+				if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
 					how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
 				recall = how == CHANNEL_RECALLED;
 			}
@@ -1444,8 +1450,19 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 }
 
 /*
+ * Whether what we send goes through the provider. How much of it arrived before an end is for the peer to judge; what was
+ * recalled comes again by TCP.
+ */
+static bool tx_relayed(const struct conn *conn)
+{
+	return word_load(conn->slot->tx_path) == PATH_RING && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE) &&
+	       atomic_load(&conn->channel.local->tx_back) != (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
+}
+
+/*
  * What the provider held is gone. Any thread, any lock. The peer hears a reset as well: it must not take what it got for
- * all. Where neither direction depends on the provider any more, it is forgotten.
+ * all. Where neither direction depends on the provider any more, it is forgotten: from then on the kernel alone knows how
+ * the connection ends, as what the segment says of the peer has stood still since.
  */
 static void relay_lost(struct conn *conn, int fd)
 {
@@ -1453,13 +1470,17 @@ static void relay_lost(struct conn *conn, int fd)
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 	/* all of it is in our ring once the provider has published how that ends */
 	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
-	bool receives = slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) &&
+	bool invited = atomic_load(&conn->channel.remote->handed_on) & CHANNEL_HANDED_READY;
+	bool receives = slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) && invited &&
 	                !conn_peer_back(conn) && !ended;
-	bool sends = word_load(slot->tx_path) == PATH_RING && !slot_has(slot, SLOT_WR_SHUT | SLOT_PEER_GONE);
 
-	if (!receives && !sends && !(conn_notice(conn) & CHANNEL_RESET)) {
-		slot_clear(slot, SLOT_RELAYED);
-		return;
+	if (!receives && !tx_relayed(conn) && !(conn_notice(conn) & CHANNEL_RESET)) {
+		slot_set(slot, SLOT_RELAY_OVER); /* full fence; before the second look: tx_switch() does it the other way round */
+		if (!tx_relayed(conn)) {
+			slot_clear(slot, SLOT_RELAYED);
+			return;
+		}
+		slot_clear(slot, SLOT_RELAY_OVER);
 	}
 	if (slot_has(slot, SLOT_RESET))
 		return;
@@ -1492,6 +1513,8 @@ static bool tx_in_ring(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->tx_round);
 
+	if (slot_has(conn->slot, SLOT_RELAY_OVER))
+		return false; /* the head that we see is the provider's last, not the peer's */
 	if (word_load(conn->slot->tx_path) == PATH_RING)
 		return true;
 	uint32_t follows = atomic_load(&conn->channel.local->tx_follows);
@@ -1568,7 +1591,7 @@ void conn_probe(struct conn *conn, int fd)
 		bool shut = atomic_load_explicit(&remote->shut_wr, memory_order_acquire);
 
 		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
-		if (end_known && peer_attached(conn) && (closed || !shut)) {
+		if (end_known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
 			bits |= SLOT_PEER_GONE;
 			/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
 			bool in_ring = tx_in_ring(conn);

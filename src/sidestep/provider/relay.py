@@ -33,8 +33,9 @@ One bell of the provider's serves all its channels. An application names the cha
 its own bell (`bell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is read once and
 checked, and what makes no sense ends that connection alone.
 
-If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset. One that is
-told to stop asks all connections back to TCP first, and waits a moment for them.
+If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset. One that
+is told to stop asks all connections back to TCP first, and waits a moment for them. It needs no call of an application
+that has not begun to send by ring, or of which all has arrived: that direction is cut short by a recall of what it adds.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Handed(IntFlag):
 
     SWITCH = 1
     ASKED = 2
+    READY = 4
 
 
 class Back(IntEnum):
@@ -357,8 +359,11 @@ class Relay:
 
     def _hand_on_from(self, source: _Side, target: _Side) -> None:
         words = source.words
-        if words.rx_ready and not source.ready_told:
+        if self.left and target.words.rx_ready and not (source.switched or source.back_told):
+            self._cut_short(source, target)  # it may sit in one long call of the kernel's, and is not waited for
+        if words.rx_ready and not (source.ready_told or self.left):
             source.ready_told = True
+            source.channel.publish("handed_on", Handed.READY)
             target.channel.publish("rx_ready", 1)
             target.bell.ring()
         if words.tx_switched and not source.switched:
@@ -486,6 +491,30 @@ class Relay:
             side.channel.publish("notice", Notice.DEMOTE)
             side.bell.ring()
             self._hub.mark(side)
+
+    def let_go(self) -> None:
+        """The provider cannot wait longer: directions of which all has arrived need nothing more of their sender."""
+        for source, target in (self.sides, self.sides[::-1]):
+            if self.lost or source.back_told or source.end_told:
+                continue
+            source.words = Words(*source.channel.remote())
+            if source.switched and not source.ending and source.words.tail == target.channel.sent:
+                self._cut_short(source, target)
+
+    def _cut_short(self, source: _Side, target: _Side) -> None:
+        """Ends the ring from `source` at what has arrived at `target`; what it may just be adding is recalled."""
+        arrived = target.channel.sent
+        if target.ready_told:
+            source.channel.publish("rx_frozen", arrived)
+            if source.channel.decide(False, Back.RECALLED) != Back.RECALLED:
+                return  # it has ended the round itself
+            source.frozen = True
+            source.channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
+            source.bell.ring()
+        source.back_told = True
+        target.channel.publish("tx_back_at", arrived)
+        target.channel.decide(True, Back.BACK)
+        target.bell.ring()
 
     @property
     def settled(self) -> bool:
@@ -708,6 +737,11 @@ class Relays:
         for relay in list(self._relays.values()):
             if protocol in (None, relay.protocol):
                 relay.leave()
+
+    def let_go(self) -> None:
+        """The last thing before the provider goes, if there is something that is not `settled`."""
+        for relay in list(self._relays.values()):
+            relay.let_go()
 
     @property
     def settled(self) -> bool:

@@ -171,6 +171,7 @@ class Provider:
         deadline = self._clock() + limits.RELAY_LEAVE_S
         while not self._relays.settled and (left_s := deadline - self._clock()) > 0:
             self._turn(left_s)
+        self._relays.let_go()
 
     def _turn(self, timeout_s: float | None) -> None:
         ready = self._selector.select(0 if self._relays.about_to_wait() else timeout_s)
