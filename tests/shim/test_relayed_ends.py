@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from ast import literal_eval
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,9 @@ TOLD = Path(__file__).parent / "programs" / "told.py"
 class End:
     """A program that has one end of the connection and does what it is told."""
 
-    def __init__(self, stage: Sidestep) -> None:
-        pipe = subprocess.PIPE
-        self._program: Any = stage.popen([sys.executable, TOLD], stdin=pipe, stdout=pipe, text=True)
+    def __init__(self, stage: Sidestep, log: Path | None = None) -> None:
+        pipe, env = subprocess.PIPE, stage.env(SIDESTEP_LOG=str(log) if log else None)
+        self._program: Any = stage.popen([sys.executable, TOLD], stdin=pipe, stdout=pipe, text=True, env=env)
 
     def tell(self, what: str) -> None:
         """Starts something; `answer` waits for it."""
@@ -66,6 +69,66 @@ def ends(stage: Sidestep) -> tuple[End, End]:
     stage.wait_for(talk)
     assert stage.status()["counters"]["relay_opened"] == 1
     return a, b
+
+
+@contextmanager
+def standing_still(stage: Sidestep) -> Iterator[None]:
+    """The provider is alive, and hands nothing on."""
+    pid = stage.provider_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "T":
+            os.sched_yield()
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def unheard(stage: Sidestep, log: Path, *, half_closed: bool = False) -> Iterator[tuple[End, End]]:
+    """Who connects has just moved to the ring, and the provider cannot tell the other."""
+    a, b = End(stage, log), End(stage)
+    a.ask(f"connect({b.ask('serve()')})")
+    b.ask("accept()")
+    b.ask("s.sendall(b'x')")
+    b.ask("s.shutdown(1)") if half_closed else None
+    a.ask("s.recv(1)")
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        with standing_still(stage):  # it makes no call at any other time
+            a.ask("s.sendall(b'x')")
+            if "sends by ring" in log.read_text(encoding="utf-8"):
+                if half_closed:
+                    assert a.ask("s.recv(1)") == b""
+                yield a, b
+                return
+        assert b.ask("s.recv(1)") == b"x"
+    raise AssertionError("it does not move to the ring")
+
+
+def test_a_provider_that_stands_still_does_not_reset_a_full_ring(stage: Sidestep, tmp_path: Path) -> None:
+    """Who sends to an end that has shut down goes back to TCP when the ring is full, once the provider can say so."""
+    with unheard(stage, tmp_path / "log", half_closed=True) as (a, b):
+        sent = a.ask("put_until_full()")
+        assert sent > 0
+        a.ask("Later.of(lambda: s.sendall(b'f' * 2000000))")
+    assert b.ask(f"len(get({1 + sent + 2_000_000}))") == 1 + sent + 2_000_000
+    assert a.ask("Later.last.result()") == "None"
+    a.ask("s.sendall(b'by TCP')")
+    assert b.ask("get(6)") == b"by TCP"
+    assert [c.tx.path for c in stage.connections() if c.role == "active"] == ["tcp"]
+
+
+def test_a_call_that_must_go_by_tcp_waits_for_the_provider_alone(stage: Sidestep, tmp_path: Path) -> None:
+    """It can last, but nothing else on the connection is held up, and nothing is reset."""
+    with unheard(stage, tmp_path / "log") as (a, b):
+        a.ask("Later.of(lambda: s.send(b'!', socket.MSG_OOB))")
+        for call in ("s.recv(1, socket.MSG_DONTWAIT)", "s.send(b'y')", "select.select([s], [], [], 0.1)"):
+            assert a.ask(f"timed(lambda: {call})") < 1
+        assert a.ask("Later.last.waits(1.5)") is True
+    assert a.ask("Later.last.result()") == "1"
+    a.ask("s.sendall(b'more')")
+    assert b.ask("get(6)") == b"xymore"
 
 
 def test_what_a_stopped_provider_counted_as_unread_is_no_reset(stage: Sidestep, ends: tuple[End, End]) -> None:

@@ -17,8 +17,9 @@
  * segment (provider/relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
  *   - TCP's end is the end only once the provider has published tx_fin; it is asked by fin_seen, and answers always.
  *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either.
- *   - Going back to TCP waits until the provider has handed our offset on (handed_on): else the peer, who does not know of
- *     the ring yet, would read what TCP brings before what the ring holds.
+ *   - Going back to TCP has to wait until the provider has handed our offset on (handed_on): else the peer, who does not
+ *     know of the ring yet, would read what TCP brings before what the ring holds. Until then we stay on the ring, and one
+ *     of our next calls goes back. Only a call that nothing of ours follows, or that the kernel has to answer, waits itself.
  *   - Who asks the peer back to TCP waits the same way: else the peer's next bytes would still go to the ring, and come
  *     again only with its next call.
  *   - Bytes on TCP are no violation: the peer may have gone back, and the word of it is on its way behind the ring's bytes.
@@ -47,7 +48,8 @@
 #define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 #define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
-#define HANDED_TURNS 1000      /* how often, a millisecond each, going back to TCP waits for a provider to tell the peer */
+#define HANDED_TURNS 10000     /* how often, a millisecond each, a call that must go by TCP waits until the peer knows our offset */
+#define ASKED_TURNS 1000       /* the same for one that asks the peer back to TCP, which is done in any case */
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 #define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
 #define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
@@ -291,7 +293,7 @@ void conn_ref(struct conn *conn)
 static void tell_close(struct conn *conn, int fd);
 static bool relay_ended(struct conn *conn);
 static void relay_lost(struct conn *conn, int fd);
-static bool relay_handed(struct conn *conn, uint32_t what);
+static bool relay_handed(struct conn *conn, uint32_t what, int turns);
 
 static void conn_destroy(struct conn *conn)
 {
@@ -1010,6 +1012,17 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 }
 
 /*
+ * Whether bytes that go by TCP from now on are read behind those of the ring: a provider between has handed our offset on,
+ * or nobody reads the ring, as it was recalled.
+ */
+static bool tx_handed(const struct conn *conn)
+{
+	return likely(!conn_relayed(conn)) ||
+	       (atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & CHANNEL_HANDED_SWITCH) ||
+	       atomic_load(&conn->channel.local->tx_back) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
+}
+
+/*
  * tx_lock held. Ends the round of our sending direction, which goes back to TCP: after what the ring holds or, if that was
  * recalled, with it. A round that the peer has consented to and that has not begun ends unused.
  */
@@ -1020,7 +1033,7 @@ static void tx_back(struct conn *conn, int fd)
 
 	if (unused && !tx_invited(conn))
 		return;
-	if (!unused && conn_relayed(conn) && !relay_handed(conn, CHANNEL_HANDED_SWITCH)) {
+	if (!unused && unlikely(!tx_handed(conn))) { /* conn_demote() has waited long enough */
 		relay_lost(conn, fd);
 		return;
 	}
@@ -1107,13 +1120,24 @@ static bool tx_follows(struct conn *conn)
 	       channel_decide(&conn->channel.local->tx_follows, round, CHANNEL_BACK) != CHANNEL_RECALLED;
 }
 
-/* The peer asks us to send by TCP, and a round of ours goes on or could begin. */
+/* Something is to be looked at before a wait: the peer's words, or our own that a provider between has to answer first. */
+static bool heeds(const struct conn *conn)
+{
+	return unlikely(conn_notice(conn)) || conn_relayed(conn);
+}
+
+/*
+ * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to, and could not as long as a
+ * provider between had not told the peer: it rings when it has.
+ */
 bool conn_asked(const struct conn *conn)
 {
-	if (likely(!(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL))))
+	bool by_peer = conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL);
+
+	if (likely(!by_peer && !(conn_relayed(conn) && slot_has(conn->slot, SLOT_STAYS))))
 		return false;
 	if (word_load(conn->slot->tx_path) == PATH_RING)
-		return true;
+		return tx_handed(conn);
 	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
 	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
 }
@@ -1179,7 +1203,7 @@ static bool leave(struct conn *conn, int fd, enum reason_code reason)
 	bool moved = false;
 	int saved = errno;
 
-	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || word_load(slot->tx_path) != PATH_RING)
+	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || word_load(slot->tx_path) != PATH_RING || !tx_handed(conn))
 		return false;
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && word_load(slot->tx_path) == PATH_RING) {
@@ -1218,18 +1242,26 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
 	bool stranger = recall, moved = false, asked_peer = false;
+	bool waits = reason != REASON_DEMOTED; /* else all calls go on to come here, and one of the next will do */
 
 	conn_pin(conn, reason);
 	if (reason == REASON_DEMOTED && slot_has(slot, SLOT_PIN))
 		return; /* it is on TCP, or on its way there, for a better reason */
 	if (!conn->managed)
 		return;
+	if (conn_relayed(conn) && waits) {
+		slot_lock(&slot->tx_lock); /* who was just switching to the ring has done so */
+		bool unheard = conn->managed && word_load(slot->tx_path) == PATH_RING && !tx_handed(conn);
+		slot_unlock(&slot->tx_lock);
+		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
+			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
+	}
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
 		struct channel_side *remote = conn->channel.remote;
 
-		moved = word_load(slot->tx_path) == PATH_RING;
+		moved = word_load(slot->tx_path) == PATH_RING && (waits || tx_handed(conn));
 		if (moved)
 			tx_back(conn, fd);
 		/* else the kernel, or somebody without a shim, sends what we do not see */
@@ -1266,8 +1298,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (asked_peer && conn_relayed(conn) && !slot_has(slot, SLOT_RESET))
-		relay_handed(conn, CHANNEL_HANDED_ASKED);
+	if (asked_peer && waits && conn_relayed(conn) && !slot_has(slot, SLOT_RESET))
+		relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS);
 	if (stranger && slot_has(slot, SLOT_RESEND))
 		flush(conn, fd); /* who has the socket next knows nothing of it */
 	if (moved)
@@ -1493,13 +1525,13 @@ static void relay_lost(struct conn *conn, int fd)
 	shim_log("fd %d: reset, the provider between has lost bytes", fd);
 }
 
-/* Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. */
-static bool relay_handed(struct conn *conn, uint32_t what)
+/* Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. No lock is held. */
+static bool relay_handed(struct conn *conn, uint32_t what, int turns)
 {
 	struct remote_bell *bell = conn->remote_bell;
 	struct pollfd life = {.fd = bell->life_fd};
 
-	for (int turn = 0; turn < HANDED_TURNS; turn++) {
+	for (int turn = 0; turn < turns; turn++) {
 		if (likely(atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & what))
 			return true;
 		if (raw_poll(&life, 1, 1) > 0)
@@ -1648,7 +1680,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 
 	if (conn_relayed(conn))
 		kernel_bits = relay_mask(conn, fd, kernel_bits);
-	if (unlikely(notice)) {
+	if (heeds(conn)) {
 		conn_obey(conn, fd);
 		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
@@ -2109,7 +2141,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			}
 			break;
 		}
-		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
+		if (heeds(conn) && conn_obey(conn, fd))
 			set_conn_switched(conn);
 		if (would_not_block(fd, flags)) {
 			look = true;
@@ -2355,7 +2387,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			}
 			break;
 		}
-		if (unlikely(conn_notice(conn)) && conn_obey(conn, fd))
+		if (heeds(conn) && conn_obey(conn, fd))
 			set_conn_switched(conn);
 		if (unlikely(leave_half_closed(conn, fd))) {
 			set_conn_switched(conn);

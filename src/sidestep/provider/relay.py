@@ -35,7 +35,8 @@ checked, and what makes no sense ends that connection alone.
 
 If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset. One that
 is told to stop asks all connections back to TCP first, and waits a moment for them. It needs no call of an application
-that has not begun to send by ring, or of which all has arrived: that direction is cut short by a recall of what it adds.
+that has not begun to send by ring, or of which all has arrived: that direction is cut short by a recall of what it
+adds.
 """
 
 from __future__ import annotations

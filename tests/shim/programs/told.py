@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import select  # noqa: F401 - for what is told
 import socket
 import sys
 import threading
@@ -56,18 +57,25 @@ def put_until_full() -> int:
 class Later:
     """A call in a thread of its own."""
 
+    last: Later
+
     def __init__(self, call: Callable[[], object]) -> None:
         self._call, self._result = call, "no result"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @staticmethod
+    def of(call: Callable[[], object]) -> None:
+        """Begins the call; `last` names it."""
+        Later.last = Later(call)
+
     def _run(self) -> None:
         self._result = tried(self._call)
 
-    @property
-    def done(self) -> bool:
-        """Whether it has returned."""
-        return not self._thread.is_alive()
+    def waits(self, seconds: float) -> bool:
+        """Whether it has not returned after so long."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
 
     def result(self) -> str:
         """What it gave, when it has."""
