@@ -131,6 +131,29 @@ def test_a_call_that_must_go_by_tcp_waits_for_the_provider_alone(stage: Sidestep
     assert b.ask("get(6)") == b"xymore"
 
 
+@pytest.mark.parametrize("way", ["linger", "unread"])
+def test_a_reset_does_not_overtake_the_bytes(stage: Sidestep, ends: tuple[End, End], way: str) -> None:
+    """What was sent before it is read before it, however long it is with the provider."""
+    a, b = ends
+    if way == "linger":
+        a.ask("s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))")
+    else:
+        b.ask("s.sendall(b'unread')")
+        assert a.ask("len(select.select([s], [], [])[0])") == 1
+    with standing_still(stage):
+        a.ask("s.sendall(b'a' * 5000)")
+        a.ask("s.close()")
+        for call in ("s.recv(1, socket.MSG_DONTWAIT)", "s.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)"):
+            assert b.ask(call) == "EAGAIN"
+        assert b.ask("select.select([s], [], [], 0.1)") == ([], [], [])
+        assert b.ask("polled(0.1)") == []
+        b.ask("Later.of(lambda: get(5000) == b'a' * 5000)")
+        assert b.ask("Later.last.waits(0.1)") is True
+    assert b.ask("Later.last.result()") == "True"
+    assert b.ask("s.recv(1)") == "ECONNRESET"
+    assert b.ask("s.recv(1)") == b""
+
+
 def test_what_a_stopped_provider_counted_as_unread_is_no_reset(stage: Sidestep, ends: tuple[End, End]) -> None:
     """All has arrived, though its room was never given back: how the other ends is then the kernel's to tell."""
     a, b = ends

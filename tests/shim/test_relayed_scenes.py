@@ -20,9 +20,8 @@ from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
 
-# Beside those of the direct channel: a reset that TCP delivers at once overtakes what is still with the provider.
+# Beside those of the direct channel.
 RELAYED_DIFFERENCES: Final = {
-    "peer_closes_with_unread": "a reset overtakes bytes that are still with the provider, as on a network",
     "shutdown_by_both": "an end that the provider hands on comes after the kernel's own",
     "stdio_one_stream": "an end that the provider hands on comes after the kernel's own: the reset is heard first",
     "message_options": "the bytes that TCP_INQ counts may still be with the provider",

@@ -16,7 +16,7 @@
  * A provider between (SLOT_RELAYED): the segment's other side is a provider, which hands bytes and words on to the peer's
  * segment (provider/relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
  *   - TCP's end is the end only once the provider has published tx_fin; it is asked by fin_seen, and answers always.
- *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either.
+ *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either. A reset waits the same way.
  *   - Going back to TCP has to wait until the provider has handed our offset on (handed_on): else the peer, who does not
  *     know of the ring yet, would read what TCP brings before what the ring holds. Until then we stay on the ring, and one
  *     of our next calls goes back. Only a call that nothing of ours follows, or that the kernel has to answer, waits itself.
@@ -292,6 +292,8 @@ void conn_ref(struct conn *conn)
 
 static void tell_close(struct conn *conn, int fd);
 static bool relay_ended(struct conn *conn);
+static bool rx_reset_waits(struct conn *conn, int fd);
+static bool relay_reset_waits(struct conn *conn);
 static void relay_lost(struct conn *conn, int fd);
 static bool relay_handed(struct conn *conn, uint32_t what, int turns);
 
@@ -1448,6 +1450,25 @@ static bool relay_ended(struct conn *conn)
 	return atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 }
 
+/* TCP has told a reset: are bytes that were sent before it still on their way? Then it is not heard yet. */
+static bool relay_reset_waits(struct conn *conn)
+{
+	if (slot_has(conn->slot, SLOT_RX_BACK | SLOT_RD_SHUT) || !slot_has(conn->slot, SLOT_RX_CONSENT))
+		return false;
+	slot_set(conn->slot, SLOT_NATIVE_RESET);
+	return !relay_ended(conn);
+}
+
+/* The same for a reader that has come to the end of TCP's bytes, and would take the error out of the kernel. */
+static bool rx_reset_waits(struct conn *conn, int fd)
+{
+	struct pollfd native = {.fd = fd};
+	int queued = 0;
+
+	return conn_relayed(conn) && raw_poll(&native, 1, 0) > 0 && (native.revents & POLLERR) &&
+	       real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 && relay_reset_waits(conn);
+}
+
 /* Whether the ring's end is still to be told, though the kernel's has been: then the kernel has nothing more to say. */
 bool conn_fin_waits(struct conn *conn, int fd)
 {
@@ -1474,7 +1495,7 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 		conn_probe(conn, fd);
 	if (slot_has(slot, SLOT_NATIVE_FIN) && slot_has(slot, SLOT_RX_CONSENT) &&
 	    !slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK)) {
-		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP);
+		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP | (slot_has(slot, SLOT_NATIVE_RESET) ? EPOLLERR : 0u));
 		if (conn_fin_waits(conn, fd))
 			kernel_bits &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
 	}
@@ -1585,6 +1606,10 @@ void conn_probe(struct conn *conn, int fd)
 	                (conn_notice(conn) & CHANNEL_RESET)))
 		relay_lost(conn, fd);
 	if (told_of <= 0 || (native.revents & POLLNVAL)) {
+		errno = saved;
+		return;
+	}
+	if ((native.revents & POLLERR) && relayed && !slot_has(slot, SLOT_RESET) && relay_reset_waits(conn)) {
 		errno = saved;
 		return;
 	}
@@ -1924,11 +1949,15 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			return STEP_NATIVE;
 		if (conn_relay_news(conn))
 			conn_probe(conn, fd);
-		if (conn_relayed(conn) && slot_has(slot, SLOT_RESET)) {
+		ssize_t n = -1;
+		bool reset = conn_relayed(conn) && slot_has(slot, SLOT_RESET), waits = !reset && rx_reset_waits(conn, fd);
+		if (reset && !rx_follow(conn, fd)) {
 			errno = take_error(conn);
 			return errno ? STEP_ERROR : STEP_END;
 		}
-		ssize_t n = rx_tcp(conn, fd, iov, iov_len, done, flags);
+		errno = EAGAIN;
+		if (!reset && !waits)
+			n = rx_tcp(conn, fd, iov, iov_len, done, flags);
 		if (n > 0) {
 			*moved = (size_t)n;
 			if (!(flags & MSG_PEEK)) {
@@ -1945,8 +1974,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
 		/* asked before: what came before the end is published before it */
-		bool known = n != 0 || !conn_relayed(conn) || slot_has(slot, SLOT_RX_BACK) || relay_ended(conn);
-		if (!rx_follow(conn, fd)) {
+		bool known = !waits && (n != 0 || !conn_relayed(conn) || slot_has(slot, SLOT_RX_BACK) || relay_ended(conn));
+		if (!reset && !rx_follow(conn, fd)) {
 			if (!known) {
 				conn_probe(conn, fd); /* the provider may be gone */
 				if (!slot_has(slot, SLOT_RESET))

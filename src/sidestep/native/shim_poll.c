@@ -76,7 +76,7 @@ static int poll_once(struct poller *poller, bool look)
 			}
 			if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
 				poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-				if (slot_has(conn->slot, SLOT_WR_SHUT))
+				if (slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
 					poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
 			}
 		}

@@ -687,8 +687,11 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 {
 	struct pollfd fds[3] = {{.fd = fd}, {.events = POLLIN}, {.fd = -1}};
 
-	if (conn_relayed(conn))
+	if (conn_relayed(conn)) {
 		fds[2].fd = conn->remote_bell->life_fd;
+		if (slot_has(conn->slot, SLOT_NATIVE_RESET))
+			fds[0].fd = -1;
+	}
 	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_NATIVE_FIN))
 		fds[0].events = POLLRDHUP;
 	fds[1].fd = self_bell_fd(&conn->bell, 1);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import select  # noqa: F401 - for what is told
+import select
 import socket
 import sys
 import threading
@@ -52,6 +52,15 @@ def put_until_full() -> int:
         while True:
             sent += s.send(b"f" * 65536, socket.MSG_DONTWAIT)
     return sent
+
+
+def polled(seconds: float) -> list[int]:
+    """What poll and epoll tell of the end."""
+    poller, epoll = select.poll(), select.epoll()
+    poller.register(s, 0)
+    with epoll:
+        epoll.register(s, select.EPOLLRDHUP)
+        return [event for _, event in [*poller.poll(1000 * seconds), *epoll.poll(seconds)]]
 
 
 class Later:
