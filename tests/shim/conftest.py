@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from scene_runner import Build, Run, Variant, build, run
 
+from relay_example import relayed
 from sidestep.testing import Sidestep
 from toolchain import ADDRESS, THREAD, build_shim
 
@@ -57,5 +58,17 @@ def provider() -> Iterator[Callable[[str, int | None], Sidestep]]:
         @cache
         def started(promote_after: str, ring_size: int | None) -> Sidestep:
             return stack.enter_context(Sidestep(promote_after=promote_after, ring_size=ring_size))
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def relaying() -> Iterator[Callable[[str], Sidestep]]:
+    """Providers that have no other protocol than the relay of examples/."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(promote_after: str) -> Sidestep:
+            return stack.enter_context(relayed(Sidestep(promote_after=promote_after)))
 
         yield started

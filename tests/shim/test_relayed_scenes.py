@@ -7,42 +7,20 @@ Each connection goes through the relay of examples/, installed as a distribution
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
-from scene_runner import KNOWN_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
+from scene_runner import KNOWN_DIFFERENCES, RELAYED_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
 
-from relay_example import relayed
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
 
-# Beside those of the direct channel.
-RELAYED_DIFFERENCES: Final = {
-    "shutdown_by_both": "an end that the provider hands on comes after the kernel's own",
-    "stdio_one_stream": "an end that the provider hands on comes after the kernel's own: the reset is heard first",
-    "message_options": "the bytes that TCP_INQ counts may still be with the provider",
-}
 VARIANTS: Final = [
     (Variant(), "0"),
     (Variant(peer_process=True, active=False, family="6", build=Build.FORTIFIED), "4"),
 ]
-
-
-@pytest.fixture(scope="session")
-def relaying() -> Iterator[Callable[[str], Sidestep]]:
-    """Providers that have no other protocol than the relay."""
-
-    with ExitStack() as stack:
-
-        @cache
-        def started(promote_after: str) -> Sidestep:
-            return stack.enter_context(relayed(Sidestep(promote_after=promote_after)))
-
-        yield started
 
 
 def _scenes() -> Iterator[object]:

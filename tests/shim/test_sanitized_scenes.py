@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scene_runner import KNOWN_DIFFERENCES, Build, Run, Sockets, Variant, difference, run, scene_names
+from scene_runner import (
+    KNOWN_DIFFERENCES,
+    RELAYED_DIFFERENCES,
+    Build,
+    Run,
+    Sockets,
+    Variant,
+    difference,
+    run,
+    scene_names,
+)
 
 from sidestep.testing import Sidestep
 from toolchain import ADDRESS, PLAIN, THREAD, SanitizedShim, Sanitizer
@@ -53,9 +63,19 @@ class Mode:
     promote_after: str
     left_out: Mapping[str, str]
     tables: tuple[str, ...] = ("*",)
+    relayed: bool = False  # a provider stands between the two ends
 
     def __str__(self) -> str:
-        return f"{self.sanitizer.name}-{self.variant}-after{self.promote_after}"
+        way = "relayed-" if self.relayed else ""
+        return f"{way}{self.sanitizer.name}-{self.variant}-after{self.promote_after}"
+
+    def scenes(self) -> Iterator[str]:
+        """What is played."""
+        for scene in itertools.chain.from_iterable(map(scene_names, self.tables)):
+            if not (
+                scene in self.left_out or scene in KNOWN_DIFFERENCES or (self.relayed and scene in RELAYED_DIFFERENCES)
+            ):
+                yield scene
 
 
 LATE = "1000000:1000000000"
@@ -80,15 +100,18 @@ MODES = [
         WITH_THREAD,
         TABLES,
     ),
+    # a provider in between: what it hands on later than TCP its own, and what has to wait for that
+    Mode(ADDRESS, Variant(), "0", WITH_ANY, ("end", "thread", "wait"), relayed=True),
+    Mode(ADDRESS, Variant(peer_process=True, active=False), "4", WITH_ANY, ("process", "option"), relayed=True),
+    Mode(THREAD, Variant(), "0", WITH_THREAD, ("end", "thread", "wait"), relayed=True),
     Mode(ADDRESS, Variant(warm=False, sockets=Sockets.DIRECT), "0", WITH_ANY, ("explicit", "connect")),
 ]
 
 
 def _runs() -> Iterator[object]:
     for mode in MODES:
-        for scene in itertools.chain.from_iterable(map(scene_names, mode.tables)):
-            if scene not in mode.left_out and scene not in KNOWN_DIFFERENCES:
-                yield pytest.param(mode, scene, id=f"{mode}-{scene}")
+        for scene in mode.scenes():
+            yield pytest.param(mode, scene, id=f"{mode}-{scene}")
 
 
 def test_what_is_left_out_are_scenes() -> None:
@@ -102,11 +125,13 @@ def test_no_report(
     scene_program: Callable[..., Path],
     native_run: Callable[[str, Variant], Run],
     provider: Callable[[str, int | None], Sidestep],
+    relaying: Callable[[str], Sidestep],
     tmp_path: Path,
 ) -> None:
     native = native_run(scene, mode.variant.native())
     assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
-    sidestep = provider(mode.promote_after, None)
+    sidestep = relaying(mode.promote_after) if mode.relayed else provider(mode.promote_after, None)
+    before = sidestep.status()["counters"].get("relay_opened", 0)
     shim = SanitizedShim(mode.sanitizer, sidestep, tmp_path)
     program = scene_program(Build.PLAIN, THREAD if mode.sanitizer is THREAD else PLAIN)
     shimmed = run(program, scene, mode.variant, sidestep, shim.env)
@@ -114,3 +139,5 @@ def test_no_report(
     different = difference(native.transcript, shimmed.transcript)
     assert shimmed.failure is None, f"under the shim: {shimmed.failure}\n{different or shimmed.transcript}"
     assert not different, different
+    if mode.relayed and shimmed.promotions_seen:
+        assert sidestep.status()["counters"]["relay_opened"] > before, "promoted without the provider"
