@@ -614,7 +614,7 @@ def _interrupted() -> Iterator[None]:
     """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
 
     Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
-    alone; an eventfd blocks once its other holders say so.
+    alone.
     """
     signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
     try:
