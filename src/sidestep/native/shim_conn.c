@@ -2070,6 +2070,11 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			}
 			continue;
 		} else if (step != STEP_EMPTY) {
+			int left = fd;
+			if (step == STEP_ERROR && error == EBADF && started && conn_stays(conn, &left) && left != fd) {
+				fd = left; /* closed in the midst of this turn */
+				continue;
+			}
 			result = (ssize_t)done;
 			if (!done && step != STEP_END) {
 				result = -1;
@@ -2098,6 +2103,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			real.getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
 			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
+			atomic_fetch_add(&conn->waiters, 1);
 			started = true;
 		}
 		int waited = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
@@ -2111,6 +2117,8 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		break;
 	}
+	if (started)
+		atomic_fetch_sub(&conn->waiters, 1);
 	errno = saved;
 	return result;
 }
@@ -2366,6 +2374,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
 			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
+			atomic_fetch_add(&conn->waiters, 1);
 			started = true;
 		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
@@ -2379,6 +2388,8 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		break;
 	}
+	if (started)
+		atomic_fetch_sub(&conn->waiters, 1);
 	if (signal_error)
 		return send_failed(signal_error, flags);
 	errno = saved;
