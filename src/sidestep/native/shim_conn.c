@@ -1936,14 +1936,15 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			}
 			return STEP_DONE;
 		}
+		/* before a reset is told: what came by TCP ahead of it can still be read, as in the kernel */
+		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
+			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
 		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
 		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
 			return STEP_ERROR;
 		}
-		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
-			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
 		if (ended && conn_relayed(conn) && !(ended & (SLOT_RD_SHUT | SLOT_RESET)) &&
 		    atomic_load(&conn->channel.remote->tx_fin_at) != atomic_load(conn->channel.own_head)) {
 			conn_violation(conn, fd);
