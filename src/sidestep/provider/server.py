@@ -472,6 +472,7 @@ class Provider:
             "ring_size": settings.ring_size,
             "offer_expiry_s": settings.offer_expiry_s,
             "idle_exit_s": settings.idle_exit_s,
+            "proves_paths": bool(settings.wants & layout.Welcome.PATH),
             "policy": self._policy.as_json(),
             "counters": self.counters.as_json(),
         }
