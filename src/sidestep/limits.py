@@ -50,7 +50,9 @@ IDLE_EXIT_S: Final = 300.0  # seconds without clients until it leaves
 START_TIMEOUT_S: Final = 10.0  # seconds `provider start` waits for it to listen
 STOP_TIMEOUT_S: Final = 5.0  # seconds `provider stop` waits for it to go
 HELD_UP_S: Final = 0.02  # seconds until a timer ends a call of the kernel's that waits: a close() that lingers
-LOG_LINES_MAX: Final = 1000  # lines a provider writes to its log; then it says so and falls silent
+LOG_LINES_MAX: Final = 200  # lines of clients, of modules and of its own that a provider logs in a minute, of each
+LOG_FILE_MAX: Final = 16 << 20  # bytes of the log of a provider in the background; then it begins anew
+LOG_MINUTE_S: Final = 60.0  # seconds until a log that was full goes on, and tells how much was left out
 
 # Decisions.
 TRACE_DECISIONS_MAX: Final = 4096  # kept for `sidestep policy trace`; the oldest are forgotten
