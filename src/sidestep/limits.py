@@ -38,6 +38,7 @@ CONTROL_REQUEST_MAX: Final = 4096  # bytes of JSON in a request; longer: client_
 CONTROL_PIECE_MAX: Final = 32 << 10  # bytes of JSON in one packet of a reply
 CONTROL_FDS_PER_PIECE: Final = 32  # arena descriptors in one packet of a reply: few enough for any command
 CONTROL_REPLY_TIMEOUT_S: Final = 10.0  # seconds a command waits for the provider
+ORDERS_SHARE: Final = 0.5  # of what the kernel holds for a client that does not read; then it is busy for orders
 ORDERS_PER_REQUEST: Final = 128  # connections in one request to demote or promote; the command asks again
 ORDER_TIMEOUT_S: Final = 5.0  # seconds `demote` and `promote` wait for the programs, unless told otherwise
 
