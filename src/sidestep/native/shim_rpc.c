@@ -595,11 +595,18 @@ static bool random_bytes(uint8_t *to, size_t len)
 	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
 }
 
+/* An address as the records hold it: IPv4 is v4-mapped. */
+static bool is_v4(const uint8_t addr[16])
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+	return memcmp(addr, mapped, sizeof(mapped)) == 0;
+}
+
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
-	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-	bool v4 = memcmp(slot->local_addr, mapped, 12) == 0;
+	bool v4 = is_v4(slot->local_addr);
 	struct sockaddr_in in = {.sin_family = AF_INET};
 	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
 	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
@@ -710,9 +717,9 @@ static void claim(struct conn *conn, int fd)
 /* The other end is in our network namespace, by its address. */
 static bool local_peer(const struct conn_slot *slot)
 {
-	static const uint8_t loopback6[16] = {[15] = 1}, mapped[12] = {[10] = 0xff, [11] = 0xff};
+	static const uint8_t loopback6[16] = {[15] = 1};
 
-	if (memcmp(slot->remote_addr, mapped, 12) == 0 && slot->remote_addr[12] == 127)
+	if (is_v4(slot->remote_addr) && slot->remote_addr[12] == 127)
 		return true;
 	return memcmp(slot->remote_addr, loopback6, 16) == 0 || memcmp(slot->remote_addr, slot->local_addr, 16) == 0;
 }
