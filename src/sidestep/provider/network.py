@@ -31,8 +31,6 @@ from sidestep.errors import Misuse, Unavailable
 from sidestep.provider.network_state import NetworkState, RouteChange
 from sidestep.routing import (
     Address,
-    AddressEvent,
-    LinkEvent,
     NetworkEvent,
     NoRoute,
     Obstacle,
@@ -140,14 +138,6 @@ class Network:
     def present(self) -> Iterator[NetworkEvent]:
         """All interfaces, addresses and routes, as if they came now: for who begins to follow."""
         return iter(list(self._state.present()))
-
-    def interfaces(self) -> list[LinkEvent]:
-        """The interfaces."""
-        return list(self._state.links.values())
-
-    def addresses(self) -> list[AddressEvent]:
-        """The addresses of this host."""
-        return list(self._state.addresses.values())
 
     # ---- lookups ----
 
