@@ -32,8 +32,6 @@ _ABOUT_THE_PEER: Final = frozenset(
     {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
 )
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
-
-
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
 
 
