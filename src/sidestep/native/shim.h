@@ -134,7 +134,7 @@ struct conn {
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see conns_trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
-	_Atomic uint32_t waiters;        /* threads asleep in a call on it */
+	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
 	uint32_t lent; /* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0 */
@@ -570,7 +570,10 @@ struct wait_clock {
 	uint64_t signals_interrupting;
 };
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
-/* Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. */
+/*
+ * Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. The caller is counted
+ * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
+ */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
 bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
 /*

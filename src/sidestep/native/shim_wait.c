@@ -535,7 +535,7 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 }
 
 /* ---- sleeping ---- */
-static void sleep_undo(void *argument)
+static void sleep_cancelled(void *argument)
 {
 	struct conn *conn = argument;
 
@@ -730,11 +730,10 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	}
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
-	atomic_fetch_add(&conn->waiters, 1);
 	bell_sleep_begin(bell); /* full fence */
 	if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd)) /* the peer may have consented since, unheard */
 		set_conn_switched(conn);
-	pthread_cleanup_push(sleep_undo, conn);
+	pthread_cleanup_push(sleep_cancelled, conn);
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
 		int error;
 		bool native = want == WAIT_RX ? sleep_receiving(conn, fd, deadline, signals, &error)
@@ -750,7 +749,8 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;
 	}
-	pthread_cleanup_pop(1);
+	pthread_cleanup_pop(0);
+	bell_sleep_end(bell);
 	if (config.spin_ns)
 		spin_adapt(&conn->spin_ns, now_ns() - start);
 	if (want == WAIT_TX)
