@@ -34,18 +34,6 @@ def sidestep() -> Iterator[Sidestep]:
         yield private
 
 
-@pytest.fixture
-def channel(closing: ExitStack) -> Callable[..., Channel]:
-    """Makes channels that are closed after the test."""
-
-    def make(ring_size: tuple[int, int] | None = (4096, 4096)) -> Channel:
-        made = Channel.make(ring_size)
-        closing.callback(made.close)
-        return made
-
-    return make
-
-
 def provider_fds(sidestep: Sidestep) -> int:
     """Descriptors the provider holds."""
     return sum(1 for _ in Path(f"/proc/{sidestep.provider_pid}/fd").iterdir())

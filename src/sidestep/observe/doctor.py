@@ -204,7 +204,7 @@ def _membarrier() -> Finding:
 def _io_uring() -> Finding:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall(_IO_URING_SETUP, 0, None)  # no parameters: EFAULT or EINVAL where it exists, nothing is made
-    if os.strerror(ctypes.get_errno()) in (os.strerror(38), os.strerror(1)):  # ENOSYS, EPERM
+    if ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):
         return Finding("io_uring", Level.OK, "switched off here; programs use epoll")
     return Finding(
         "io_uring", Level.NOTE, "the kernel has it; a program that moves socket bytes only by it stays on TCP",
