@@ -136,14 +136,14 @@ struct conn {
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see conns_trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
-	_Atomic uint32_t waiters;        /* threads asleep in a call on it */
+	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
 	uint32_t lent; /* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0 */
 	struct conn *next_free;
 };
 
-/* A wake-up target: one word a peer reads, and an eventfd it writes. word: sleepers in bits 0-15, generation above. */
+/* A wake-up target: one word a peer reads, and an eventfd it rings. word: sleepers in bits 0-15, generation above. */
 struct bell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
@@ -268,13 +268,17 @@ static inline int raw_poll(struct pollfd *fds, nfds_t len, int timeout_ms)
 
 	return (int)real.syscall(SYS_ppoll, (long)fds, (long)len, (long)&limit, 0, _NSIG / 8, 0);
 }
-static inline ssize_t raw_read(int fd, void *buf, size_t n)
-{
-	return real.syscall(SYS_read, fd, (long)buf, (long)n, 0, 0, 0);
-}
 static inline ssize_t raw_write(int fd, const void *buf, size_t n)
 {
 	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
+}
+/* Wakes all who sleep on a bell's eventfd, and never waits; see bell.h. */
+static inline bool raw_ring(int fd)
+{
+	uint64_t taken;
+	struct iovec into = {&taken, sizeof(taken)};
+
+	return real.syscall(SYS_preadv2, fd, (long)&into, 1, -1, -1, RWF_NOWAIT) == sizeof(taken);
 }
 static inline ssize_t raw_send(int fd, const void *buf, size_t n, int flags)
 {
@@ -572,7 +576,10 @@ struct wait_clock {
 	uint64_t signals_interrupting;
 };
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
-/* Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. */
+/*
+ * Waits until the ring may serve `want`, or something else asks for a look. 0, -EINTR or -ETIMEDOUT. The caller is counted
+ * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
+ */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
 bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
 /*
@@ -640,7 +647,6 @@ static inline struct explicit *explicit_hold(int fd)
 {
 	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
 }
-void explicit_ref(struct explicit *explicit);
 void explicit_unref(struct explicit *explicit);
 static inline void explicit_release(struct explicit **explicit)
 {

@@ -1189,9 +1189,7 @@ bool conn_obey(struct conn *conn, int fd)
 /* A program's threads may wait for room in the ring when something else is to be looked at. */
 void conn_wake_own(struct conn *conn)
 {
-	uint64_t one = 1;
-
-	if (raw_write(conn->bell->fd, &one, sizeof(one)) < 0)
+	if (!raw_ring(conn->bell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 
@@ -2020,14 +2018,15 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			}
 			return STEP_DONE;
 		}
+		/* before a reset is told: what came by TCP ahead of it can still be read, as in the kernel */
+		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
+			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
 		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
 		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
 			errno = error;
 			return STEP_ERROR;
 		}
-		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
-			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
 		if (ended && conn_relayed(conn) && !(ended & (SLOT_RD_SHUT | SLOT_RESET)) &&
 		    atomic_load(&conn->channel.remote->tx_fin_at) != atomic_load(conn->channel.own_head)) {
 			conn_violation(conn, fd);
@@ -2154,6 +2153,11 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			}
 			continue;
 		} else if (step != STEP_EMPTY) {
+			int left = fd;
+			if (step == STEP_ERROR && error == EBADF && started && conn_stays(conn, &left) && left != fd) {
+				fd = left; /* closed in the midst of this turn */
+				continue;
+			}
 			result = (ssize_t)done;
 			if (!done && step != STEP_END) {
 				result = -1;
@@ -2182,6 +2186,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			real.getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
 			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
+			atomic_fetch_add(&conn->waiters, 1);
 			started = true;
 		}
 		int waited = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
@@ -2195,6 +2200,8 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		break;
 	}
+	if (started)
+		atomic_fetch_sub(&conn->waiters, 1);
 	errno = saved;
 	return result;
 }
@@ -2450,6 +2457,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len);
 			timed = limit.tv_sec || limit.tv_usec;
 			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
+			atomic_fetch_add(&conn->waiters, 1);
 			started = true;
 		}
 		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
@@ -2463,6 +2471,8 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		}
 		break;
 	}
+	if (started)
+		atomic_fetch_sub(&conn->waiters, 1);
 	if (signal_error)
 		return send_failed(signal_error, flags);
 	errno = saved;

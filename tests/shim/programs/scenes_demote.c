@@ -340,6 +340,16 @@ static void orders_amid_traffic(void)
 
 /* -- the end of the stream -- */
 
+/* The peer sends by TCP from now on, and has not sent a byte yet. */
+static void peer_leaves(struct pair *pair)
+{
+	struct pair turned = {.port = pair->peer_port, .peer_port = pair->port};
+	order("demote", pair, PEERS);
+	do
+		peer(pair, ACT_POLL, POLLIN, 1); /* it hears of it in a call that sends nothing */
+	while (choice.warm && !choice.shaken && !ask_runner("left", &turned));
+}
+
 static void half_closed_here(void)
 {
 	struct pair *pair = open_pair();
@@ -395,6 +405,22 @@ static void reset_when_demoted(void)
 	say_ret("recv", recv(pair->fd, data, 1, 0));
 }
 
+/* Bytes in the ring, bytes by TCP behind them, a reset behind those: what came before the reset can be read. */
+static void reset_behind_bytes_of_both_ways(void)
+{
+	struct pair *pair = open_pair();
+	peer_put(pair, SOME);
+	arrived(pair, SOME);
+	peer_leaves(pair);
+	peer_put(pair, SOME);
+	arrived(pair, SOME + SOME); /* Nagle may hold them up, and a reset throws away what was not sent */
+	say_reply("the peer aborts", peer(pair, ACT_ABORT, 0, 0));
+	await_reset(pair);
+	get(pair, SOME);
+	get(pair, SOME);
+	say_ret("recv", recv(pair->fd, data, 1, 0));
+}
+
 /* -- processes -- */
 
 static void child_hears(void)
@@ -430,16 +456,6 @@ static void child_hears(void)
 }
 
 /* -- what the ring holds when its reader goes on without a shim -- */
-
-/* The peer sends by TCP from now on, and has not sent a byte yet. */
-static void peer_leaves(struct pair *pair)
-{
-	struct pair turned = {.port = pair->peer_port, .peer_port = pair->port};
-	order("demote", pair, PEERS);
-	do
-		peer(pair, ACT_POLL, POLLIN, 1); /* it hears of it in a call that sends nothing */
-	while (choice.warm && !choice.shaken && !ask_runner("left", &turned));
-}
 
 /* The sender has gone back to TCP before, and sent nothing there yet. */
 static void demoted_then_executed(void)
@@ -511,6 +527,7 @@ const struct scene scenes_demote[] = {
 	SCENE(half_closed_there),
 	SCENE(closed_amid_demotion),
 	SCENE(reset_when_demoted),
+	SCENE(reset_behind_bytes_of_both_ways),
 	SCENE(child_hears),
 	SCENE(demoted_then_executed),
 	SCENE(demoted_behind_an_edge),
