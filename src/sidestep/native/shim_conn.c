@@ -48,8 +48,8 @@
 #define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 #define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
-#define HANDED_TURNS 10000     /* how often, a millisecond each, a call that must go by TCP waits until the peer knows our offset */
-#define ASKED_TURNS 1000       /* the same for one that asks the peer back to TCP, which is done in any case */
+#define HANDED_TURNS 10000     /* milliseconds that a call that must go by TCP waits until a provider has told our offset */
+#define ASKED_TURNS 1000       /* and that the peer was asked back to TCP, which it will be in any case */
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 #define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
 #define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
@@ -918,8 +918,8 @@ static bool tx_switch(struct conn *conn, int fd)
 		return false;
 	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK))
 		return false; /* a thread of ours may sit in the kernel's recv, where it would never hear of a recall */
-	if (slot_has(slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_RESEND) || tx_waits(slot) ||
-	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
+	if (slot_has(slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_RESEND) ||
+	    tx_waits(slot) || (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
 	if (atomic_load((_Atomic uint32_t *)&slot->tx_sitters) != 0) {
@@ -1544,7 +1544,7 @@ static void relay_lost(struct conn *conn, int fd)
 	shim_log("fd %d: reset, the provider between has lost bytes", fd);
 }
 
-/* Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. No lock is held. */
+/* No lock held. Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. */
 static bool relay_handed(struct conn *conn, uint32_t what, int turns)
 {
 	struct remote_bell *bell = conn->remote_bell;
@@ -1601,8 +1601,10 @@ void conn_probe(struct conn *conn, int fd)
 	if (relayed && asked_of[1].revents)
 		atomic_store(&conn->remote_bell->dead, true);
 	if (relayed && (atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) ||
-	                (conn_notice(conn) & CHANNEL_RESET)))
+	                (conn_notice(conn) & CHANNEL_RESET))) {
 		relay_lost(conn, fd);
+		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
+	}
 	if (told_of <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
 		return;
