@@ -673,6 +673,20 @@ def check_in_place_on_tcp() -> None:
     exchange(c, d)
     untracked = [socket.socket(fileno=end.detach()) for end in pair_of(plain)]
     exchange(untracked[0], untracked[1])
+    # TCP that is full has no room either: a commit would have to wait, also where nobody may
+    full, reader = untracked
+    full.setblocking(False)
+    with expected(BlockingIOError):
+        while True:
+            full.send(bytes(100_000))
+    with expected(BlockingIOError):
+        full.reserve(1)
+    full.settimeout(0.02)
+    with expected(TimeoutError):
+        full.reserve(1)
+    reader.close()
+    with expected(OSError, "Bad file descriptor"):
+        reader.reserve(1)
     x.close()
     y.close()
 
