@@ -175,9 +175,7 @@ def test_one_sees_only_decisions_about_oneself(system: System, tcp_pair: MakePai
         assert {one["uid"] for one in connection.document("trace", after=0)["decisions"]} == {BOB}
 
 
-def test_a_trace_tells_that_two_users_are_not_paired(
-    system: System, tcp_pair: MakePair, channel: MakeChannel
-) -> None:
+def test_a_trace_tells_that_two_users_are_not_paired(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
     claimed(system.client(ALICE), system.client(BOB), tcp_pair(), channel)
     with control.ControlConnection(system.socket) as connection:
         offered, *refused = connection.document("trace", after=0)["decisions"]

@@ -635,6 +635,7 @@ struct explicit {
 #define HELD_EXPLICIT struct explicit *__attribute__((cleanup(explicit_release)))
 extern _Atomic bool explicit_any; /* there has been one in this process, or in one that it was forked from */
 bool explicit_family(int domain);
+bool explicit_wanted(int domain, int protocol); /* by its family, or by a number that the kernel does not know */
 int explicit_socket(int domain, int type, int protocol);
 struct explicit *explicit_hold_slow(int fd);
 static inline struct explicit *explicit_hold(int fd)

@@ -289,6 +289,12 @@ def check_scatter() -> None:
     expect("promoted", a, b)
 
 
+def check_create_connection_arguments() -> None:
+    """An address is a host and a port, as for the standard one."""
+    with expected(ValueError, "not enough values to unpack"):
+        socket.create_connection(("127.0.0.1",))  # type: ignore[arg-type]
+
+
 def check_create_connection() -> None:
     """Errors, several addresses, source address, timeout."""
     with socket.create_server((HOST, 0)) as server:
@@ -392,6 +398,13 @@ def check_children() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     talk(a, b)
     expect("promoted", a, b)
+
+
+def check_explicit_by_number() -> None:
+    """IPPROTO_SDP wants that protocol, whatever the family; there is none here."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with expected(OSError, "Protocol not supported"):
+            socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_SDP)
 
 
 def check_explicit() -> None:
