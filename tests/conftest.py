@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Channel, ShimClient, Sidestep
 
 _MARK_BY_FOLDER = {"apps": pytest.mark.app, "chaos": pytest.mark.chaos}
 TcpPair = tuple[socket.socket, socket.socket]
@@ -59,5 +59,17 @@ def shim_client(closing: ExitStack, sidestep: Sidestep) -> Callable[[], ShimClie
         client = closing.enter_context(ShimClient(sidestep.socket))
         client.hello()
         return client
+
+    return make
+
+
+@pytest.fixture
+def channel(closing: ExitStack) -> Callable[..., Channel]:
+    """Makes channels that are closed after the test."""
+
+    def make(ring_size: tuple[int, int] | None = (4096, 4096)) -> Channel:
+        made = Channel.make(ring_size)
+        closing.callback(made.close)
+        return made
 
     return make

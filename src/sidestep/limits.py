@@ -38,6 +38,7 @@ CONTROL_REQUEST_MAX: Final = 4096  # bytes of JSON in a request; longer: client_
 CONTROL_PIECE_MAX: Final = 32 << 10  # bytes of JSON in one packet of a reply
 CONTROL_FDS_PER_PIECE: Final = 32  # arena descriptors in one packet of a reply: few enough for any command
 CONTROL_REPLY_TIMEOUT_S: Final = 10.0  # seconds a command waits for the provider
+ORDERS_SHARE: Final = 0.5  # of what the kernel holds for a client that does not read; then it is busy for orders
 ORDERS_PER_REQUEST: Final = 128  # connections in one request to demote or promote; the command asks again
 ORDER_TIMEOUT_S: Final = 5.0  # seconds `demote` and `promote` wait for the programs, unless told otherwise
 
@@ -50,7 +51,9 @@ IDLE_EXIT_S: Final = 300.0  # seconds without clients until it leaves
 START_TIMEOUT_S: Final = 10.0  # seconds `provider start` waits for it to listen
 STOP_TIMEOUT_S: Final = 5.0  # seconds `provider stop` waits for it to go
 HELD_UP_S: Final = 0.02  # seconds until a timer ends a call of the kernel's that waits: a close() that lingers
-LOG_LINES_MAX: Final = 1000  # lines a provider writes to its log; then it says so and falls silent
+LOG_LINES_MAX: Final = 200  # lines of clients, of modules and of its own that a provider logs in a minute, of each
+LOG_FILE_MAX: Final = 16 << 20  # bytes of the log of a provider in the background; then it begins anew
+LOG_MINUTE_S: Final = 60.0  # seconds until a log that was full goes on, and tells how much was left out
 
 # Decisions.
 TRACE_DECISIONS_MAX: Final = 4096  # kept for `sidestep policy trace`; the oldest are forgotten

@@ -16,6 +16,11 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 
+def plain_address(address: Address) -> Address:
+    """The address that `address` stands for: IPv4 where it is v4-mapped."""
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The kernel's answer to: which way does a packet go there?"""

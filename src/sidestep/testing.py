@@ -31,7 +31,7 @@ from typing import Any, Final, Self
 from sidestep import limits
 from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, ShimSettings
 from sidestep.errors import Misuse, Unavailable
-from sidestep.native import layout
+from sidestep.native import _channel, layout
 from sidestep.native.layout import Ask, Rpc, Welcome
 from sidestep.observe import connections as observed
 from sidestep.observe import demotion
@@ -237,7 +237,7 @@ class Channel:
         if ring_size is not None:
             segment = memory.sealed_memfd("sidestep-channel", limits.CHANNEL_HEADER_SIZE + sum(ring_size))
         return cls(
-            os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
+            _channel.make_bell(),
             memory.sealed_memfd("sidestep-bells", 4096),
             segment,
             ring_size or (0, 0),

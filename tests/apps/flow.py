@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from stage import DEADLINE_S, Program, sha256
+from stage import DEADLINE_S, Program, Stage, sha256
 
 NUDGE_SIZE = 20_000
 
@@ -42,6 +42,16 @@ class Feeder:
         assert not self._thread.is_alive(), self.program.complaint("does not take its input")
         if self._error:
             raise AssertionError(self.program.complaint("left while it was fed")) from self._error
+
+    def feed_by_ring(self, stage: Stage, port: int) -> None:
+        """Feed all, of which the most has to go by ring."""
+        self.nudge()
+        stage.check_path(port, nudge=self.nudge)
+        ring_bytes_min = self.left - 1
+        self.start()
+        self.join()
+        stage.check_path(port, ring_bytes_min=ring_bytes_min)
+        self.finish()
 
     def finish(self) -> None:
         """Feed the last byte and the end."""

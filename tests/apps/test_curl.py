@@ -23,14 +23,7 @@ def test_chunked_upload(stage: Stage) -> None:
         require("curl"), "-sSf", "-H", "Expect:", "-T", "-", f"http://127.0.0.1:{port}/"
     ])  # fmt: skip
     data = payload(SIZE)
-    feeder = Feeder(curl, data)
-    feeder.nudge()
-    stage.check_path(port, nudge=feeder.nudge)
-    ring_bytes_min = feeder.left - 1
-    feeder.start()
-    feeder.join()
-    stage.check_path(port, ring_bytes_min=ring_bytes_min)
-    feeder.finish()
+    Feeder(curl, data).feed_by_ring(stage, port)
     assert json.loads(curl.line()) == [SIZE, sha256(data)]
     curl.rest()
 

@@ -41,14 +41,7 @@ def test_stream(stage: Stage, certificate: tuple[Path, Path], version: str) -> N
     ])  # fmt: skip
     data = payload(SIZE // 2).hex().encode()  # s_client takes some capital letters for commands
     collector = Collector(server)
-    feeder = Feeder(client, data)
-    feeder.nudge()
-    stage.check_path(port, nudge=feeder.nudge)
-    ring_bytes_min = feeder.left - 1
-    feeder.start()
-    feeder.join()
-    stage.check_path(port, ring_bytes_min=ring_bytes_min)
-    feeder.finish()
+    Feeder(client, data).feed_by_ring(stage, port)
     assert collector.checksum() == sha256(data)
     client.expect_exit()
     server.expect_exit()

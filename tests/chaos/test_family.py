@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,12 +77,6 @@ take(1)
 """
 
 
-@pytest.fixture
-def sidestep() -> Iterator[Sidestep]:
-    with Sidestep(promote_after="0") as made:
-        yield made
-
-
 def _line(program: subprocess.Popen[str]) -> str:
     assert program.stdout is not None
     return program.stdout.readline().strip()
@@ -125,8 +118,9 @@ def _ring_pages_kib(pid: int) -> int:
     return kib
 
 
-@pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
-def test_idle_rings_give_their_pages_back(sidestep: Sidestep, how: str) -> None:
+def _idle_ends(sidestep: Sidestep, how: str) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    """A server and its client that are promoted, have talked, and sleep from now on."""
+
     def start(port: str) -> subprocess.Popen[str]:
         return sidestep.popen(
             [sys.executable, "-c", _IDLE, how, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -139,29 +133,23 @@ def test_idle_rings_give_their_pages_back(sidestep: Sidestep, how: str) -> None:
     client.stdin.write("enough\n")
     client.stdin.flush()
     assert _line(client) == "idle"
-    assert min(_ring_pages_kib(one.pid) for one in (server, client)) > 16
-    sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in (server, client)) <= 16)
+    return server, client
+
+
+@pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
+def test_idle_rings_give_their_pages_back(sidestep: Sidestep, how: str) -> None:
+    ends = _idle_ends(sidestep, how)
+    assert min(_ring_pages_kib(one.pid) for one in ends) > 16
+    sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in ends) <= 16)
 
 
 @pytest.mark.parametrize("how", ["recv", "poll", "select", "epoll"])
 def test_idle_connections_follow_orders(sidestep: Sidestep, how: str) -> None:
     """Both programs sleep for as long as nothing comes, and make no call: they hear of the orders all the same."""
-
-    def start(port: str) -> subprocess.Popen[str]:
-        return sidestep.popen(
-            [sys.executable, "-c", _IDLE, how, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    server = start("0")
-    client = start(_line(server))
-    sidestep.wait_for(lambda found: len(found) == 2 and all(c.promoted for c in found))
-    assert client.stdin is not None
-    client.stdin.write("enough\n")
-    client.stdin.flush()
-    assert _line(client) == "idle"
+    ends = _idle_ends(sidestep, how)
     for round_ in range(2):
         # while there are pages to be given back sleeps end every second; then they have no end
-        sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in (server, client)) <= 16)
+        sidestep.wait_for(lambda _: max(_ring_pages_kib(one.pid) for one in ends) <= 16)
         one_end = sidestep.connections()[round_].local
 
         def chosen(found: Connection, local: str = one_end) -> bool:

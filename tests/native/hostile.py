@@ -40,6 +40,20 @@ _EDGES: Final = (
 )
 
 
+def fill(bell: int) -> None:
+    """Brings an eventfd to its highest count: whoever writes to it now waits, or is told EAGAIN."""
+    os.set_blocking(bell, False)
+    for bit in reversed(range(64)):
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(bell, 1 << bit)
+
+
+def block(bell: int) -> None:
+    """Makes a write() to an eventfd wait for ever: O_NONBLOCK belongs to all who hold it."""
+    fill(bell)
+    os.set_blocking(bell, True)
+
+
 class HostilePeer:
     """The connecting end of one connection to a victim under the shim, which echoes messages of `message_len` bytes."""
 
@@ -56,6 +70,7 @@ class HostilePeer:
         self.end = _channel.map(segment, 0)
         self.words = mmap.mmap(segment, 0)
         self.bell: int | None = None  # the victim's
+        self._slept = 0
 
     def __enter__(self) -> Self:
         return self
@@ -79,15 +94,33 @@ class HostilePeer:
         offset, size = _channel.HEADER_WORDS[name]
         struct.pack_into("=Q" if size == 8 else "=I", self.words, offset, value % (1 << 8 * size))
 
-    def ring(self, value: int = 1) -> None:
-        """Rings the victim's bell; a bell that is full has rung already."""
+    def ring(self) -> None:
+        """Rings the victim's bell."""
         assert self.bell is not None
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self.bell, value)
+        assert _channel.ring_bell(self.bell)
+
+    def seem_asleep(self) -> None:
+        """Has the victim ring our bell once more, with the next thing it has to say."""
+        self._slept += 1
+        os.pwrite(self.mine.bell_page, struct.pack("=Q", self._slept << 16 | 1), 0)
+
+    def attack_bell(self, dice: random.Random) -> None:
+        """Whatever can be done to the victim's bell by who holds it, so that nobody else's ring is heard."""
+        assert self.bell is not None
+        match dice.randrange(4):
+            case 0:
+                with contextlib.suppress(BlockingIOError):  # it is empty
+                    os.preadv(self.bell, [bytearray(8)], -1, os.RWF_NOWAIT)
+            case 1:
+                fill(self.bell)
+            case 2:
+                os.set_blocking(self.bell, dice.random() < 0.5)
+            case _:
+                block(self.bell)
 
     # ---- the honest part ----
 
-    def _exchange(self) -> None:
+    def exchange(self) -> None:
         """Sends one message by the path it belongs to, and reads the echo from wherever it comes."""
         message = os.urandom(self.message_len)
         if self.peek("side[0].tx_switched"):
@@ -116,7 +149,7 @@ class HostilePeer:
         self.client.wait_offer(self.tcp)
         deadline = time.monotonic() + WITHIN_S
         while not select.select([self.client.sock], [], [], 0.001)[0]:
-            self._exchange()  # the victim claims in one of its calls, once the provider has welcomed it
+            self.exchange()  # the victim claims in one of its calls, once the provider has welcomed it
             assert time.monotonic() < deadline, "the victim never claimed"
         packet = self.client.receive()
         with packet.descriptors as passed:
@@ -130,10 +163,10 @@ class HostilePeer:
             if self.peek("side[1].rx_ready") and not self.peek("side[0].tx_switched"):
                 self.poke("side[0].tx_switch_offset", self.tcp_sent)
                 self.poke("side[0].tx_switched", 1)
-            self._exchange()
+            self.exchange()
             assert time.monotonic() < deadline, "the connection was not promoted"
         for _ in range(3):
-            self._exchange()
+            self.exchange()
 
     # ---- the other part ----
 
@@ -177,7 +210,7 @@ class HostilePeer:
             case 0 | 1 | 2 | 3 | 4 | 5:
                 self.poke(name, self._value(dice, self.peek(name)))
             case 6 | 7:
-                self.ring(dice.choice([1, 1, 1, 1000]))
+                self.ring()
             case 8:  # bytes anywhere in either ring
                 at = dice.randrange(_channel.HEADER_SIZE, len(self.words) - 64)
                 self.words[at : at + 64] = dice.randbytes(64)

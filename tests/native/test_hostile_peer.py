@@ -6,13 +6,15 @@ connections of an honest client that checks every answer, goes on all the while.
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
-from hostile import HostilePeer
+from hostile import HostilePeer, block
 
 import toolchain
 from sidestep.testing import Connection, ShimClient, Sidestep
@@ -41,9 +43,12 @@ def echo_blocking() -> Path:
 class Scene:
     """A victim under the sanitized shim, and a provider's client for the peers that attack it."""
 
-    def __init__(self, sidestep: Sidestep, directory: Path, mode: list[str]) -> None:
+    def __init__(self, sidestep: Sidestep, directory: Path, mode: list[str], *, spins: bool = True) -> None:
         self.sidestep = sidestep
+        self.mode = mode
         self.shim = toolchain.SanitizedShim(ADDRESS, sidestep, directory)
+        if not spins:  # every wait sleeps, so every message rings
+            self.shim.env["SIDESTEP_SPIN_US"] = "0"
         # the benchmark's blocking server gives up at the first reset; this one must not
         server: list[str | Path] = [echo_blocking()] if "blocking" in mode else [pingpong(), "server", *mode]
         self.victim = sidestep.popen(server, env=self.shim.env, stdout=subprocess.PIPE, text=True)
@@ -53,6 +58,29 @@ class Scene:
     def of_victim(self) -> list[Connection]:
         """The victim's live connections."""
         return [c for c in self.sidestep.connections() if c.pid == self.victim.pid]
+
+    def neighbours(self) -> subprocess.Popen[bytes]:
+        """An honest client with promoted connections, which checks every answer."""
+        options = ["-p", str(self.port), "-n", str(NEIGHBOURS), "-w", "0", "-c", "1000000000"]
+        client: list[str | Path] = [pingpong(), "client", *self.mode, *options]
+        started = self.sidestep.popen(client, env=self.shim.env, stdout=subprocess.PIPE)
+        self.sidestep.wait_for(lambda found: sum(c.promoted for c in found) == 2 * NEIGHBOURS)
+        return started
+
+    def answered(self) -> dict[str, int]:
+        """How many messages of each promoted connection the victim has read by ring."""
+        return {c.remote: c.rx.ring_msgs for c in self.of_victim() if c.promoted}
+
+    def wait_answered(self, remotes: Collection[str], more: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Waits until each of the connections has been answered `more` times."""
+        deadline = time.monotonic() + WITHIN_S
+        before = self.answered()
+        while True:
+            meanwhile()
+            now = self.answered()
+            if all(now[remote] > before[remote] + more for remote in remotes):
+                return
+            assert time.monotonic() < deadline, f"the neighbour stands still: {before}, now {now}"
 
     def end(self) -> None:
         """All connections of the victim are gone; it ends when told to, and the sanitizer had nothing to say."""
@@ -69,14 +97,8 @@ MODES = [["-m", "blocking"], ["-m", "poll"], ["-m", "epoll"], ["-m", "epoll", "-
 @pytest.mark.parametrize("mode", MODES, ids="".join)
 def test_only_its_own_connection_dies(sidestep: Sidestep, tmp_path: Path, mode: list[str], seed: int) -> None:
     scene = Scene(sidestep, tmp_path, mode)
-    options = ["-p", str(scene.port), "-n", str(NEIGHBOURS), "-w", "0", "-c", "1000000000"]
-    neighbour = sidestep.popen([pingpong(), "client", *mode, *options], env=scene.shim.env, stdout=subprocess.PIPE)
-    sidestep.wait_for(lambda found: sum(c.promoted for c in found) == 2 * NEIGHBOURS)
-
-    def answered() -> dict[str, int]:
-        return {c.remote: c.rx.ring_msgs for c in scene.of_victim() if c.promoted}
-
-    before = answered()
+    neighbour = scene.neighbours()
+    before = scene.answered()
     with ShimClient(sidestep.socket) as client:
         client.hello()
         for number in range(ATTACKS):
@@ -88,11 +110,9 @@ def test_only_its_own_connection_dies(sidestep: Sidestep, tmp_path: Path, mode: 
     sidestep.wait_for(lambda _: len(scene.of_victim()) == NEIGHBOURS, WITHIN_S)
     assert neighbour.poll() is None
     # the neighbour's connections are the same as before, promoted, and alive
-    after = answered()
+    after = scene.answered()
     assert after.keys() == before.keys()
-    deadline = time.monotonic() + WITHIN_S
-    while any(answered()[remote] <= count + 100 for remote, count in after.items()):
-        assert time.monotonic() < deadline, f"the neighbour stands still: {after}, now {answered()}"
+    scene.wait_answered(after, 100)
     neighbour.terminate()
     assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
     scene.end()
@@ -119,4 +139,57 @@ def test_an_impossible_count_ends_the_connection(
                     peer.poke("side[1].tx_back", CHANNEL_RECALLED)
                     peer.poke("side[0].notice", CHANNEL_RECALL)
                 peer.wait_end()
+    scene.end()
+
+
+@pytest.mark.parametrize("mode", MODES, ids="".join)
+def test_a_bell_that_would_block_holds_nobody_up(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
+    """A peer has its own bell block whoever writes to it; the victim rings it, and goes on."""
+    scene = Scene(sidestep, tmp_path, mode, spins=False)
+    neighbour = scene.neighbours()
+    neighbours = scene.answered().keys()
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        with HostilePeer(client, scene.port) as peer:
+            peer.promote()
+            for _ in range(3):
+                block(peer.mine.bell)
+                peer.seem_asleep()
+                peer.exchange()
+            scene.wait_answered(neighbours, 100)
+            assert [c.doorbells for c in scene.of_victim() if c.remote not in neighbours] >= [3]
+    assert neighbour.poll() is None
+    neighbour.terminate()
+    assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
+    scene.end()
+
+
+@pytest.mark.parametrize("mode", MODES, ids="".join)
+def test_no_peer_can_silence_a_shared_bell(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
+    """A peer empties, fills and blocks the victim's bell all the while; all rings of others, and its own, are heard."""
+    scene = Scene(sidestep, tmp_path, mode, spins=False)
+    neighbour = scene.neighbours()
+    neighbours = scene.answered().keys()
+    dice = random.Random(1)
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        with HostilePeer(client, scene.port) as peer:
+            peer.promote()
+
+            def attack() -> None:
+                for _ in range(1000):
+                    peer.attack_bell(dice)
+
+            scene.wait_answered(neighbours, 5000, attack)
+            assert peer.bell is not None
+            block(peer.bell)
+            # the victim goes back to TCP, and wakes its own threads, which may wait for room
+            deadline = time.monotonic() + WITHIN_S
+            while not peer.peek("side[1].tx_back"):
+                sidestep.demote(lambda c: c.pid == scene.victim.pid and c.remote not in neighbours, 0)
+                assert time.monotonic() < deadline, "the victim does not go back to TCP"
+            scene.wait_answered(neighbours, 100)
+    assert neighbour.poll() is None
+    neighbour.terminate()
+    assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
     scene.end()

@@ -18,7 +18,7 @@ import pytest
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.provider.network import Network
-from sidestep.routing import Change, ChangesLost, LinkEvent, NetworkEvent
+from sidestep.routing import AddressEvent, Change, ChangesLost, LinkEvent, NetworkEvent
 
 TIMEOUT_S = 10.0
 _CLONE_NEWNET = 0x40000000
@@ -103,6 +103,14 @@ class Follower:
     def believed(self) -> set[NetworkEvent]:
         """What somebody knows who was told all of this."""
         return set(self._known.values())
+
+    def interfaces(self) -> list[LinkEvent]:
+        """Those that the network knows."""
+        return [event for event in self.network.present() if isinstance(event, LinkEvent)]
+
+    def addresses(self) -> list[AddressEvent]:
+        """Those that the network knows."""
+        return [event for event in self.network.present() if isinstance(event, AddressEvent)]
 
     def settle(self) -> list[NetworkEvent]:
         """Takes in everything that has been announced; what was told since the last call."""

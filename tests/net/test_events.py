@@ -73,11 +73,11 @@ def test_an_interface_comes_changes_its_state_and_its_name_and_goes(follow: Foll
     follower.wait_for(LinkEvent(ADDED, "left", left, True), LinkEvent(ADDED, "right", right, True))
     ip("link set left name middle")
     assert follower.settle() == [LinkEvent(ADDED, "middle", left, True)]
-    assert {link.interface for link in follower.network.interfaces()} == {"lo", "middle", "right"}
+    assert {link.interface for link in follower.interfaces()} == {"lo", "middle", "right"}
     ip("link delete middle")
     told = follower.settle()
     assert {LinkEvent(REMOVED, "middle", left, False), LinkEvent(REMOVED, "right", right, False)} <= set(told)
-    assert [link.interface for link in follower.network.interfaces()] == ["lo"]
+    assert [link.interface for link in follower.interfaces()] == ["lo"]
     follower.agrees()
 
 
@@ -89,7 +89,7 @@ def test_joining_and_leaving_a_bridge_is_not_the_end_of_an_interface(scene: tupl
     ip("link set left nomaster")
     told = follower.settle()
     assert not [event for event in told if isinstance(event, LinkEvent) and event.interface_index == left]
-    assert "left" in {link.interface for link in follower.network.interfaces()}
+    assert "left" in {link.interface for link in follower.interfaces()}
     follower.agrees()
 
 
@@ -112,7 +112,7 @@ def test_an_address_is_there_once_no_duplicate_was_found(scene: tuple[Follower, 
     ip("address add 2001:db8:5::1/64 dev left")
     assert there not in follower.settle()
     follower.wait_for(there)
-    assert ip_address("2001:db8:5::1") in {known.address for known in follower.network.addresses()}
+    assert ip_address("2001:db8:5::1") in {known.address for known in follower.addresses()}
 
 
 def test_a_point_to_point_address_is_the_near_one(scene: tuple[Follower, int]) -> None:
@@ -236,12 +236,12 @@ def test_what_was_lost_in_an_overflow_is_told(scene: tuple[Follower, int], follo
 
 def test_the_interfaces_and_addresses_are_those_of_ip(scene: tuple[Follower, int]) -> None:
     follower, _ = scene
-    known = {(link.interface, link.interface_index, link.up) for link in follower.network.interfaces()}
+    known = {(link.interface, link.interface_index, link.up) for link in follower.interfaces()}
     listed = ip_json("address show")
     assert known == {
         (link["ifname"], link["ifindex"], {"UP", "LOWER_UP"} <= set(link["flags"])) for link in listed
     }  # fmt: skip
-    assert {(one.interface_index, str(one.address), one.prefix_len) for one in follower.network.addresses()} == {
+    assert {(one.interface_index, str(one.address), one.prefix_len) for one in follower.addresses()} == {
         (link["ifindex"], one["local"], one["prefixlen"]) for link in listed for one in link["addr_info"]
     }
 

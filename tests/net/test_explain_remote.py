@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -46,7 +48,9 @@ def explain(sidestep: Sidestep, what: object) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("netns")
-def test_the_other_host_is_told_from_both_ends() -> None:
+@pytest.mark.parametrize("answers", [True, False], ids=["told by the shim", "the provider answers too late"])
+def test_the_other_host_is_told_from_both_ends(answers: bool) -> None:
+    """A shim that has not heard the provider yet cannot pin its connection; the addresses tell all the same."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with ExitStack() as stack:
         here = stack.enter_context(Sidestep())
@@ -61,8 +65,11 @@ def test_the_other_host_is_told_from_both_ends() -> None:
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "listening\n"
+        if not answers:
+            os.kill(here.provider_pid, signal.SIGSTOP)
         client: Any = here.popen([sys.executable, "-c", CLIENT], **pipes)
         assert client.stdout.readline() == "talked\n"
+        os.kill(here.provider_pid, signal.SIGCONT)
         (mine,) = explain(here, client.pid)
         others = [one for one in explain(here, server.pid) if one["verdict"] == "tcp"]
     for found in (mine, *others):

@@ -142,7 +142,7 @@ def test_more_routes_than_are_followed(follow: Follow, monkeypatch: pytest.Monke
     batch([f"route add 10.{n}.0.0/16 via 10.1.0.2" for n in range(2, 60)])
     assert len([event for event in follower.settle() if isinstance(event, RouteEvent)]) == 58
     assert not [event for event in follower.network.present() if isinstance(event, RouteEvent)]
-    assert {link.interface for link in follower.network.interfaces()} == {"lo", "left", "right"}
+    assert {link.interface for link in follower.interfaces()} == {"lo", "left", "right"}
     assert follower.network.route(ip_address("10.9.0.1")).first_hop == ip_address("10.1.0.2")
     ip("route del 10.9.0.0/16")
     told = follower.settle()

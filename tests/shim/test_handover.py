@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,12 +92,6 @@ else:
     sys.stdin.readline()
 """
 )
-
-
-@pytest.fixture
-def sidestep() -> Iterator[Sidestep]:
-    with Sidestep(promote_after="0") as made:
-        yield made
 
 
 def _line(program: subprocess.Popen[str]) -> str:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,35 +25,37 @@ RESETS = ("unread", "reset")
 
 @pytest.mark.parametrize("how", [*ORDERLY, *SHARED, *RESETS])
 def test_the_peer_hears_the_end_while_the_provider_stands_still(how: str) -> None:
-    with Sidestep(prove_by=Proof.POSSESSION) as sidestep, socket.create_server(("127.0.0.1", 0)) as server:
-        program = started(sidestep, server, how)
-        assert program.stdin is not None
-        os.kill(sidestep.provider_pid, signal.SIGSTOP)
-        try:
-            program.stdin.write("go\n")
-            program.stdin.flush()
-            with server.accept()[0] as second:
-                second.settimeout(20)
-                assert second.recv(1) == b"a"
-                second.sendall(b"b")
-                if how in SHARED:  # the first of two holders has gone; the second still answers, and then it is over
-                    second.sendall(b"c")
-                    assert second.recv(1) == b"c"
-                if how in RESETS:
-                    if how == "unread":
-                        second.sendall(b"d")
-                    with pytest.raises(ConnectionResetError):
-                        second.recv(1)
-                else:
-                    assert second.recv(1) == b""
-        finally:
-            os.kill(sidestep.provider_pid, signal.SIGCONT)
-        assert queued_offer_was_read(sidestep)
-        program.stdin.close()
+    with told_to_end(how) as (second, _program, _goes_on):
+        if how in SHARED:  # the first of two holders has gone; the second still answers, and then it is over
+            second.sendall(b"c")
+            assert second.recv(1) == b"c"
+        if how in RESETS:
+            if how == "unread":
+                second.sendall(b"d")
+            with pytest.raises(ConnectionResetError):
+                second.recv(1)
+        else:
+            assert second.recv(1) == b""
 
 
 @pytest.mark.parametrize("how", ["passed", "spawned"])
 def test_a_socket_that_somebody_else_has_been_given_is_not_ended(how: str) -> None:
+    with told_to_end(how) as (second, program, provider_goes_on):
+        if how == "passed":
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ended\n"  # it has closed its own
+        second.sendall(b"c")
+        assert second.recv(1) == b"c"
+        provider_goes_on()  # of the receiver's end nobody else tells
+        assert second.recv(1) == b""
+
+
+@contextmanager
+def told_to_end(how: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str], Callable[[], None]]]:
+    """The peer of a connection that ends in such a way while the provider stands still; its program; and what wakes it.
+
+    Afterwards the provider is seen to find the duplicate.
+    """
     with Sidestep(prove_by=Proof.POSSESSION) as sidestep, socket.create_server(("127.0.0.1", 0)) as server:
         program = started(sidestep, server, how)
         assert program.stdin is not None
@@ -63,13 +67,7 @@ def test_a_socket_that_somebody_else_has_been_given_is_not_ended(how: str) -> No
                 second.settimeout(20)
                 assert second.recv(1) == b"a"
                 second.sendall(b"b")
-                if how == "passed":
-                    assert program.stdout is not None
-                    assert program.stdout.readline() == "ended\n"  # it has closed its own
-                second.sendall(b"c")
-                assert second.recv(1) == b"c"
-                os.kill(sidestep.provider_pid, signal.SIGCONT)  # of the receiver's end nobody else tells
-                assert second.recv(1) == b""
+                yield second, program, lambda: os.kill(sidestep.provider_pid, signal.SIGCONT)
         finally:
             os.kill(sidestep.provider_pid, signal.SIGCONT)
         assert queued_offer_was_read(sidestep)

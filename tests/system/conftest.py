@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from tenants import End, Namespace, System, ip, udp_beside
 
-from sidestep.testing import Channel
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is here needs several users."""
@@ -29,18 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def system(closing: ExitStack) -> System:
     """A system-wide provider whose offers do not expire while a test is held up."""
     return System(closing)
-
-
-@pytest.fixture
-def channel(closing: ExitStack) -> Callable[..., Channel]:
-    """Makes channels that are closed after the test."""
-
-    def make(ring_size: tuple[int, int] | None = (4096, 4096)) -> Channel:
-        made = Channel.make(ring_size)
-        closing.callback(made.close)
-        return made
-
-    return make
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from contextlib import ExitStack, suppress
 import pytest
 from tenants import ALICE, BOB, End, Namespace, System, answer, udp_beside
 
+from sidestep import limits
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.provider import proof, rpc
+from sidestep.provider.rpc import Message
 from sidestep.testing import Channel, ShimClient
 
 TcpPair = tuple[socket.socket, socket.socket]
@@ -242,3 +244,17 @@ def test_a_client_that_stands_still_holds_nobody_up(system: System, tcp_pair: Ma
     pair = tcp_pair()
     other.offer(pair[0], channel(), token=1)
     other.wait_offer(pair[1])
+
+
+def test_a_user_who_fills_the_log_silences_nobody_else(system: System) -> None:
+    for _ in range(2 * limits.LOG_LINES_MAX):
+        stranger = system.stranger(ALICE)
+        stranger.sock.send(b"?")
+        assert stranger.hung_up()
+        stranger.close()
+    other = system.stranger(BOB)
+    rpc.send(other.sock, Message(type=Rpc.CLAIM))
+    assert other.hung_up()
+    lines = system.log.read_text().splitlines()
+    assert lines[-1].endswith("it began with CLAIM")
+    assert len(lines) < limits.LOG_LINES_MAX

@@ -151,15 +151,23 @@ def test_root_started_servers_are_not_paired_across_namespaces(
     assert (answer(claimer), answer(offerer)) == (Refusal.FOREIGN_USER, Refusal.FOREIGN_USER)
 
 
-def test_a_path_that_is_cut_is_no_proof(
+def offered_over_a_cut_path(
     system: System, namespaces: MakeNamespaces, join: Join, channel: MakeChannel
-) -> None:
+) -> tuple[ShimClient, End]:
+    """Who may claim the offer, and its end of the connection: nothing passes between the two any more."""
     pair = namespaces()
     active, passive = join(pair)
     ip("-n", pair[0].name, "link", "set", "eth0", "down")
     offerer, claimer = of(system, active), of(system, passive)
     offerer.offer(active.tcp, channel(), token=1, way=active.way)
     claimer.wait_offer(passive.tcp)
+    return claimer, passive
+
+
+def test_a_path_that_is_cut_is_no_proof(
+    system: System, namespaces: MakeNamespaces, join: Join, channel: MakeChannel
+) -> None:
+    claimer, passive = offered_over_a_cut_path(system, namespaces, join, channel)
     claimer.claim(passive.tcp, channel(None), token=1, way=passive.way)
     assert answer(claimer) is Refusal.NOT_PROVEN
 
@@ -167,12 +175,7 @@ def test_a_path_that_is_cut_is_no_proof(
 def test_a_claimer_that_leaves_during_the_proof_leaves_nothing(
     system: System, namespaces: MakeNamespaces, join: Join, channel: MakeChannel
 ) -> None:
-    pair = namespaces()
-    active, passive = join(pair)
-    ip("-n", pair[0].name, "link", "set", "eth0", "down")
-    offerer, claimer = of(system, active), of(system, passive)
-    offerer.offer(active.tcp, channel(), token=1, way=active.way)
-    claimer.wait_offer(passive.tcp)
+    claimer, passive = offered_over_a_cut_path(system, namespaces, join, channel)
     before = descriptors(system)
     claimer.claim(passive.tcp, channel(None), token=1, way=passive.way)
     claimer.withdraw(1)

@@ -157,7 +157,7 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):
 os.execv(sys.argv[3], sys.argv[3:])
 """
 EPERM, KILL = "50001", "80000000"  # SECCOMP_RET_ERRNO | 1, SECCOMP_RET_KILL_PROCESS
-MEMFD_CREATE, EVENTFD2, SENDMSG = "319", "290", "46"
+MEMFD_CREATE, EVENTFD2, PREADV2, SENDMSG = "319", "290", "327", "46"
 
 
 @needs_x86_64
@@ -167,6 +167,7 @@ MEMFD_CREATE, EVENTFD2, SENDMSG = "319", "290", "46"
         (MEMFD_CREATE, EPERM, "memfd", "the kernel refuses: Operation not permitted"),
         (MEMFD_CREATE, KILL, "memfd", "who tries is killed by SIGSYS"),
         (EVENTFD2, KILL, "eventfd", "who tries is killed by SIGSYS"),
+        (PREADV2, EPERM, "eventfd", "the kernel refuses: Operation not permitted"),
         (SENDMSG, EPERM, "passing", "the kernel refuses: Operation not permitted"),
     ],
 )

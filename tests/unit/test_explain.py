@@ -17,10 +17,11 @@ from chatting import PROGRAM, Chat, promoted_chat, promoted_client, talk_on
 from common import eventually, slot
 
 from relay_example import installed as relay_installed
+from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REMEDY
-from sidestep.observe.explain import Wanted
+from sidestep.observe.explain import Explainer, Wanted
 from sidestep.testing import ShimClient, Sidestep, free_port
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
@@ -188,6 +189,20 @@ def test_a_remote_peer_is_told(sidestep: Sidestep, explain: Explain) -> None:
         client.write_arena([slot(1000, state=State.NATIVE, reason=Reason.YOUNG, remote_addr=elsewhere)])
         (found,) = explain("198.51.100.7:80")
     assert (found["reason"], found["hint"]) == ("REMOTE", REMEDY[Reason.REMOTE])
+
+
+@pytest.mark.parametrize(("prove_by", "reason"), [(Proof.LOOKUP, "REMOTE"), (Proof.PATH, "YOUNG")])
+def test_a_peer_in_another_network_namespace_is_told_though_it_is_known(prove_by: Proof, reason: str) -> None:
+    """Both ends may have the same provider; only one that proves paths pairs them."""
+    one, other = (bytes(10) + b"\xff\xff" + socket.inet_aton(f"198.51.100.{last}") for last in (6, 7))
+    with Sidestep(prove_by=prove_by) as sidestep, ShimClient(sidestep.socket) as client:
+        client.hello()
+        young = {"state": State.NATIVE, "reason": Reason.YOUNG}
+        here = slot(1000, local_addr=one, remote_addr=other, **young)
+        there = slot(80, local_addr=other, remote_addr=one, remote_port=1000, role=2, **young)
+        client.write_arena([here, there])
+        found = Explainer(sidestep.socket).explain(Wanted(port=1000))
+        assert [one.reason for one in found] == [reason] * 2
 
 
 def test_a_channel_that_ends_in_the_provider_is_not_called_local(sidestep: Sidestep, explain: Explain) -> None:

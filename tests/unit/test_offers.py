@@ -101,7 +101,8 @@ class OfferTableMachine(RuleBasedStateMachine):
         assert len(self.table) == len(self.model)
         assert self.table.next_deadline() == (self.model[0][0] if self.model else None)
         for client in (ClientId(1), ClientId(2), ClientId(3)):
-            assert self.table.pending_count(client) == sum(old.client == client for _, old in self.model)
+            new = offer(client, 5, key(5, 5))  # no rule offers such a one: only the bounds can refuse it
+            assert self.table.check(client, new.token, new.key) == self.expected_refusal(new)
 
 
 TestOfferTable = OfferTableMachine.TestCase

@@ -17,7 +17,7 @@ from sidestep import limits
 from sidestep.cli import cli
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import layout
-from sidestep.native.layout import Reason, Rpc, State
+from sidestep.native.layout import Ask, Reason, Rpc, State
 from sidestep.observe import demotion
 from sidestep.observe.demotion import Order, Result
 from sidestep.provider import orders, rpc
@@ -120,6 +120,24 @@ def test_who_does_not_read_is_neither_waited_for_nor_dropped(registry: Registry,
     assert reply["passed"] is Passed.BUSY
     assert len(deaf.received(0)) == told  # none got lost, and the count is right
     assert deaf.give(registry, (1, 1), caller_uid=1000) == {"passed": Passed.SENT, "told": 1}
+
+
+def test_orders_leave_room_for_the_answers_to_who_does_not_read(sidestep: Sidestep, shim_client: MakeClient) -> None:
+    deaf = shim_client()
+    request = {"arena": deaf.arena_id.hex(), "slots": [[number, 1] for number in range(limits.ORDERS_PER_REQUEST)]}
+    told = 0
+    with ControlConnection(sidestep.socket) as control:
+        for _ in range(1000):
+            reply = control.document("demote", **request)
+            told += reply["told"]
+            if reply["passed"] == Passed.BUSY:
+                break
+    assert reply["passed"] == Passed.BUSY
+    # as many answers as a client can wait for: one for each of its offers
+    for token in range(limits.OFFERS_PENDING_MAX):
+        rpc.send(deaf.sock, rpc.Message(type=Rpc.ASK, token=token, flags=Ask.OPEN))
+    assert [_told(deaf, Rpc.DEMOTE) & 0xFFFFFFFF for _ in range(told)] == [1] * told
+    assert [_told(deaf, Rpc.ANSWER) for _ in range(limits.OFFERS_PENDING_MAX)] == list(range(limits.OFFERS_PENDING_MAX))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import random
 import resource
+import select
 import selectors
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class App:
         self.segment = _channel.create(RING, RING)
         self.end = _channel.map(self.segment, side)
         self.provider_side = 1 - side
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.bell = _channel.make_bell()
         self.page = memory.sealed_memfd("sidestep-bells", PAGE)
         self.name = os.urandom(16)
         self.named = 0
@@ -477,22 +477,57 @@ def test_an_application_that_takes_bytes_back_is_reset(world: World) -> None:
     assert b.word("notice") & Notice.RESET
 
 
-def test_a_bell_that_blocks_is_rung_once(closing: ExitStack) -> None:
-    app = App(0)
-    closing.callback(app.close)
-    bell = _channel.RemoteBell(app.bell, app.page, 0)
-    os.set_blocking(app.bell, True)
-    os.eventfd_write(app.bell, 2**64 - 2)
-    before = signal.signal(signal.SIGALRM, lambda _number, _frame: None)
-    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)  # as the provider's loop does
-    try:
-        os.pwrite(app.page, (1 << 16 | 1).to_bytes(8, "little"), 0)
-        assert bell.ring()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    os.pwrite(app.page, (2 << 16 | 1).to_bytes(8, "little"), 0)
-    assert not bell.ring()
+def fill(eventfd: int) -> None:
+    """Brings it to its highest count."""
+    os.set_blocking(eventfd, False)
+    for bit in reversed(range(64)):
+        with suppress(BlockingIOError):
+            os.eventfd_write(eventfd, 1 << bit)
+
+
+@pytest.mark.timeout(20)  # it would wait for ever
+def test_a_bell_that_would_block_is_rung_all_the_same(closing: ExitStack) -> None:
+    full, empty, at_once = App(0), App(1), App(0)
+    for app in (full, empty, at_once):
+        closing.callback(app.close)
+    fill(full.bell)
+    os.close(empty.bell)
+    empty.bell = os.eventfd(0)
+    os.close(at_once.bell)
+    at_once.bell = os.eventfd(5)  # whoever reads it takes all
+    for generation in (1, 2):
+        for app, rung in ((full, True), (empty, False), (at_once, generation == 1)):
+            os.set_blocking(app.bell, True)
+            bell = _channel.RemoteBell(app.bell, app.page, 0)
+            os.pwrite(app.page, (generation << 16 | 1).to_bytes(8, "little"), 0)
+            assert bell.ring() == rung
+            bell.close()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_ring_cannot_be_taken_away(closing: ExitStack, blocking: bool) -> None:
+    bell = _channel.Bell()
+    closing.callback(bell.close)
+    waits = closing.enter_context(select.epoll())
+    waits.register(bell.wait_fd, select.EPOLLIN)
+    stranger = os.dup(bell.fd)
+    closing.callback(os.close, stranger)
+    for filled in (False, True):
+        if filled:
+            fill(stranger)
+        os.set_blocking(stranger, blocking)
+        bell.hear()
+        assert waits.poll(0) == []
+        assert _channel.ring_bell(stranger)
+        if filled:
+            fill(stranger)
+            os.set_blocking(stranger, blocking)
+        for _ in range(100):
+            os.eventfd_read(stranger)
+        assert waits.poll(0) == [(bell.wait_fd, select.EPOLLIN)]
+        bell.hear()
+        assert waits.poll(0) == []
 
 
 def test_a_bell_without_hints_is_refused(world: World, closing: ExitStack) -> None:

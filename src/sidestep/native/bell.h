@@ -1,5 +1,10 @@
 /*
- * bell.h - what two processes share of a bell: a page that its owner writes and its peers map read-only.
+ * bell.h - what two processes share of a bell: a page that its owner writes and its peers map read-only, and an eventfd.
+ *
+ * The eventfd is rung by *reading* it. All who hold it can change its flags, but with RWF_NOWAIT a read returns at once
+ * whatever they say, and nothing of the kind exists for a write. A read wakes those who wait for room (EPOLLOUT). The
+ * counter goes down by one a read (EFD_SEMAPHORE), from more than anybody can read in a lifetime: so it is never empty, an
+ * eventfd that is not empty is readable however full, and what sleeps on both edges finds one, whoever else holds it.
  *
  * One line a bell: sleepers in bits 0-15, generation above. After the page of lines come the hint rings, a page each, in
  * which the owner names the connections that have news to peers who asked for it; a bell page without them is one page.
@@ -11,12 +16,16 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 
 #include "layout.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
+
+#define BELL_RINGS ((uint64_t)1 << 62)            /* at first; each ring takes one */
+#define BELL_EDGES (EPOLLIN | EPOLLOUT | EPOLLET) /* in the sets that hold it: true at once, then with each ring */
 
 #define BELL_LINE 64
 #define BELL_WORDS_LEN 4096

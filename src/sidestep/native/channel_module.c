@@ -16,9 +16,11 @@
 #include <Python.h>
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "bell.h"
@@ -547,11 +549,34 @@ static PyType_Spec piece_spec = {
 	.slots = piece_slots,
 };
 
+/* ---- the eventfds of bells ---- */
+static bool bell_fd_ring(int fd)
+{
+	uint64_t taken;
+	struct iovec into = {&taken, sizeof(taken)};
+
+	return preadv2(fd, &into, 1, -1, RWF_NOWAIT) == sizeof(taken);
+}
+
+static int bell_fd_make(void)
+{
+	uint64_t rings = BELL_RINGS;
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+
+	if (fd < 0 || (write(fd, &rings, sizeof(rings)) == sizeof(rings) && bell_fd_ring(fd)))
+		return fd;
+	int failed = errno;
+	close(fd);
+	errno = failed;
+	return -1;
+}
+
 /* ---- Bell: ours, rung by those who hold its descriptor and see its word ---- */
 struct own_bell {
 	PyObject_HEAD
 	_Atomic uint64_t *word;
 	int fd, page_fd;
+	int wait_fd; /* a set that tells the edges of fd, which is always readable; nobody else has it */
 	bool asleep;
 };
 
@@ -561,6 +586,7 @@ static void own_bell_release(struct own_bell *bell)
 		return;
 	munmap((void *)bell->word, BELL_WORDS_LEN);
 	bell->word = NULL;
+	close(bell->wait_fd);
 	close(bell->fd);
 	close(bell->page_fd);
 }
@@ -572,9 +598,12 @@ static PyObject *own_bell_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 	if (!PyArg_ParseTupleAndKeywords(args, keywords, ":Bell", none))
 		return NULL;
 	int page = memfd_create("sidestep-bells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int fd = page < 0 ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int fd = page < 0 ? -1 : bell_fd_make();
+	int wait_fd = fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = BELL_EDGES};
 	void *base = MAP_FAILED;
-	if (fd >= 0 && ftruncate(page, BELL_WORDS_LEN) == 0)
+	if (wait_fd >= 0 && epoll_ctl(wait_fd, EPOLL_CTL_ADD, fd, &event) == 0 && epoll_wait(wait_fd, &event, 1, 0) >= 0 &&
+	    ftruncate(page, BELL_WORDS_LEN) == 0)
 		base = mmap(NULL, BELL_WORDS_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
 	/* from here on only our mapping can write it */
 	if (base == MAP_FAILED ||
@@ -582,6 +611,8 @@ static PyObject *own_bell_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 		int failed = errno;
 		if (base != MAP_FAILED)
 			munmap(base, BELL_WORDS_LEN);
+		if (wait_fd >= 0)
+			close(wait_fd);
 		if (fd >= 0)
 			close(fd);
 		if (page >= 0)
@@ -592,12 +623,14 @@ static PyObject *own_bell_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 	struct own_bell *bell = (struct own_bell *)alloc(type, 0);
 	if (!bell) {
 		munmap(base, BELL_WORDS_LEN);
+		close(wait_fd);
 		close(fd);
 		close(page);
 		return NULL;
 	}
 	bell->word = base;
 	bell->fd = fd;
+	bell->wait_fd = wait_fd;
 	bell->page_fd = page;
 	return (PyObject *)bell;
 }
@@ -642,6 +675,21 @@ static PyObject *own_bell_wake(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(hear_doc, "hear($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one.");
+
+static PyObject *own_bell_hear(PyObject *self, PyObject *unused)
+{
+	struct own_bell *bell = open_bell(self);
+	struct epoll_event event;
+
+	(void)unused;
+	if (!bell)
+		return NULL;
+	if (epoll_wait(bell->wait_fd, &event, 1, 0) < 0)
+		return raise_errno(-errno);
+	Py_RETURN_NONE;
+}
+
 static PyObject *own_bell_close(PyObject *self, PyObject *unused)
 {
 	(void)unused;
@@ -653,6 +701,12 @@ static PyObject *own_bell_fd(PyObject *self, void *unused)
 {
 	(void)unused;
 	return open_bell(self) ? PyLong_FromLong(((struct own_bell *)self)->fd) : NULL;
+}
+
+static PyObject *own_bell_wait_fd(PyObject *self, void *unused)
+{
+	(void)unused;
+	return open_bell(self) ? PyLong_FromLong(((struct own_bell *)self)->wait_fd) : NULL;
 }
 
 static PyObject *own_bell_page(PyObject *self, void *unused)
@@ -673,12 +727,14 @@ static void own_bell_dealloc(PyObject *self)
 static PyMethodDef own_bell_methods[] = {
 	{"sleep", own_bell_sleep, METH_NOARGS, sleep_doc},
 	{"wake", own_bell_wake, METH_NOARGS, wake_doc},
-	{"close", own_bell_close, METH_NOARGS, "close($self, /)\n--\n\nCloses both descriptors; twice is allowed."},
+	{"hear", own_bell_hear, METH_NOARGS, hear_doc},
+	{"close", own_bell_close, METH_NOARGS, "close($self, /)\n--\n\nCloses its descriptors; twice is allowed."},
 	{0},
 };
 
 static PyGetSetDef own_bell_getset[] = {
-	{"fd", own_bell_fd, NULL, "The eventfd that is rung; read it when it is readable.", NULL},
+	{"fd", own_bell_fd, NULL, "The eventfd that others ring.", NULL},
+	{"wait_fd", own_bell_wait_fd, NULL, "Readable once it has been rung, until hear().", NULL},
 	{"page_fd", own_bell_page, NULL, "The page with the word that others see, as line 0.", NULL},
 	{0},
 };
@@ -708,7 +764,6 @@ struct far_bell {
 	const struct hint_ring *hints; /* NULL: it gives none */
 	uint64_t rung, seen;
 	int fd;
-	bool blocks; /* a hostile process has made it so */
 };
 
 static void far_bell_release(struct far_bell *bell)
@@ -768,23 +823,15 @@ PyDoc_STRVAR(ring_doc, "ring($self, /)\n--\n\nWakes its owner if that sleeps; ca
 static PyObject *far_bell_ring(PyObject *self, PyObject *unused)
 {
 	struct far_bell *bell = open_far_bell(self);
-	uint64_t one = 1, old;
-
 	(void)unused;
 	if (!bell)
 		return NULL;
 	atomic_thread_fence(memory_order_seq_cst); /* between publishing and reading the word */
 	uint64_t word = atomic_load_explicit(bell->word, memory_order_relaxed);
-	if (!(word & 0xffff) || word >> 16 == bell->rung || bell->blocks)
+	if (!(word & 0xffff) || word >> 16 == bell->rung)
 		Py_RETURN_FALSE;
 	bell->rung = word >> 16;
-	/* full: only a hostile process does that; emptied, it can be rung again. What fails here is its owner's loss alone. */
-	errno = 0;
-	if (write(bell->fd, &one, sizeof(one)) < 0 && errno == EAGAIN && read(bell->fd, &old, sizeof(old)) > 0 &&
-	    write(bell->fd, &one, sizeof(one)) < 0)
-		bell->rung = UINT64_MAX;
-	bell->blocks = errno == EINTR; /* one that has O_NONBLOCK cannot be interrupted */
-	Py_RETURN_TRUE;
+	return PyBool_FromLong(bell_fd_ring(bell->fd)); /* what fails is its owner's doing, and loss */
 }
 
 PyDoc_STRVAR(hints_doc, "hints($self, /)\n--\n\n"
@@ -1028,7 +1075,32 @@ static int module_clear(PyObject *module)
 	return 0;
 }
 
+PyDoc_STRVAR(make_bell_doc, "make_bell($module, /)\n--\n\n"
+                            "A new eventfd for a bell, close-on-exec, which the caller closes.\n\n"
+                            "Raises OSError: EOPNOTSUPP before Linux 5.8, where nobody could ring it without fear of waiting.");
+
+static PyObject *module_make_bell(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	int fd = bell_fd_make();
+	return fd < 0 ? raise_errno(-errno) : PyLong_FromLong(fd);
+}
+
+PyDoc_STRVAR(ring_bell_doc, "ring_bell($module, fd, /)\n--\n\n"
+                            "Wakes whoever sleeps on the eventfd of a bell, and never waits. Whether it was rung.");
+
+static PyObject *module_ring_bell(PyObject *module, PyObject *args)
+{
+	int fd;
+
+	(void)module;
+	return PyArg_ParseTuple(args, "i:ring_bell", &fd) ? PyBool_FromLong(bell_fd_ring(fd)) : NULL;
+}
+
 static PyMethodDef module_methods[] = {
+	{"make_bell", module_make_bell, METH_NOARGS, make_bell_doc},
+	{"ring_bell", module_ring_bell, METH_VARARGS, ring_bell_doc},
 	{"create", module_create, METH_VARARGS, create_doc},
 	{"map", module_map, METH_VARARGS, map_doc},
 	{0},

@@ -18,7 +18,7 @@ import sys
 from enum import IntEnum, IntFlag
 from typing import Any, Final
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096

@@ -141,7 +141,7 @@ struct conn {
 	struct conn *next_free;
 };
 
-/* A wake-up target: one word a peer reads, and an eventfd it writes. word: sleepers in bits 0-15, generation above. */
+/* A wake-up target: one word a peer reads, and an eventfd it rings. word: sleepers in bits 0-15, generation above. */
 struct bell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
@@ -266,13 +266,17 @@ static inline int raw_poll(struct pollfd *fds, nfds_t len, int timeout_ms)
 
 	return (int)real.syscall(SYS_ppoll, (long)fds, (long)len, (long)&limit, 0, _NSIG / 8, 0);
 }
-static inline ssize_t raw_read(int fd, void *buf, size_t n)
-{
-	return real.syscall(SYS_read, fd, (long)buf, (long)n, 0, 0, 0);
-}
 static inline ssize_t raw_write(int fd, const void *buf, size_t n)
 {
 	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
+}
+/* Wakes all who sleep on a bell's eventfd, and never waits; see bell.h. */
+static inline bool raw_ring(int fd)
+{
+	uint64_t taken;
+	struct iovec into = {&taken, sizeof(taken)};
+
+	return real.syscall(SYS_preadv2, fd, (long)&into, 1, -1, -1, RWF_NOWAIT) == sizeof(taken);
 }
 static inline ssize_t raw_send(int fd, const void *buf, size_t n, int flags)
 {
@@ -642,7 +646,6 @@ static inline struct explicit *explicit_hold(int fd)
 {
 	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
 }
-void explicit_ref(struct explicit *explicit);
 void explicit_unref(struct explicit *explicit);
 static inline void explicit_release(struct explicit **explicit)
 {

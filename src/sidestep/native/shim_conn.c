@@ -1157,9 +1157,7 @@ bool conn_obey(struct conn *conn, int fd)
 /* A program's threads may wait for room in the ring when something else is to be looked at. */
 void conn_wake_own(struct conn *conn)
 {
-	uint64_t one = 1;
-
-	if (raw_write(conn->bell->fd, &one, sizeof(one)) < 0)
+	if (!raw_ring(conn->bell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 

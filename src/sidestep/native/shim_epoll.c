@@ -306,7 +306,7 @@ static bool bell_enter(struct set *set, struct bell *bell)
 			set->bells[i].refs++;
 			return true;
 		}
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
+	struct epoll_event event = {.events = BELL_EDGES, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
 	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
 	    (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
 		return false;
@@ -527,11 +527,9 @@ static void member_free(struct member *member)
 /* set lock held. Threads that sleep in the set do not know of a change: one of them looks, and wakes the next. */
 static void wake_set(struct set *set)
 {
-	uint64_t one = 1;
-
 	full_fence();
 	if ((atomic_load(&set->sitters) || atomic_load(&set->sleepers)) && set->bells_len &&
-	    raw_write(set->bells[0].bell->fd, &one, sizeof(one)) < 0)
+	    !raw_ring(set->bells[0].bell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 

@@ -76,7 +76,7 @@ static struct explicit *explicit_new(int family, bool direct, bool stream, uint3
 	return explicit;
 }
 
-void explicit_ref(struct explicit *explicit)
+static void explicit_ref(struct explicit *explicit)
 {
 	atomic_fetch_add(&explicit->refs, 1);
 }

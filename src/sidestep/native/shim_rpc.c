@@ -56,9 +56,12 @@ static uint64_t tokens;
 static struct {
 	uint64_t token;
 	struct conn *conn; /* holds a reference */
+	bool lost;         /* with its provider; the place is taken until let_go() drops the reference */
 } pending[PENDING_MAX];
+static int pending_lost;
 
 static void rpc_lost(void);
+static void let_go(struct conn **done, int done_len);
 
 /*
  * Questions of explicit sockets, whose calls wait for the answer. Whichever thread reads an answer stores it here; who
@@ -148,7 +151,7 @@ void rpc_ensure(void)
 {
 	shim_lock_take();
 	rpc_up();
-	shim_lock_drop();
+	let_go(NULL, 0);
 }
 
 /* The first connection to a near peer: from now on the provider can tell of this process, whatever becomes of it. */
@@ -183,7 +186,7 @@ bool rpc_reaches_far(void)
 static struct conn *pending_take(uint64_t token)
 {
 	for (int i = 0; i < PENDING_MAX; i++)
-		if (pending[i].conn && pending[i].token == token) {
+		if (pending[i].conn && !pending[i].lost && pending[i].token == token) {
 			struct conn *conn = pending[i].conn;
 			pending[i].conn = NULL;
 			atomic_fetch_sub(&rpc_pending, 1);
@@ -233,23 +236,37 @@ static void refused(struct conn *conn, enum reason_code reason)
 	conn->pending_segment_fd = -1;
 }
 
-/* shim_lock held. Everything with the provider is void; whoever still waits goes back to TCP. References are dropped later. */
-static int lost_conns(struct conn **lost)
+/* shim_lock held. Everything with the provider is void; whoever still waits goes back to TCP. */
+static void pending_lose(void)
 {
-	int n = 0;
-
 	for (int i = 0; i < PENDING_MAX; i++)
-		if (pending[i].conn) {
+		if (pending[i].conn && !pending[i].lost) {
 			refused(pending[i].conn, REASON_NO_PROVIDER);
-			lost[n++] = pending[i].conn;
-			pending[i].conn = NULL;
+			pending[i].lost = true;
+			pending_lost++;
 			atomic_fetch_sub(&rpc_pending, 1);
 		}
-	return n;
 }
 
-static struct conn *orphans[PENDING_MAX];
-static int orphans_len;
+/* Drops shim_lock, and then the references of what was answered and of what was lost: the last one takes the lock itself. */
+static void let_go(struct conn **done, int done_len)
+{
+	struct conn *lost[PENDING_MAX];
+	int lost_len = 0;
+
+	for (int i = 0; i < PENDING_MAX && unlikely(pending_lost); i++)
+		if (pending[i].lost) {
+			lost[lost_len++] = pending[i].conn;
+			pending[i].conn = NULL;
+			pending[i].lost = false;
+			pending_lost--;
+		}
+	shim_lock_drop();
+	for (int i = 0; i < done_len; i++)
+		conn_unref(done[i]);
+	for (int i = 0; i < lost_len; i++)
+		conn_unref(lost[i]);
+}
 
 static void rpc_lost(void)
 {
@@ -257,7 +274,7 @@ static void rpc_lost(void)
 	rpc_fd = -1;
 	welcomed = false;
 	atomic_store(&registry, NULL);
-	orphans_len = lost_conns(orphans);
+	pending_lose();
 	for (int i = 0; i < ASKS_MAX; i++)
 		if (asks[i].state == ASK_WAITING)
 			asks[i].state = ASK_LOST;
@@ -425,12 +442,6 @@ static struct conn *rpc_receive(bool *more)
 	return conn;
 }
 
-static void drop_orphans(struct conn **list, int n)
-{
-	for (int i = 0; i < n; i++)
-		conn_unref(list[i]);
-}
-
 static void follow_order(const struct order *order)
 {
 	int fd;
@@ -470,8 +481,8 @@ static bool orders_follow(void)
 /* Takes what the provider has sent. True: there may be more. */
 static bool rpc_hear(void)
 {
-	struct conn *done[PENDING_MAX + 8], *lost[PENDING_MAX];
-	int done_len = 0, lost_len;
+	struct conn *done[PENDING_MAX];
+	int done_len = 0;
 	bool more = true, full;
 	int saved = errno;
 
@@ -487,12 +498,7 @@ static bool rpc_hear(void)
 	full = orders_len == ORDERS_MAX;
 	if (!more && !full && page)
 		atomic_store(&orders_heard, told);
-	lost_len = orphans_len;
-	memcpy(lost, orphans, (size_t)lost_len * sizeof(*lost));
-	orphans_len = 0;
-	shim_lock_drop();
-	drop_orphans(done, done_len);
-	drop_orphans(lost, lost_len);
+	let_go(done, done_len);
 	bool followed = orders_follow();
 	errno = saved;
 	return full && followed;
@@ -589,11 +595,18 @@ static bool random_bytes(uint8_t *to, size_t len)
 	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
 }
 
+/* An address as the records hold it: IPv4 is v4-mapped. */
+static bool is_v4(const uint8_t addr[16])
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+	return memcmp(addr, mapped, sizeof(mapped)) == 0;
+}
+
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
-	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-	bool v4 = memcmp(slot->local_addr, mapped, 12) == 0;
+	bool v4 = is_v4(slot->local_addr);
 	struct sockaddr_in in = {.sin_family = AF_INET};
 	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
 	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
@@ -704,9 +717,9 @@ static void claim(struct conn *conn, int fd)
 /* The other end is in our network namespace, by its address. */
 static bool local_peer(const struct conn_slot *slot)
 {
-	static const uint8_t loopback6[16] = {[15] = 1}, mapped[12] = {[10] = 0xff, [11] = 0xff};
+	static const uint8_t loopback6[16] = {[15] = 1};
 
-	if (memcmp(slot->remote_addr, mapped, 12) == 0 && slot->remote_addr[12] == 127)
+	if (is_v4(slot->remote_addr) && slot->remote_addr[12] == 127)
 		return true;
 	return memcmp(slot->remote_addr, loopback6, 16) == 0 || memcmp(slot->remote_addr, slot->local_addr, 16) == 0;
 }
@@ -778,8 +791,6 @@ void rpc_consider(struct conn *conn, int fd)
 		errno = saved;
 		return;
 	}
-	struct conn *lost[PENDING_MAX];
-	int lost_len;
 	shim_lock_take();
 	if (!rpc_up()) {
 		word_store(conn->calls, 0); /* ask again later */
@@ -841,11 +852,7 @@ void rpc_consider(struct conn *conn, int fd)
 			claim(conn, fd);
 		}
 	}
-	lost_len = orphans_len;
-	memcpy(lost, orphans, (size_t)lost_len * sizeof(*lost));
-	orphans_len = 0;
-	shim_lock_drop();
-	drop_orphans(lost, lost_len);
+	let_go(NULL, 0);
 	if (unlikely(atomic_load_explicit(&orders_len, memory_order_relaxed)))
 		orders_follow();
 	errno = saved;
@@ -861,9 +868,7 @@ void rpc_withdraw(struct conn *conn)
 		rpc_send(&record, NULL, 0);
 	if (mine)
 		refused(conn, REASON_NONE);
-	shim_lock_drop();
-	if (mine)
-		conn_unref(mine);
+	let_go(&mine, mine ? 1 : 0);
 }
 
 void rpc_after_fork(void)
@@ -876,9 +881,8 @@ void rpc_after_fork(void)
 	atomic_store(&introduced, false);
 	welcomed = false;
 	atomic_store(&registry, NULL);
-	for (int i = 0; i < PENDING_MAX; i++)
-		pending[i].conn = NULL;
-	orphans_len = 0;
+	memset(pending, 0, sizeof(pending));
+	pending_lost = 0;
 	memset(asks, 0, sizeof(asks));
 	stalled = false;
 	atomic_store(&rpc_pending, 0);
@@ -906,14 +910,14 @@ static int ask_take(int64_t now)
  */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer)
 {
-	struct conn *done[PENDING_MAX + 8], *lost[PENDING_MAX];
+	struct conn *done[PENDING_MAX];
 	int at = -1, failed = -EAGAIN, saved = errno;
 	uint64_t token = 0;
 	int64_t now = now_ns(), deadline = now + ASK_TIMEOUT_NS;
 	bool sent = false;
 
 	while (failed == -EAGAIN) {
-		int done_len = 0, lost_len;
+		int done_len = 0;
 		struct pollfd item = {.fd = -1, .events = POLLIN};
 		bool more = true;
 		shim_lock_take();
@@ -945,12 +949,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 			item.fd = rpc_fd;
 			item.events |= sent ? 0 : POLLOUT;
 		}
-		lost_len = orphans_len;
-		memcpy(lost, orphans, (size_t)lost_len * sizeof(*lost));
-		orphans_len = 0;
-		shim_lock_drop();
-		drop_orphans(done, done_len);
-		drop_orphans(lost, lost_len);
+		let_go(done, done_len);
 		orders_follow();
 		if (failed == -EAGAIN)
 			raw_poll(&item, 1, ASK_LOOK_MS);

@@ -6,8 +6,8 @@
  * has not rung this generation yet. So one set with 50 busy connections is rung once a sleep, and no peer can spoil the
  * word for another.
  *
- * The eventfd is never read: it sits edge-triggered in epoll sets, each write wakes every set that holds it, and nobody
- * can take the wake-up of another away.
+ * The eventfd sits edge-triggered in epoll sets, each ring wakes every set that holds it, and nobody can take the wake-up
+ * of another away, nor make who rings wait; bell.h says why.
  */
 #include "shim.h"
 
@@ -67,10 +67,24 @@ static bool page_ready(void)
 	return true;
 }
 
+/* One that cannot be rung (before Linux 5.8) is none: its connections stay on TCP. */
+static int bell_eventfd(void)
+{
+	uint64_t rings = BELL_RINGS;
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+
+	if (fd >= 0 && (raw_write(fd, &rings, sizeof(rings)) != sizeof(rings) || !raw_ring(fd))) {
+		shim_log("no doorbell can be made: %d", errno);
+		raw_close(fd);
+		return -1;
+	}
+	return fd;
+}
+
 struct bell *bell_new_locked(void)
 {
 	struct bell *bell = NULL;
-	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int fd = bell_eventfd();
 
 	if (fd < 0)
 		return NULL;
@@ -231,16 +245,12 @@ void conn_hint(struct conn *conn, uint32_t number)
 void remote_bell_ring_slow(struct conn *conn, uint64_t generation)
 {
 	struct remote_bell *bell = conn->remote_bell;
-	uint64_t one = 1, old;
 	int saved = errno;
 
 	if (atomic_exchange_explicit(&bell->rung, generation, memory_order_relaxed) == generation)
 		return;
-	if (raw_write(bell->fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
-		/* the counter is full, which only a hostile process can do in this century: empty it and ring again */
-		if (raw_read(bell->fd, &old, sizeof(old)) < 0 || raw_write(bell->fd, &one, sizeof(one)) < 0)
-			shim_log("doorbell failed: %d", errno);
-	}
+	if (!raw_ring(bell->fd))
+		shim_log("doorbell failed: %d", errno); /* its owner has made it so, and is not woken */
 	word_add(conn->slot->doorbells_sent, 1);
 	errno = saved;
 }
@@ -269,7 +279,7 @@ int self_bell_fd(struct bell *const *bells, int bells_len)
 			self.bell_epfd = 0;
 			return self_bell_fd(bells, bells_len);
 		}
-		struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+		struct epoll_event event = {.events = BELL_EDGES};
 		if (real.epoll_ctl(self.bell_epfd, EPOLL_CTL_ADD, bells[i]->fd, &event) < 0 && errno != EEXIST)
 			return -1;
 		self.bells[self.bells_len++] = bells[i]->serial;
@@ -618,7 +628,7 @@ static int wait_set(struct conn *conn, int fd)
 	while (at < self.wait_bells_len && self.wait_bells[at] != conn->bell->serial)
 		at++;
 	if (at == self.wait_bells_len) {
-		struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u32 = UINT32_MAX};
+		struct epoll_event event = {.events = BELL_EDGES, .data.u32 = UINT32_MAX};
 		if (at == sizeof(self.wait_bells) / sizeof(*self.wait_bells) ||
 		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->bell->fd, &event) < 0 && errno != EEXIST)) {
 			own_fd_close(self.wait_epfd); /* start over with the next wait */

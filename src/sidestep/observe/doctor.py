@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 from sidestep import native_library
 from sidestep.config import ShimSettings, make_private_dir, policy_places
 from sidestep.errors import SidestepError, Unavailable
+from sidestep.native import _channel
 from sidestep.provider import control, memory, proof
 from sidestep.provider.policy_files import read_places
 
@@ -141,7 +142,7 @@ def _memfd() -> Finding:
 
 
 def _eventfd() -> Finding:
-    os.close(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    os.close(_channel.make_bell())
     return Finding("eventfd", Level.OK, "doorbells work")
 
 
@@ -203,7 +204,7 @@ def _membarrier() -> Finding:
 def _io_uring() -> Finding:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall(_IO_URING_SETUP, 0, None)  # no parameters: EFAULT or EINVAL where it exists, nothing is made
-    if os.strerror(ctypes.get_errno()) in (os.strerror(38), os.strerror(1)):  # ENOSYS, EPERM
+    if ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):
         return Finding("io_uring", Level.OK, "switched off here; programs use epoll")
     return Finding(
         "io_uring", Level.NOTE, "the kernel has it; a program that moves socket bytes only by it stays on TCP",

@@ -32,8 +32,6 @@ _ABOUT_THE_PEER: Final = frozenset(
     {"YOUNG", "WAITING_FOR_PEER", "PEER_ABSENT", "PEER_LEFT", "REFUSED_BY_PROVIDER", None}
 )
 _DECIDED: Final = frozenset({"POLICY", "NO_PROTOCOL", "REFUSED_BY_PROVIDER"})  # the provider can say more than the shim
-
-
 _LOCAL: Final = "local"  # the protocol by which two programs of one host share a channel
 
 
@@ -192,7 +190,8 @@ class Explainer:
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
             return one.reason, cause, hint
-        if about_the_peer and peer is None and not is_here(ends[1].address, one.pid):
+        # A shim pins what leads elsewhere once it has heard the provider; the addresses are known at once.
+        if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
         # Both ends wait for one another while they are young; anything else that the other end says is news.
         if peer is not None and peer.reason is not None and peer.reason not in _ABOUT_THE_PEER | _DECIDED:
@@ -202,8 +201,8 @@ class Explainer:
         if not about_the_peer:
             return one.reason, cause, hint
         if peer is not None:
-            if one.reason == Reason.YOUNG.name and self._promote_after:
-                cause += f" (the provider's default is {self._promote_after} calls:bytes)"
+            if one.reason == Reason.YOUNG.name and (after := self._status.get("promote_after")):
+                cause += f" (the provider's default is {after} calls:bytes)"
             return one.reason, cause, hint
         held = next((s for s in self._host_sockets if (s.local, s.remote) == (ends[1], ends[0])), None)
         if held is None or held.pid is None:
@@ -319,14 +318,19 @@ class Explainer:
             self._processes[pid] = Process(pid)
         return self._processes[pid]
 
+    @property
+    def _pairs_namespaces(self) -> bool:
+        """Whether the two ends of a connection may be in different network namespaces; True if nobody can tell."""
+        return bool(self._status.get("proves_paths", True))
+
     @cached_property
-    def _promote_after(self) -> str:
-        """As the provider tells it to shims; empty if it has gone."""
+    def _status(self) -> dict[str, Any]:
+        """The provider's; empty if it has gone."""
         try:
             with ControlConnection(self._socket_path) as control:
-                return str(control.status()["promote_after"])
+                return control.status()
         except Unavailable:
-            return ""
+            return {}
 
 
 def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint: str) -> Explanation:

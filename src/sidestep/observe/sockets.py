@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import psutil
 
 from sidestep import config, native_library
 from sidestep.observe import reach
+from sidestep.routing import Address, plain_address
 from sidestep.switch.protocol import Endpoint
 
 _COMMAND_MAX: Final = 120  # characters of a command line shown in a hint; a longer one is cut to its program
@@ -45,9 +46,8 @@ def endpoint(text: str) -> Endpoint:
     return Endpoint(_address(host.removeprefix("[").removesuffix("]")), int(port))
 
 
-def _address(host: str) -> IPv4Address | IPv6Address:
-    found = ip_address(host.partition("%")[0])
-    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+def _address(host: str) -> Address:
+    return plain_address(ip_address(host.partition("%")[0]))
 
 
 def tcp_sockets(pid: int | None = None) -> list[HostSocket]:
@@ -71,7 +71,7 @@ def tcp_sockets(pid: int | None = None) -> list[HostSocket]:
     ]  # fmt: skip
 
 
-def is_here(address: IPv4Address | IPv6Address, pid: int) -> bool:
+def is_here(address: Address, pid: int) -> bool:
     """Whether it is an address of this host, as that process sees it: of its network namespace."""
     if address.is_loopback:
         return True

@@ -17,16 +17,14 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from heapq import heappop, heappush
-from ipaddress import IPv6Address
 from typing import Any, Final, NamedTuple
 
 from sidestep import limits
 from sidestep.policy.model import BOTH, TCP, Identity, Pair, Role, Rule, Side, Statement, Subject, is_glob
-from sidestep.routing import Address
+from sidestep.routing import Address, plain_address
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 _NONE: Final = limits.POLICY_RULES_MAX + 1  # an index behind that of every rule
-_IPV4_BITS: Final = 32
 _IPV6_BITS: Final = 128
 
 
@@ -246,14 +244,12 @@ class Policy:
 
         For CONNECT `address` and `port` are the destination, for LISTEN the local end.
         """
-        version, number = address.version, int(address)
-        if isinstance(address, IPv6Address) and number >> _IPV4_BITS == 0xFFFF:
-            version, number = 4, number & 0xFFFF_FFFF
+        address = plain_address(address)
         found = _NONE
         for table in self._classes[role].tables(subject):
             if table.least >= found:
                 break
-            found = min(found, table.first(version, number, port))
+            found = min(found, table.first(address.version, int(address), port))
         if found == _NONE:
             return Decision(BOTH, None)
         rule = self.rules[found]

@@ -50,12 +50,6 @@ def raw_slots(fd: int) -> Iterator[memoryview]:
             yield chunk[at : at + layout.CONN_SLOT_SIZE]
 
 
-def slots(fd: int) -> Iterator[dict[str, Any]]:
-    """The slots in use, decoded."""
-    for _, slot in numbered_slots(fd):
-        yield slot
-
-
 def numbered_slots(fd: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """The slots in use, decoded, each with its number."""
     for number, raw in enumerate(raw_slots(fd)):

@@ -11,6 +11,7 @@ from typing import Final
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.provider import activation
+from sidestep.provider.log import to_file, to_stderr
 from sidestep.provider.place import BUSY, READY, AlreadyRunning, Place, log_path
 from sidestep.provider.server import Provider
 
@@ -38,7 +39,7 @@ def serve(
         place = Place.inherit(listener) if listener else Place.take(settings.socket, public=settings.system)
         if background:
             _detach(log_path(settings.socket), keep={place.lock_fd, place.listener.fileno(), ready_fd})
-        provider = Provider(settings, place.listener)
+        provider = Provider(settings, place.listener, write_log=to_file if background else to_stderr)
     except AlreadyRunning:
         _tell(ready_fd, BUSY)
         raise

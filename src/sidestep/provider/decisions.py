@@ -14,7 +14,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,7 +22,7 @@ from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal
 from sidestep.native.reasons import REFUSAL_TEXT
 from sidestep.policy import BOTH, TCP, Decision, Policy, Role, Subject
-from sidestep.routing import Address, Route
+from sidestep.routing import Address, Route, plain_address
 from sidestep.switch.modules import Protocols
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request
 
@@ -203,7 +202,7 @@ class Decisions:
         able = protocol.capabilities
         if not (able.connect if role is Role.CONNECT else able.accept):
             return f"it does not carry the end that {role.value}s"
-        if (version := _version(request.remote.address)) not in able.families:
+        if (version := plain_address(request.remote.address).version) not in able.families:  # as it is on the wire
             return f"it does not carry IPv{version}"
         try:
             return protocol.refusal(request)
@@ -221,11 +220,6 @@ class Decisions:
     def _remember(self, role: Role, subject: Subject, endpoint: Endpoint, verdict: Verdict) -> None:
         self._sequence += 1
         self._trace.append(Remembered(self._sequence, self._wall_clock(), role, subject, endpoint, verdict))
-
-
-def _version(address: Address) -> int:
-    """The version of IP on the wire."""
-    return 4 if isinstance(address, IPv4Address) or address.ipv4_mapped else 6
 
 
 def subject_of(sock: socket.socket, pid: int, uid: int, *, near: bool = True) -> Subject:

@@ -29,7 +29,14 @@ from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, Unavailable
 from sidestep.provider.network_state import NetworkState, RouteChange
-from sidestep.routing import Address, AddressEvent, LinkEvent, NetworkEvent, NoRoute, Obstacle, Route
+from sidestep.routing import (
+    Address,
+    NetworkEvent,
+    NoRoute,
+    Obstacle,
+    Route,
+    plain_address,
+)
 
 if TYPE_CHECKING:
     from sidestep.provider.netlink import Frame
@@ -131,14 +138,6 @@ class Network:
     def present(self) -> Iterator[NetworkEvent]:
         """All interfaces, addresses and routes, as if they came now: for who begins to follow."""
         return iter(list(self._state.present()))
-
-    def interfaces(self) -> list[LinkEvent]:
-        """The interfaces."""
-        return list(self._state.links.values())
-
-    def addresses(self) -> list[AddressEvent]:
-        """The addresses of this host."""
-        return list(self._state.addresses.values())
 
     # ---- lookups ----
 
@@ -407,10 +406,9 @@ def _question(
 
 def _on_the_wire(address: Address) -> Address:
     """The address that packets carry."""
+    address = plain_address(address)
     if isinstance(address, IPv4Address):
         return address
-    if address.ipv4_mapped:
-        return address.ipv4_mapped
     if address.is_unspecified:
         return _LOOPBACK_6  # what connect() makes of it
     return IPv6Address(int(address))  # the scope goes as the interface

@@ -2,11 +2,16 @@
 
 The provider passes an order on and keeps nothing: what becomes of it stands in the connection's slot, where the command
 that gave it looks. A process that does not read its socket is not waited for; the command is told, and asks again.
+Orders leave room for the answers to the process: the first that found none would cost it its connection.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import socket
+import struct
+import termios
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final
@@ -22,6 +27,7 @@ from sidestep.provider.rpc import Message
 from sidestep.provider.users import ROOT
 from sidestep.switch.offers import ClientId
 
+_INT: Final = struct.Struct("i")
 OPERATIONS: Final = {"demote": Rpc.DEMOTE, "promote": Rpc.PROMOTE}  # name of the control request -> message
 
 
@@ -29,7 +35,7 @@ class Passed(StrEnum):
     """What became of an order on its way to the processes of a family."""
 
     SENT = "sent"  # to every one of them
-    BUSY = "busy"  # one of them has not read the orders before; ask again
+    BUSY = "busy"  # one of them has not read what was sent before; ask again
     GONE = "gone"  # none is connected any more
     FOREIGN = "foreign"  # they are another user's
 
@@ -90,6 +96,9 @@ def give(
 def _send(client: Client, message: Message) -> bool:
     """False: there is no room. A connection that is broken is found out, and dropped, by the next read from it."""
     try:
+        (unread,) = _INT.unpack(fcntl.ioctl(client.sock, termios.TIOCOUTQ, bytes(_INT.size)))
+        if unread > client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * limits.ORDERS_SHARE:
+            return False
         rpc.send(client.sock, message)
     except OSError as error:
         return error.errno not in (errno.EAGAIN, errno.ENOBUFS)

@@ -30,7 +30,7 @@ from sidestep.provider.registry import Registry
 from sidestep.provider.relay import End, Relays
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
-from sidestep.routing import Address
+from sidestep.routing import plain_address
 from sidestep.switch.budget import ChannelBudget
 from sidestep.switch.modules import Protocols
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
@@ -523,13 +523,7 @@ def expect(packet: Packet, fds_count: int) -> None:
 
 def endpoint_of(address: bytes, port: int) -> Endpoint:
     """An address of a record, and a port."""
-    return Endpoint(_address(address), port)
-
-
-def _address(address: bytes) -> Address:
-    """An address of a record: IPv4 where it is v4-mapped."""
-    found = IPv6Address(address)
-    return found.ipv4_mapped or found
+    return Endpoint(plain_address(IPv6Address(address)), port)
 
 
 def _geometry_ok(ring_size: tuple[int, int], segment_len: int) -> bool:

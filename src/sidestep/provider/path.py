@@ -25,6 +25,7 @@ from typing import Final
 from sidestep import limits
 from sidestep.errors import LimitReached, PeerViolation
 from sidestep.provider import possession, proof
+from sidestep.routing import plain_address
 from sidestep.switch.protocol import Services
 
 _NONCE_LEN: Final = 16
@@ -49,9 +50,8 @@ class Way:
             PeerViolation: It is not an unconnected UDP socket of that namespace, bound to that address and a port.
         """
         sock = possession.as_socket(fd, "UDP socket")
-        found = IPv6Address(address)
-        family = socket.AF_INET if found.ipv4_mapped else socket.AF_INET6
-        host = str(found.ipv4_mapped or found)
+        host = plain_address(IPv6Address(address))
+        family = socket.AF_INET if host.version == 4 else socket.AF_INET6
         try:
             if (sock.family, sock.type, sock.proto) != (family, socket.SOCK_DGRAM, socket.IPPROTO_UDP):
                 raise PeerViolation("the UDP socket is something else", rule="descriptor")
@@ -65,7 +65,7 @@ class Way:
         except BaseException:
             sock.close()
             raise
-        return cls(sock, host, name[1])
+        return cls(sock, str(host), name[1])
 
     def expect(self, nonce: bytes, waiting: Proof, services: Services) -> None:
         """From now on `waiting` hears of the arrival of `nonce`."""

@@ -43,7 +43,6 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import partial
@@ -607,7 +606,7 @@ class Relays:
             life = os.pipe2(os.O_CLOEXEC)
             try:
                 bell = _channel.Bell()
-                self._services.watch(bell.fd, self._rung)
+                self._services.watch(bell.wait_fd, self._rung)
             except BaseException:
                 for fd in life:
                     os.close(fd)
@@ -683,8 +682,7 @@ class Relays:
 
     def _rung(self) -> None:
         if self._bell is not None:
-            with suppress(BlockingIOError, InterruptedError):  # others have it, too, and may have read it
-                os.eventfd_read(self._bell.fd)
+            self._bell.hear()
 
     # ---- the end ----
 
@@ -745,7 +743,7 @@ class Relays:
         for relay in list(self._relays.values()):
             self.drop(relay)
         if self._bell is not None:
-            self._services.unwatch(self._bell.fd)
+            self._services.unwatch(self._bell.wait_fd)
             self._bell.close()
             self._bell = None
             for fd in self._life:

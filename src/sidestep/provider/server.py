@@ -19,7 +19,6 @@ import selectors
 import signal
 import socket
 import struct
-import sys
 import time
 import traceback
 from collections import Counter
@@ -43,6 +42,7 @@ from sidestep.provider import orders, possession, proof, rpc
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
+from sidestep.provider.log import Log, Source, Writer, to_stderr
 from sidestep.provider.pairing import Pairing, expect
 from sidestep.provider.policy_files import PolicyFiles
 from sidestep.provider.registry import Registry
@@ -74,7 +74,12 @@ class Provider:
     """One provider, serving `listener`, a listening AF_UNIX SOCK_SEQPACKET socket."""
 
     def __init__(
-        self, settings: ProviderSettings, listener: socket.socket, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: ProviderSettings,
+        listener: socket.socket,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        write_log: Callable[[str], None] = to_stderr,
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -89,14 +94,16 @@ class Provider:
         room = _capacity()
         self._clients_max = room.clients
         self.counters = Counters()
-        self._log_lines_left = limits.LOG_LINES_MAX
+        self._log = Log(
+            f"sidestep provider {os.getpid()}", share=lambda whole, uid: self._users.share(whole, uid), write=write_log
+        )
         self._stopping = False
         self._accept_paused_until: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._services = ProviderServices(self._selector, clock, self._log)
+        self._services = ProviderServices(self._selector, clock, partial(self._tell, writer=Source.MODULES))
         self._network: Network | None = None
         owners = frozenset({0, os.geteuid()}) if settings.system else None
-        self._policy = PolicyFiles(settings.policy, log=self._log, owners=owners)
+        self._policy = PolicyFiles(settings.policy, log=partial(self._tell, writer=Source.PROVIDER), owners=owners)
         if (policy_fd := self._policy.fileno()) is not None:
             self._services.watch(policy_fd, self._policy.handle_readable)
         self._users = Users(system=settings.system, policy=self._policy_pairs)
@@ -191,6 +198,7 @@ class Provider:
         deadlines = [
             self._pairing.next_deadline(),
             self._services.next_deadline(),
+            self._log.next_deadline(),
             self._accept_paused_until,
             self._idle_deadline(),
         ]
@@ -207,6 +215,7 @@ class Provider:
 
     def _handle_timeouts(self, now: float) -> None:
         self._pairing.handle_timeouts(now)
+        self._log.handle_timeouts(now)
         while callback := self._services.poll_due(now):
             self._call(callback)
         while self._silent:
@@ -227,12 +236,12 @@ class Provider:
             callback()
         except Exception:
             self.counters.add("internal_error", "callback")
-            self._log(traceback.format_exc())
+            self._tell(traceback.format_exc(), Source.MODULES)
 
     def _on_broken_module(self, name: str, error: BaseException) -> None:
         self.counters.add("module_failed", name)
         self._relays.leave(name)
-        self._log("".join(traceback.format_exception(error)))
+        self._tell("".join(traceback.format_exception(error)), Source.MODULES)
 
     def _router(self) -> Network:
         """The network, followed from the first time that somebody wants to know it: most providers never do."""
@@ -333,14 +342,14 @@ class Provider:
             except BlockingIOError:
                 return
             except PeerViolation as violation:
-                self._log(f"client {client.pid} is dropped: {violation}")
+                self._tell(f"client {client.pid} is dropped: {violation}", client.uid)
                 self._drop(client, violation.rule)
             except OSError as error:
                 self._drop(client, "closed" if error.errno in (errno.ECONNRESET, errno.EPIPE) else "broken")
             except Exception:
                 # One client's message must not take the others down; the traceback goes to the log, and it is counted.
                 self.counters.add("internal_error", "message")
-                self._log(traceback.format_exc())
+                self._tell(traceback.format_exc(), client.uid)
                 self._drop(client, "internal_error")
 
     def _drop(self, client: Client, reason: str) -> None:
@@ -472,6 +481,7 @@ class Provider:
             "ring_size": settings.ring_size,
             "offer_expiry_s": settings.offer_expiry_s,
             "idle_exit_s": settings.idle_exit_s,
+            "proves_paths": bool(settings.wants & layout.Welcome.PATH),
             "policy": self._policy.as_json(),
             "counters": self.counters.as_json(),
         }
@@ -581,13 +591,8 @@ class Provider:
 
     # ---- helpers ----
 
-    def _log(self, text: str) -> None:
-        for line in text.rstrip().splitlines():
-            if not self._log_lines_left:
-                return
-            self._log_lines_left -= 1
-            last = " (the log ends here: LOG_LINES_MAX)" if not self._log_lines_left else ""
-            print(f"sidestep provider {os.getpid()}: {line}{last}", file=sys.stderr, flush=True)  # noqa: T201 - stderr is the log
+    def _tell(self, text: str, writer: Writer) -> None:
+        self._log.add(text, writer, now=self._clock())
 
     _HANDLERS: Final[dict[Rpc, Callable[[Provider, Client, Packet], None]]] = {
         Rpc.HELLO: _on_hello,
@@ -616,7 +621,7 @@ def _interrupted() -> Iterator[None]:
     """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
 
     Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
-    alone; an eventfd blocks once its other holders say so.
+    alone.
     """
     signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
     try:

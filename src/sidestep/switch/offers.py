@@ -102,10 +102,6 @@ class OfferTable(Generic[BroughtT]):
         found = self._by_key.get(offer.key)
         return found is not None and found[1] is offer
 
-    def pending_count(self, client: ClientId) -> int:
-        """Offers of this client in the table."""
-        return len(self._by_client.get(client, ()))
-
     def check(self, client: ClientId, token: int, key: ConnectionKey, owner: int = 0) -> Refusal | None:
         """Why an offer would be refused, or None; changes nothing."""
         of_client = self._by_client.get(client, {})

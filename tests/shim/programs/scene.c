@@ -835,6 +835,30 @@ void converse(int one, int other)
 	say("conversation %s", right == total ? "right" : "WRONG");
 }
 
+void both_ends(int fds[2])
+{
+	uint16_t port;
+	int listener = loopback_listener(choice.family, &port, 0);
+	struct sockaddr_storage address;
+	socklen_t len = loopback_address(choice.family, port, true, &address);
+	char bytes[4];
+	int active = socket(address.ss_family, SOCK_STREAM, 0);
+	NEED(connect(active, (struct sockaddr *)&address, len) == 0);
+	int passive = accept(listener, NULL, NULL);
+	NEED(passive >= 0);
+	close(listener);
+	struct pair as_pair = {.port = local_port(active), .peer_port = local_port(passive)};
+	if (choice.warm)
+		do
+			for (int i = 0; i < 64; i++) {
+				NEED(send(active, "ping", 4, 0) == 4 && recv(passive, bytes, 4, MSG_WAITALL) == 4);
+				NEED(send(passive, "pong", 4, 0) == 4 && recv(active, bytes, 4, MSG_WAITALL) == 4);
+			}
+		while (!ask_runner("warm", &as_pair));
+	fds[0] = choice.active ? active : passive;
+	fds[1] = choice.active ? passive : active;
+}
+
 struct pair *open_pair(void)
 {
 	struct pair *pair = open_pair_raw();

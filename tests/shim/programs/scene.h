@@ -124,6 +124,7 @@ void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn
 struct pair *open_pair(void);		/* connected, and promoted if the choice is so */
 struct pair *open_pair_raw(void);	/* connected, no byte exchanged */
 void warm_up(struct pair *pair);	/* ping-pong until the runner is content */
+void both_ends(int fds[2]);		/* connected, and promoted if the choice is so: the scene's end, and the peer's */
 void converse(int one, int other);	/* two ends held here: speaks until the runner sees the connection promoted */
 bool ask_runner(const char *word, struct pair *pair); /* true: go on; false: not yet */
 void stays(struct pair *pair);		/* the connection is still promoted (if it was warmed up) */

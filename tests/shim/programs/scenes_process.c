@@ -61,10 +61,8 @@ static void end_echo(struct pair *pair, pid_t child)
 	say_child(child);
 }
 
-static void fork_child_serves(void)
+static void child_serves(struct pair *pair)
 {
-	/* A server that forks for each connection: the child uses it, the parent closes it. */
-	struct pair *pair = open_pair();
 	pid_t child = fork();
 	if (child == 0) {
 		forget_peer();
@@ -75,6 +73,13 @@ static void fork_child_serves(void)
 	NEED(close(pair->fd) == 0);
 	say_echo(pair, "the child", 1600, 8);
 	end_echo(pair, child);
+}
+
+static void fork_child_serves(void)
+{
+	/* A server that forks for each connection: the child uses it, the parent closes it. */
+	struct pair *pair = open_pair();
+	child_serves(pair);
 }
 
 static void fork_parent_serves(void)
@@ -261,16 +266,7 @@ static void fork_before_first_byte(void)
 {
 	/* Accepted or connected, then forked at once; everything happens in the child. */
 	struct pair *pair = open_pair_raw();
-	pid_t child = fork();
-	if (child == 0) {
-		forget_peer();
-		char number[16], *arguments[] = {"scenes", "@echo", number, NULL};
-		snprintf(number, sizeof number, "%d", pair->fd);
-		_exit(helper_main(3, arguments));
-	}
-	NEED(close(pair->fd) == 0);
-	say_echo(pair, "the child", 1600, 8);
-	end_echo(pair, child);
+	child_serves(pair);
 }
 
 static void fork_child_killed(void)

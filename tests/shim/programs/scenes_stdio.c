@@ -1,34 +1,6 @@
 /* C stdio on sockets, and the names that _FORTIFY_SOURCE calls. Lengths come from `volatile`, so that they are checked at
- * run time, through __read_chk and its kin. */
+ * run time, through __read_chk and its kin. The peer's pattern holds any byte, so lines of text go between two ends here. */
 #include "scene.h"
-
-/* Lines of the peer's pattern hold any byte; these scenes speak text over a connection with both ends here. */
-static void text_ends(int fds[2])
-{
-	uint16_t port;
-	int listener = loopback_listener(choice.family, &port, 0);
-	struct sockaddr_storage address;
-	socklen_t len = loopback_address(choice.family, port, true, &address);
-	char bytes[4];
-	fds[0] = socket(address.ss_family, SOCK_STREAM, 0);
-	NEED(connect(fds[0], (struct sockaddr *)&address, len) == 0);
-	fds[1] = accept(listener, NULL, NULL);
-	NEED(fds[1] >= 0);
-	close(listener);
-	struct pair as_pair = {.port = local_port(fds[0]), .peer_port = local_port(fds[1])};
-	if (choice.warm)
-		do
-			for (int i = 0; i < 64; i++) {
-				NEED(send(fds[0], "ping", 4, 0) == 4 && recv(fds[1], bytes, 4, MSG_WAITALL) == 4);
-				NEED(send(fds[1], "pong", 4, 0) == 4 && recv(fds[0], bytes, 4, MSG_WAITALL) == 4);
-			}
-		while (!ask_runner("warm", &as_pair));
-	if (!choice.active) {
-		int swapped = fds[0];
-		fds[0] = fds[1];
-		fds[1] = swapped;
-	}
-}
 
 static void say_text(const char *name, int fd)
 {
@@ -48,7 +20,7 @@ static void stdio_both_ways(void)
 {
 	int fds[2];
 	char line[256];
-	text_ends(fds);
+	both_ends(fds);
 	FILE *in = fdopen(dup(fds[0]), "r"), *out = fdopen(fds[0], "w");
 	NEED(in && out);
 	say_ret("fprintf", fprintf(out, "hello %d\n", 42));
@@ -90,7 +62,7 @@ static void stdio_one_stream(void)
 {
 	int fds[2];
 	char line[256];
-	text_ends(fds);
+	both_ends(fds);
 	FILE *stream = fdopen(fds[0], "r+");
 	NEED(stream);
 	NEED(setvbuf(stream, NULL, _IONBF, 0) == 0);
@@ -120,7 +92,7 @@ static void stdio_standard(void)
 	int fds[2], kept[2];
 	char word[64];
 	int number;
-	text_ends(fds);
+	both_ends(fds);
 	NEED((kept[0] = dup(0)) >= 0 && (kept[1] = dup(1)) >= 0);
 	NEED(dup2(fds[0], 0) == 0 && dup2(fds[0], 1) == 1);
 	NEED(close(fds[0]) == 0);
@@ -148,7 +120,7 @@ static void stdio_standard(void)
 static void stdio_dprintf(void)
 {
 	int fds[2];
-	text_ends(fds);
+	both_ends(fds);
 	for (int i = 0; i < 3; i++) {
 		say_ret("dprintf", dprintf(fds[0], "number %d, word %s\n", i, "w"));
 		say_text("the other end", fds[1]);
@@ -198,7 +170,7 @@ static void fortified(void)
 	int fds[2];
 	char line[64];
 	volatile int room = sizeof line;
-	text_ends(fds);
+	both_ends(fds);
 	FILE *stream = fdopen(fds[0], "r+");
 	NEED(dprintf(fds[1], "%s\n", "text") == 5);
 	NEED(fgets(line, room, stream) && !strcmp(line, "text\n"));

@@ -52,35 +52,6 @@ static void *take_marks(void *argument)
 	}
 }
 
-/* A connection with both ends in this process, warmed up by its scene's own traffic. */
-static void both_ends(int fds[2])
-{
-	uint16_t port;
-	int listener = loopback_listener(choice.family, &port, 0);
-	struct sockaddr_storage address;
-	socklen_t len = loopback_address(choice.family, port, true, &address);
-	char bytes[4];
-	fds[0] = socket(address.ss_family, SOCK_STREAM, 0);
-	NEED(connect(fds[0], (struct sockaddr *)&address, len) == 0);
-	fds[1] = accept(listener, NULL, NULL);
-	NEED(fds[1] >= 0);
-	close(listener);
-	struct pair as_pair = {.port = local_port(fds[0]), .peer_port = local_port(fds[1])};
-	if (!choice.warm)
-		return;
-	do
-		for (int i = 0; i < 64; i++) {
-			NEED(send(fds[0], "ping", 4, 0) == 4 && recv(fds[1], bytes, 4, MSG_WAITALL) == 4);
-			NEED(send(fds[1], "pong", 4, 0) == 4 && recv(fds[0], bytes, 4, MSG_WAITALL) == 4);
-		}
-	while (!ask_runner("warm", &as_pair));
-	if (!choice.active) { /* the scene's end is the accepting one */
-		int swapped = fds[0];
-		fds[0] = fds[1];
-		fds[1] = swapped;
-	}
-}
-
 static void many_senders(void)
 {
 	int fds[2];
