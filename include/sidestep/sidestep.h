@@ -3,6 +3,7 @@
  *
  *   socket(AF_INET_OFFLOAD, SOCK_STREAM, IPPROTO_OFFLOAD_ANY)   whatever offload protocol there is, else TCP
  *   socket(AF_INET_OFFLOAD, SOCK_STREAM, IPPROTO_SDP)           this offload protocol, or EPROTONOSUPPORT
+ *   socket(AF_INET, SOCK_STREAM, IPPROTO_SDP)                   the same
  *   socket(AF_INET_DIRECT, SOCK_STREAM, 0)                      TCP of the kernel, never offered
  *
  * These families exist for programs that run under sidestep; without it the kernel answers EAFNOSUPPORT, and

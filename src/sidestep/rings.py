@@ -113,6 +113,8 @@ class Window:
             raise Misuse(f"{size} bytes cannot be reserved")
         if self._room is not None or self._copy is not None:
             raise Misuse("room is reserved already", remedy="commit() it; commit(0) gives it back")
+        if sock.fileno() < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         shim = embed.loaded()
         timeout = sock.gettimeout()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -127,13 +129,13 @@ class Window:
                 self.give_back(sock)
                 break
             if failed == -errno.EAGAIN:
-                if timeout == 0:
-                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-                _wait(sock, select.POLLOUT, deadline)
+                _wait_for_room(sock, deadline)
             elif failed == -errno.EDEADLK:
                 raise OSError(errno.EDEADLK, os.strerror(errno.EDEADLK))
             else:
                 break
+        if deadline is not None:  # whoever must not wait long does it here, not in commit()
+            _wait_for_room(sock, deadline)
         self._copy = bytearray(min(size, limits.RESERVE_COPY_MAX))
         return memoryview(self._copy)
 
@@ -203,6 +205,16 @@ def _wait(sock: socket.socket, events: int, deadline: float | None) -> None:
     left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
     if not poller.poll(left_ms):
         raise TimeoutError("timed out")
+
+
+def _wait_for_room(sock: socket.socket, deadline: float | None) -> None:
+    """As `send` would wait for it: BlockingIOError where the socket does not block, TimeoutError at the deadline."""
+    try:
+        _wait(sock, select.POLLOUT, deadline)
+    except TimeoutError:
+        if sock.gettimeout() == 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+        raise
 
 
 def _send_all(sock: socket.socket, data: memoryview) -> None:

@@ -64,7 +64,7 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
         fileno: int | None = None,
     ) -> None:
         self._window = None
-        if fileno is None and family in _EXPLICIT:
+        if fileno is None and (family in _EXPLICIT or proto == IPPROTO_SDP):
             embed.load()
             super().__init__(fileno=_stdlib.socket(family, type, proto).detach())
             return
@@ -162,8 +162,9 @@ def create_connection(
     Raises:
         OSError: No address could be connected to: the last error, or with `all_errors` an ExceptionGroup of them all.
     """
+    host, port = address
     errors: list[OSError] = []
-    for family, kind, proto, _, peer in _stdlib.getaddrinfo(*address, 0, _stdlib.SOCK_STREAM):
+    for family, kind, proto, _, peer in _stdlib.getaddrinfo(host, port, 0, _stdlib.SOCK_STREAM):
         with contextlib.ExitStack() as stack:
             try:
                 sock = stack.enter_context(socket(family, kind, proto))

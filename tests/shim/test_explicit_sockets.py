@@ -148,6 +148,26 @@ def test_without_the_shim_there_is_no_such_family(sidestep: Sidestep) -> None:
         assert python(sidestep, OPENED, **off).split() == ["EAFNOSUPPORT"] * 16
 
 
+def test_the_number_of_sdp_alone_makes_an_explicit_socket(with_protocols: Sidestep, book: Book) -> None:
+    """The family may be the ordinary one, where the kernel knows no such number; others are left to the kernel."""
+    script = """
+for family in (socket.AF_INET, socket.AF_INET6):
+    print(outcome(explicit, family, IPPROTO_SDP), outcome(explicit, family, IPPROTO_SDP, socket.SOCK_DGRAM),
+          outcome(explicit, family, IPPROTO_SDP + 1))
+listener, client, server = pair(socket.AF_INET, IPPROTO_SDP)
+print("talks", flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    talk(client, server)
+"""
+    running = Talking(with_protocols, script)
+    for _ in range(2):
+        assert running.hear() == "ok ESOCKTNOSUPPORT EINVAL"
+    assert running.hear() == "talks"
+    with_protocols.wait_for(promoted)  # at once, as only explicit sockets are here
+    running.end()
+    assert [line.split()[1] for line in book.lines() if line.startswith("ledger")] == ["bind", "join", "release"]
+
+
 def test_without_a_provider_any_protocol_means_tcp_and_a_named_one_fails(sidestep: Sidestep) -> None:
     sidestep.kill_provider()
     script = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,3 +82,55 @@ def test_a_provider_lost_twice_in_a_row_leaves_no_slot_behind(closing: ExitStack
     client.tell("close all")
     client.tell_until("introduce", lambda: sidestep.status()["shims"] == 1)
     assert sidestep.connections() == []
+
+
+_TALKER = """
+import socket, sys
+if sys.argv[1] == "listen":
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        sock, _ = listener.accept()
+    while data := sock.recv(1):
+        sock.sendall(data)
+else:
+    sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    for line in sys.stdin:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+        print("done", flush=True)
+"""
+
+
+class Pair:
+    """Two programs that talk to each other when told, over one connection."""
+
+    def __init__(self, sidestep: Sidestep) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.server: Any = sidestep.popen([sys.executable, "-c", _TALKER, "listen"], **pipes)
+        port = self.server.stdout.readline().strip()
+        self.client: Any = sidestep.popen([sys.executable, "-c", _TALKER, port], **pipes)
+
+    def talk_until(self, condition: Callable[[], bool]) -> None:
+        """One message each way, again and again; the test's time limit ends it."""
+        while not condition():
+            self.client.stdin.write("\n")
+            self.client.stdin.flush()
+            assert self.client.stdout.readline() == "done\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_promoted_connections_come_to_know_the_next_provider(closing: ExitStack, number: signal.Signals) -> None:
+    """They need no provider, but who asks a new one about them must hear of them, and be able to move them."""
+    sidestep = closing.enter_context(Sidestep(promote_after="0"))
+    pair = Pair(sidestep)
+
+    def both_promoted() -> bool:
+        return [one.promoted for one in sidestep.connections()] == [True, True]
+
+    pair.talk_until(both_promoted)
+    sidestep.kill_provider(number)
+    pair.talk_until(lambda: True)
+    sidestep.restart_provider()
+    pair.talk_until(both_promoted)
+    sidestep.demote(timeout_s=0)
+    pair.talk_until(lambda: [one.tx.path for one in sidestep.connections()] == ["tcp", "tcp"])

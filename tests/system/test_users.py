@@ -168,11 +168,22 @@ def test_one_sees_only_decisions_about_oneself(system: System, tcp_pair: MakePai
     client = system.client(ALICE)
     client.offer(tcp_pair()[0], channel(), token=1)
     with control.ControlConnection(system.socket) as connection:
-        assert {one["uid"] for one in connection.document("trace", after=0)["decisions"]} == {ALICE}
+        assert {one["uid"] for one in connection.document("trace", after=0)["decisions"]} == {ALICE, BOB}
     with as_user(BOB):
         connection = control.ControlConnection(system.socket)
     with connection:
-        assert connection.document("trace", after=0)["decisions"] == []
+        assert {one["uid"] for one in connection.document("trace", after=0)["decisions"]} == {BOB}
+
+
+def test_a_trace_tells_that_two_users_are_not_paired(system: System, tcp_pair: MakePair, channel: MakeChannel) -> None:
+    claimed(system.client(ALICE), system.client(BOB), tcp_pair(), channel)
+    with control.ControlConnection(system.socket) as connection:
+        offered, *refused = connection.document("trace", after=0)["decisions"]
+    assert (offered["role"], offered["uid"], offered["protocol"]) == ("connect", ALICE, "local")
+    assert [(one["role"], one["uid"], one["protocol"]) for one in refused] == [
+        ("connect", ALICE, None), ("listen", BOB, None),
+    ]  # fmt: skip
+    assert all("another user's" in one["why"] for one in refused)
 
 
 def test_one_user_cannot_take_all_the_memory(closing: ExitStack, tcp_pair: MakePair, channel: MakeChannel) -> None:

@@ -16,6 +16,7 @@ import pytest
 from chatting import PROGRAM, Chat, promoted_chat, promoted_client, talk_on
 from common import eventually, slot
 
+from relay_example import installed as relay_installed
 from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
@@ -215,6 +216,24 @@ def test_a_channel_that_ends_in_the_provider_is_not_called_local(sidestep: Sides
         assert [found["carrier"] for found in explain(":1000")] == ["offload protocol"] * 2
         client.write_arena([here, there | {"segment_id": b"a" * 16}])
         assert [found["carrier"] for found in explain(":1000")] == ["local"] * 2
+
+
+def test_a_connection_through_a_protocol_is_told_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack
+) -> None:
+    """Both protocols are there, and only the rule for the end that connects names one."""
+    rules = tmp_path / "policy.conf"
+    rules.write_text("use relay connect * *:*\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(relay_installed()))
+        private = closing.enter_context(Sidestep(promote_after="0", policy=rules))
+    chat, client = promoted_chat(private, closing)
+    assert private.status()["counters"]["relay_opened"] == 1
+    for pid in (client.pid, chat.server.pid):
+        argv = [sys.executable, "-m", "sidestep", "explain", f"--socket={private.socket}", "--json", str(pid)]
+        found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        carriers = [one["carrier"] for one in json.loads(found.stdout)["explanations"] if one["verdict"] == "carried"]
+        assert carriers == ["relay"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -155,6 +155,9 @@ def test_a_running_provider_is_asked(command: Run, tmp_path: Path) -> None:
         assert (found["target"], found["protocol"], found["rule"]) == ("both", "local", None)
         assert (found["route"]["interface"], found["route"]["local"], found["device"]) == ("lo", True, None)
         assert found["note"] is None
+        found = ask("connect", "a", "198.51.100.7:80")
+        assert found["protocol"] is None
+        assert "pairs only within its own network namespace" in found["why"]
         found = ask("connect", "a", "127.0.0.1:80", "--user=12345")
         assert (found["target"], found["protocol"]) == ("tcp", None)
         assert found["rule"] == {

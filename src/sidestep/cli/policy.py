@@ -145,7 +145,15 @@ def test(
         found["route"] = _route_from_here(where, uid)
     found["device"] = device_of(found["route"]["interface"]) if found["route"] else None
     found["note"] = None
-    if found["protocol"] == FIRST and found["route"] and not found["route"]["local"]:
+    within = found.pop("within_namespace", False)  # without a provider nobody knows which one there will be
+    leaves = bool(found["route"]) and not found["route"]["local"]
+    if leaves and within:
+        found["why"] = (
+            f"it stays on TCP: {where.address} is of another network namespace or host, and with this provider "
+            f"{found['protocol']} pairs only within its own network namespace"
+        )
+        found["protocol"] = None
+    elif found["protocol"] == FIRST and leaves:
         found["note"] = (
             f"{where.address} is not of this network namespace: {FIRST} carries it only if it is of this host"
         )

@@ -126,6 +126,7 @@ struct conn {
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	_Atomic uint32_t backoff;
+	_Atomic int64_t again_at; /* coarse ns; nothing is asked before, if backoff */
 	uint32_t probe_countdown;
 	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
 	struct channel_end channel;
@@ -602,7 +603,7 @@ void spin_share(bool may_move, uint32_t cpu); /* gives the CPU away; moves to an
 /* ---- provider (shim_rpc.c) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
-void rpc_listen(void); /* does what the provider tells to; two loads where it tells nothing. No lock may be held. */
+void rpc_listen(void); /* does what the provider tells to, and looks now and then whether it is there. No lock may be held. */
 void rpc_watch(int epfd, uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_withdraw(struct conn *conn);
@@ -641,6 +642,7 @@ struct explicit {
 #define HELD_EXPLICIT struct explicit *__attribute__((cleanup(explicit_release)))
 extern _Atomic bool explicit_any; /* there has been one in this process, or in one that it was forked from */
 bool explicit_family(int domain);
+bool explicit_wanted(int domain, int protocol); /* by its family, or by a number that the kernel does not know */
 int explicit_socket(int domain, int type, int protocol);
 struct explicit *explicit_hold_slow(int fd);
 static inline struct explicit *explicit_hold(int fd)

@@ -35,9 +35,14 @@ bool explicit_family(int domain)
 	       domain == AF_INET6_DIRECT;
 }
 
+bool explicit_wanted(int domain, int protocol)
+{
+	return explicit_family(domain) || (protocol == IPPROTO_SDP && (domain == AF_INET || domain == AF_INET6));
+}
+
 static int native_family(int domain)
 {
-	return domain == AF_INET_OFFLOAD || domain == AF_INET_DIRECT ? AF_INET : AF_INET6;
+	return domain == AF_INET || domain == AF_INET_OFFLOAD || domain == AF_INET_DIRECT ? AF_INET : AF_INET6;
 }
 
 /* ---- what is known of a socket ---- */

@@ -88,7 +88,7 @@ static void noted(struct conn *conn, bool nonblock)
 
 EXPORT int socket(int domain, int type, int protocol)
 {
-	if (unlikely(explicit_family(domain)) && fd_table_len)
+	if (unlikely(explicit_wanted(domain, protocol)) && fd_table_len)
 		return explicit_socket(domain, type, protocol);
 	int fd = real.socket(domain, type, protocol);
 

@@ -31,6 +31,7 @@
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
 #define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, bell, bell page */
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
+#define BACKOFF_NS 1000000           /* and the time, which is the same for those that call often */
 
 #define ORDERS_MAX 64                /* orders of the provider taken in at a time */
 
@@ -59,6 +60,15 @@ static struct {
 	bool lost;         /* with its provider; the place is taken until let_go() drops the reference */
 } pending[PENDING_MAX];
 static int pending_lost;
+
+/* CLOCK_MONOTONIC as it was a few milliseconds ago: costs next to nothing. */
+static int64_t coarse_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
 
 static void rpc_lost(void);
 static void let_go(struct conn **done, int done_len);
@@ -230,8 +240,11 @@ static void refused(struct conn *conn, enum reason_code reason)
 	}
 	word_store(conn->calls, 0);
 	/* The accepting side asks for nothing until the bucket changes, so only offers grow rarer. */
-	if (slot->role == ROLE_ACTIVE && conn->backoff < BACKOFF_MAX)
-		conn->backoff++;
+	if (slot->role == ROLE_ACTIVE) {
+		conn->again_at = coarse_ns() + ((int64_t)BACKOFF_NS << conn->backoff);
+		if (conn->backoff < BACKOFF_MAX)
+			conn->backoff++;
+	}
 	own_fd_close(conn->pending_segment_fd);
 	conn->pending_segment_fd = -1;
 }
@@ -516,8 +529,27 @@ void rpc_poll(void)
 		;
 }
 
+/*
+ * Who only looks at the registry, or has nothing to ask because all is promoted, sends nothing: then only the socket tells
+ * of a provider's end. Once it has, the next one is looked for, which must hear of what we have.
+ */
+static void provider_check(void)
+{
+	static _Atomic int64_t checked_at;
+	int64_t now = coarse_ns();
+
+	if (now - atomic_load_explicit(&checked_at, memory_order_relaxed) < CHECK_EVERY_NS)
+		return;
+	atomic_store_explicit(&checked_at, now, memory_order_relaxed);
+	if (atomic_load_explicit(&rpc_fd, memory_order_relaxed) >= 0)
+		rpc_poll();
+	else if (atomic_load_explicit(&introduced, memory_order_relaxed) && config.socket[0])
+		rpc_ensure();
+}
+
 void rpc_listen(void)
 {
+	provider_check();
 	const struct registry_header *page = atomic_load_explicit(&registry, memory_order_acquire);
 
 	if (likely(page) && likely(atomic_load_explicit((const _Atomic uint32_t *)&page->orders, memory_order_acquire) ==
@@ -724,20 +756,6 @@ static bool local_peer(const struct conn_slot *slot)
 	return memcmp(slot->remote_addr, loopback6, 16) == 0 || memcmp(slot->remote_addr, slot->local_addr, 16) == 0;
 }
 
-/* Who only looks at the registry, or finds it closing, sends nothing: then only the socket tells of a provider's end. */
-static void provider_check(void)
-{
-	static _Atomic int64_t checked_at;
-	struct timespec coarse;
-
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &coarse); /* a few ns */
-	int64_t now = coarse.tv_sec * 1000000000ll + coarse.tv_nsec;
-	if (now - atomic_load_explicit(&checked_at, memory_order_relaxed) < CHECK_EVERY_NS)
-		return;
-	atomic_store_explicit(&checked_at, now, memory_order_relaxed);
-	rpc_poll();
-}
-
 void rpc_consider(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -754,7 +772,8 @@ void rpc_consider(struct conn *conn, int fd)
 		return;
 	if (slot_has(slot, SLOT_STAYS) || !slot_has(slot, SLOT_CONNECTED))
 		return;
-	provider_check();
+	if (conn->backoff && coarse_ns() < conn->again_at)
+		return;
 	rpc_listen();
 	if (unlikely(slot_has(slot, SLOT_DEMOTED)))
 		return;

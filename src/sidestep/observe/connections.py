@@ -59,7 +59,7 @@ class Connection:
     state: str  # native, offered, attached, promoted, pinned
     reason: str | None  # name in layout.Reason
     why: str  # the reason as a sentence
-    segment: str | None  # the same in both ends
+    segment: str | None  # the same in both ends, unless a protocol stands in between
     tx: Traffic
     rx: Traffic
     doorbells: int  # rung for the other end

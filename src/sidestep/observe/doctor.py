@@ -218,7 +218,9 @@ def descriptors() -> Finding:
     text = f"a program may open {soft} (up to {hard})"
     if soft >= _NOFILE_COMFORTABLE:
         return Finding("descriptors", Level.OK, text)
-    return Finding("descriptors", Level.NOTE, text, f"for many connections: ulimit -n {min(hard, 65536)}")
+    wanted = min(hard, 65536)
+    remedy = f"ulimit -n {wanted}" if wanted > soft else "have root raise the hard limit (LimitNOFILE= of its service)"
+    return Finding("descriptors", Level.NOTE, text, f"for many connections: {remedy}")
 
 
 def _cpus() -> Finding:

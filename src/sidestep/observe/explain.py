@@ -258,8 +258,9 @@ class Explainer:
         """The protocol that carries a promoted connection, by name."""
         if peer is not None and peer.segment == one.segment:
             return _LOCAL  # the two share one channel, and nobody stands in between
-        role, listener = ("listen", ends[0]) if one.role == "passive" else ("connect", ends[1])
-        decision = self._decide(one, role, listener)
+        # The end that connects chooses; rules for the other one can only forbid.
+        opener, destination = (peer, ends[0]) if one.role == "passive" else (one, ends[1])
+        decision = self._decide(opener, "connect", destination) if opener is not None else None
         name = str(decision["protocol"]) if decision and decision["protocol"] else _LOCAL
         return name if peer is None or name != _LOCAL else "offload protocol"
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal
+from sidestep.native.reasons import REFUSAL_TEXT
 from sidestep.policy import BOTH, TCP, Decision, Policy, Role, Subject
 from sidestep.routing import Address, Route, plain_address
 from sidestep.switch.modules import Protocols
@@ -125,6 +126,12 @@ class Decisions:
             verdict = Verdict(ruling, carrier, None, None, f"{carrier.name} carries it")
         self._remember(Role.LISTEN, subject, local, verdict)
         return verdict
+
+    def refuse(self, opener: Subject, acceptor: Subject, listener: Endpoint, refusal: Refusal) -> None:
+        """Remembers for both ends that the two are not paired, whatever could carry them."""
+        for role, subject in ((Role.CONNECT, opener), (Role.LISTEN, acceptor)):
+            ruling = self._policy().decide(role, subject, listener.address, listener.port)
+            self._remember(role, subject, listener, self._refused(ruling, refusal, REFUSAL_TEXT[refusal]))
 
     def would_listen(self, subject: Subject, local: Endpoint, *, ip_protocol: int = 0) -> Verdict:
         """The dry run of a listener: what could carry the connections that it accepts."""

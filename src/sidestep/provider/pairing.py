@@ -224,14 +224,16 @@ class Pairing:
     def _join(self, offer: Offer[Brought], client: Client, packet: Packet, key: ConnectionKey, *, across: bool) -> None:
         """Both ends are proven; what is left are users, policy and protocol."""
         message = packet.message
+        listener = endpoint_of(key.local_addr, key.local_port)
         if not self._users.may_pair(self._clients[offer.client], client, across=across):
+            self._decisions.refuse(self._clients[offer.client].subject, client.subject, listener, Refusal.FOREIGN_USER)
             self._refuse_both(offer, client, message.token, Refusal.FOREIGN_USER)
             return
         carrier = self._protocols.get(offer.protocol)
         if carrier is None:  # removed meanwhile
             self._refuse_both(offer, client, message.token, Refusal.NO_PROTOCOL)
             return
-        verdict = self._decisions.listen(client.subject, endpoint_of(key.local_addr, key.local_port), carrier)
+        verdict = self._decisions.listen(client.subject, listener, carrier)
         if verdict.refusal:
             self._refuse_both(offer, client, message.token, verdict.refusal)
             return
@@ -333,7 +335,7 @@ class Pairing:
                 token=message.token,
                 flags=Attach.RELAYED,
                 ring_size=offer.ring_size,
-                segment_id=offer.segment_id,
+                segment_id=second_id,  # so that whoever looks sees that the ends share no channel
                 bell_page_id=self._relays.bell_id,
             )
             if not self._send(claimer, attach, (made, bell, page, life)):

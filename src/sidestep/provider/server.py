@@ -31,7 +31,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import __version__, limits
-from sidestep.config import ProviderSettings
+from sidestep.config import Proof, ProviderSettings
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.native import layout
@@ -566,7 +566,9 @@ class Provider:
             verdict = self.decisions.connect(subject, Request(None, endpoint, None), dry=True)
         else:
             verdict = self.decisions.would_listen(subject, endpoint)
-        self._reply(client, token, verdict.as_json())
+        carrier, paths = verdict.protocol, self._settings.proof is Proof.PATH
+        within = carrier is not None and not carrier.capabilities.remote and not paths
+        self._reply(client, token, verdict.as_json() | {"within_namespace": within})
 
     def _control_trace(self, client: Client, token: int, request: dict[str, Any]) -> None:
         after = request.get("after", 0)

@@ -289,6 +289,12 @@ def check_scatter() -> None:
     expect("promoted", a, b)
 
 
+def check_create_connection_arguments() -> None:
+    """An address is a host and a port, as for the standard one."""
+    with expected(ValueError, "not enough values to unpack"):
+        socket.create_connection(("127.0.0.1",))  # type: ignore[arg-type]
+
+
 def check_create_connection() -> None:
     """Errors, several addresses, source address, timeout."""
     with socket.create_server((HOST, 0)) as server:
@@ -392,6 +398,13 @@ def check_children() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     talk(a, b)
     expect("promoted", a, b)
+
+
+def check_explicit_by_number() -> None:
+    """IPPROTO_SDP wants that protocol, whatever the family; there is none here."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with expected(OSError, "Protocol not supported"):
+            socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_SDP)
 
 
 def check_explicit() -> None:
@@ -575,14 +588,12 @@ def check_reserve_other_senders() -> None:
     thread = threading.Thread(target=other)
     thread.start()
     copy = a.dup()
-    copy.setblocking(False)
     with expected(BlockingIOError):
-        copy.send(b"third")
+        copy.send(b"third", plain.MSG_DONTWAIT)  # O_NONBLOCK would be the other thread's, too
     assert not select.select([], [copy], [], 0)[1]
     view[:] = b"first..."
     view.release()
     assert not done.is_set()
-    copy.setblocking(True)
     a.commit(8)
     thread.join(DEADLINE_S)
     assert done.is_set()
@@ -673,6 +684,20 @@ def check_in_place_on_tcp() -> None:
     exchange(c, d)
     untracked = [socket.socket(fileno=end.detach()) for end in pair_of(plain)]
     exchange(untracked[0], untracked[1])
+    # TCP that is full has no room either: a commit would have to wait, also where nobody may
+    full, reader = untracked
+    full.setblocking(False)
+    with expected(BlockingIOError):
+        while True:
+            full.send(bytes(100_000))
+    with expected(BlockingIOError):
+        full.reserve(1)
+    full.settimeout(0.02)
+    with expected(TimeoutError):
+        full.reserve(1)
+    reader.close()
+    with expected(OSError, "Bad file descriptor"):
+        reader.reserve(1)
     x.close()
     y.close()
 
