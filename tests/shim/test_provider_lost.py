@@ -106,8 +106,8 @@ class Pair:
 
     def __init__(self, sidestep: Sidestep) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.server: Any = sidestep.popen([sys.executable, "-c", _TALKER, "listen"], **pipes)
-        port = self.server.stdout.readline().strip()
+        server: Any = sidestep.popen([sys.executable, "-c", _TALKER, "listen"], **pipes)
+        port = server.stdout.readline().strip()
         self.client: Any = sidestep.popen([sys.executable, "-c", _TALKER, port], **pipes)
 
     def talk_until(self, condition: Callable[[], bool]) -> None:
