@@ -10,7 +10,8 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,21 @@ class Scene:
         """The victim's live connections."""
         return [c for c in self.sidestep.connections() if c.pid == self.victim.pid]
 
-    def neighbours(self) -> subprocess.Popen[bytes]:
-        """An honest client with promoted connections, which checks every answer."""
+    @contextmanager
+    def neighbours(self) -> Iterator[dict[str, int]]:
+        """Beside an honest client with promoted connections, which checks every answer; yields `answered()`.
+
+        In the end that client goes on unharmed, until it is told to end, and so does the victim: see `end`.
+        """
         options = ["-p", str(self.port), "-n", str(NEIGHBOURS), "-w", "0", "-c", "1000000000"]
         client: list[str | Path] = [pingpong(), "client", *self.mode, *options]
         started = self.sidestep.popen(client, env=self.shim.env, stdout=subprocess.PIPE)
         self.sidestep.wait_for(lambda found: sum(c.promoted for c in found) == 2 * NEIGHBOURS)
-        return started
+        yield self.answered()
+        assert started.poll() is None
+        started.terminate()
+        assert started.wait(WITHIN_S) == -signal.SIGTERM
+        self.end()
 
     def answered(self) -> dict[str, int]:
         """How many messages of each promoted connection the victim has read by ring."""
@@ -97,25 +106,20 @@ MODES = [["-m", "blocking"], ["-m", "poll"], ["-m", "epoll"], ["-m", "epoll", "-
 @pytest.mark.parametrize("mode", MODES, ids="".join)
 def test_only_its_own_connection_dies(sidestep: Sidestep, tmp_path: Path, mode: list[str], seed: int) -> None:
     scene = Scene(sidestep, tmp_path, mode)
-    neighbour = scene.neighbours()
-    before = scene.answered()
-    with ShimClient(sidestep.socket) as client:
-        client.hello()
-        for number in range(ATTACKS):
-            with HostilePeer(client, scene.port) as peer:
-                peer.promote()
-                moves = peer.attack(seed + number)
-            assert scene.victim.poll() is None, f"the victim ended with {scene.victim.returncode} after {moves}"
-    # the victim has closed every hostile connection, and no other
-    sidestep.wait_for(lambda _: len(scene.of_victim()) == NEIGHBOURS, WITHIN_S)
-    assert neighbour.poll() is None
-    # the neighbour's connections are the same as before, promoted, and alive
-    after = scene.answered()
-    assert after.keys() == before.keys()
-    scene.wait_answered(after, 100)
-    neighbour.terminate()
-    assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
-    scene.end()
+    with scene.neighbours() as before:
+        with ShimClient(sidestep.socket) as client:
+            client.hello()
+            for number in range(ATTACKS):
+                with HostilePeer(client, scene.port) as peer:
+                    peer.promote()
+                    moves = peer.attack(seed + number)
+                assert scene.victim.poll() is None, f"the victim ended with {scene.victim.returncode} after {moves}"
+        # the victim has closed every hostile connection, and no other
+        sidestep.wait_for(lambda _: len(scene.of_victim()) == NEIGHBOURS, WITHIN_S)
+        # the neighbour's connections are the same as before, promoted, and alive
+        after = scene.answered()
+        assert after.keys() == before.keys()
+        scene.wait_answered(after, 100)
 
 
 @pytest.mark.parametrize("word", ["producer[0].tail", "consumer[1].head", "side[0].tx_back_at", "side[0].rx_frozen"])
@@ -146,9 +150,7 @@ def test_an_impossible_count_ends_the_connection(
 def test_a_bell_that_would_block_holds_nobody_up(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
     """A peer has its own bell block whoever writes to it; the victim rings it, and goes on."""
     scene = Scene(sidestep, tmp_path, mode, spins=False)
-    neighbour = scene.neighbours()
-    neighbours = scene.answered().keys()
-    with ShimClient(sidestep.socket) as client:
+    with scene.neighbours() as neighbours, ShimClient(sidestep.socket) as client:
         client.hello()
         with HostilePeer(client, scene.port) as peer:
             peer.promote()
@@ -158,20 +160,14 @@ def test_a_bell_that_would_block_holds_nobody_up(sidestep: Sidestep, tmp_path: P
                 peer.exchange()
             scene.wait_answered(neighbours, 100)
             assert [c.doorbells for c in scene.of_victim() if c.remote not in neighbours] >= [3]
-    assert neighbour.poll() is None
-    neighbour.terminate()
-    assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
-    scene.end()
 
 
 @pytest.mark.parametrize("mode", MODES, ids="".join)
 def test_no_peer_can_silence_a_shared_bell(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
     """A peer empties, fills and blocks the victim's bell all the while; all rings of others, and its own, are heard."""
     scene = Scene(sidestep, tmp_path, mode, spins=False)
-    neighbour = scene.neighbours()
-    neighbours = scene.answered().keys()
     dice = random.Random(1)
-    with ShimClient(sidestep.socket) as client:
+    with scene.neighbours() as neighbours, ShimClient(sidestep.socket) as client:
         client.hello()
         with HostilePeer(client, scene.port) as peer:
             peer.promote()
@@ -189,7 +185,3 @@ def test_no_peer_can_silence_a_shared_bell(sidestep: Sidestep, tmp_path: Path, m
                 sidestep.demote(lambda c: c.pid == scene.victim.pid and c.remote not in neighbours, 0)
                 assert time.monotonic() < deadline, "the victim does not go back to TCP"
             scene.wait_answered(neighbours, 100)
-    assert neighbour.poll() is None
-    neighbour.terminate()
-    assert neighbour.wait(WITHIN_S) == -signal.SIGTERM
-    scene.end()
