@@ -273,6 +273,18 @@ def test_it_waits_for_a_provider(sidestep: Sidestep) -> None:
     on_screen(sidestep, steps)
 
 
+def test_a_look_that_ends_with_the_screen_is_nothing(sidestep: Sidestep) -> None:
+    """The thread that looks may have found something when the screen is already being taken down."""
+
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until(app, pilot, lambda lines: f"provider {sidestep.provider_pid} " in lines[1])
+        await app.query("#head").remove()
+        app._tick()
+        await app.workers.wait_for_complete()
+
+    on_screen(sidestep, steps)
+
+
 @pytest.mark.parametrize("size", [(80, 24), (132, 43)])
 def test_of_thousands_the_visible_ones_are_shown(sidestep: Sidestep, crowd: ShimClient, size: tuple[int, int]) -> None:
     def ports(lines: list[str]) -> list[int]:

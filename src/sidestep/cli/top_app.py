@@ -118,6 +118,8 @@ class TopApp(App[None]):
 
     def _handle_look(self, found: Sample | Unavailable) -> None:
         self._looking = False
+        if not self.query("#head"):
+            return  # it came while the screen was being taken down
         if isinstance(found, Unavailable):
             self._trouble = f"{found.message}; looking on"
             self._sample = None  # counts from before and after a gap are not compared
