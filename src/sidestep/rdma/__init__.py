@@ -1,0 +1,1 @@
+"""The Offload Transport Interface: RDMA as the verbs name it, whatever device is beneath (design §8)."""

@@ -1,0 +1,137 @@
+"""Work requests and completions: what is posted to a queue pair, and what comes of it.
+
+The names are those of the verbs (IBTA volume 1, chapter 10; the `ibv_*` calls of rdma-core). Two things differ, on
+purpose:
+
+- A scatter or gather entry is a `memoryview`, not address, length and local key: it names memory, keeps it alive and
+  cannot leave its bounds. A device that needs a local key finds it through the protection domain's regions.
+- The flags of a request are fields of their own: in Python a test of an attribute is much cheaper than one of a flag.
+
+Memory in a request belongs to the device from posting to completion. Work requests are records of the data path and
+therefore mutable: freezing them would double what they cost. Nobody changes one after it was posted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Final, NewType, TypeAlias
+
+RKey = NewType("RKey", int)  # 32 bits: what the other end shows to read or write a region (iWARP: STag)
+LKey = NewType("LKey", int)  # 32 bits: what this end shows
+Gather: TypeAlias = tuple[memoryview | bytes, ...]  # sent in this order; no payload is copied in Python
+Scatter: TypeAlias = tuple[memoryview, ...]  # filled in this order; writable, contiguous bytes
+
+
+class Access(IntFlag):
+    """What may be done with a region; the values of `ibv_access_flags`."""
+
+    LOCAL_READ = 0  # always allowed
+    LOCAL_WRITE = 1
+    REMOTE_WRITE = 2  # asks for LOCAL_WRITE as well (IBTA 10.6.3.1)
+    REMOTE_READ = 4
+
+
+class Opcode(IntEnum):
+    """What a completion is of; the values of `ibv_wc_opcode`."""
+
+    SEND = 0
+    RDMA_WRITE = 1
+    RDMA_READ = 2
+    LOCAL_INVALIDATE = 6
+    RECEIVE = 128
+
+
+class Status(IntEnum):
+    """How a work request ended; the values of `ibv_wc_status`. After any but SUCCESS the queue pair is in error."""
+
+    SUCCESS = 0
+    LOCAL_LENGTH_ERROR = 1  # a message longer than the receive posted for it
+    LOCAL_QP_OPERATION_ERROR = 2
+    LOCAL_PROTECTION_ERROR = 4  # the entries do not name memory that the request may use
+    FLUSHED = 5  # the queue pair was in error before this request was begun
+    REMOTE_INVALID_REQUEST = 9  # the other end could not take the message: too long, or not allowed on this queue pair
+    REMOTE_ACCESS_ERROR = 10  # key, bounds or rights of an RDMA Read or Write
+    REMOTE_OPERATION_ERROR = 11
+    RETRY_EXCEEDED = 12  # the other end does not answer
+    RNR_RETRY_EXCEEDED = 13  # the other end had no receive posted
+    FATAL = 19
+
+
+@dataclass(slots=True)
+class Send:
+    """One message: consumes one receive of the other end."""
+
+    wr_id: int
+    gather: Gather
+    signaled: bool = True  # whether success makes a completion; failure always does
+    solicited: bool = False  # wakes a completion queue armed for solicited events only
+    fence: bool = False  # waits for RDMA Reads posted before
+    invalidate: RKey | None = None  # Send with Invalidate: the other end's key of this number is void
+
+
+@dataclass(slots=True)
+class RdmaWrite:
+    """Bytes into the other end's region; placed before a Send posted behind it is delivered."""
+
+    wr_id: int
+    gather: Gather
+    remote_va: int  # address in the other end's region
+    rkey: RKey
+    signaled: bool = True
+    fence: bool = False
+
+
+@dataclass(slots=True)
+class RdmaRead:
+    """Bytes out of the other end's region; may complete after a Send posted behind it was delivered."""
+
+    wr_id: int
+    scatter: Scatter
+    remote_va: int
+    rkey: RKey
+    signaled: bool = True
+    fence: bool = False
+
+
+@dataclass(slots=True)
+class LocalInvalidate:
+    """Voids a key of this end, in the order of the send queue."""
+
+    wr_id: int
+    rkey: RKey
+    signaled: bool = True
+    fence: bool = False
+
+
+@dataclass(slots=True)
+class Receive:
+    """Room for one message."""
+
+    wr_id: int
+    scatter: Scatter
+
+
+SendRequest: TypeAlias = Send | RdmaWrite | RdmaRead | LocalInvalidate
+
+
+@dataclass(slots=True)
+class Completion:
+    """What came of one work request."""
+
+    wr_id: int
+    status: Status
+    opcode: Opcode
+    byte_len: int = 0  # bytes received, or read
+    qp_number: int = 0
+    solicited: bool = False  # of a receive: the sender asked for an event
+    invalidated: RKey | None = None  # of a receive: the key that the message voided
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was done."""
+        return self.status is Status.SUCCESS
+
+
+REJECT_CONSUMER: Final = 28  # IBTA 12.6.7.2: the consumer, not the fabric, said no
+REJECT_INVALID_SERVICE_ID: Final = 8  # nobody listens
