@@ -121,5 +121,5 @@ SDP_SENDS_QUEUED_MAX: Final = 4096  # of the user, on one connection; the next i
 SDP_RECEIVES_QUEUED_MAX: Final = 4096  # of the user, on one connection; the next is LimitReached
 SDP_ADVERT_MAX: Final = 1 << 31  # bytes of one advertisement; more is a violation: advert_length
 SDP_URGENT_AHEAD_MAX: Final = 65535  # bytes between OOB_PEND and the urgent byte; the announcement waits until then
-SDP_GATHER_MAX: Final = 16  # sends of the user in one message: beyond it the header is no longer what costs
+SDP_GATHER_MAX: Final = 15  # sends of the user in one message: beyond it the header is no longer what costs
 SDP_SIGNAL_EVERY: Final = 32  # unsignaled Sends until one is signaled, so that the send queue is known to move

@@ -31,7 +31,6 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, hello_ack_refusal, hello_refusal
 from sidestep.sdp.requests import (
     Accept,
-    Confirm,
     Connect,
     Disconnect,
     Event,
@@ -104,11 +103,11 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_first_buffers", "_flow",
-        "_hello", "_mode_told", "_owes", "_probe_wait", "_reader_closed", "_readable_told", "_release_wanted",
-        "_remote_before", "_resize", "_settings", "_sink", "_source", "_strategy", "_suspend_answered",
-        "_suspend_port", "_suspend_sent", "_timers", "_transport_done", "_write_told", "accepting", "addresses",
-        "cause", "error", "now", "peer_max_adverts", "state", "suspended", "unregistered", "version",
+        "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_owes",
+        "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_remote_before", "_reply_fault",
+        "_resize", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port", "_suspend_sent",
+        "_timers", "_transport_done", "_write_told", "accepting", "addresses", "cause", "error", "now",
+        "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -121,7 +120,6 @@ class Connection:
         self._control: deque[object] = deque()  # messages without payload, or what sends them, in order
         self._events: deque[Told] = deque()
         self._timers: dict[str, float] = {}
-        self._hello: bytes | None = None  # private data to send, once the buffers are posted
         self._buffers_wanted = 0  # until Hello or HelloAck can say how many there are
         self._fast = False  # Data is taken without a look at the tables
         self._dirty = False  # something has happened since the last pump
@@ -135,6 +133,7 @@ class Connection:
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
         self._remote_before = 0
+        self._reply_fault: PeerViolation | None = None
         self._suspend_port: int | None = None
         self._suspend_sent = False
         self._suspend_answered = False
@@ -147,7 +146,6 @@ class Connection:
         self.error: SidestepError | None = None
         self.cause: Cause | None = None
         self.suspended: Suspended | None = None
-        self.unregistered: set[StreamSend | StreamReceive] = set()
 
     # --- setting up (§7) ---
 
@@ -241,26 +239,37 @@ class Connection:
         hello = encode(header, bufs=bufs, mseq=0, mseq_ack=0)
         flow.work.append(Connect(service_id(self.addresses.remote_port), hello))
 
+    def judge_reply(self, private_data: bytes | memoryview) -> bool:
+        """Whether this HelloAck can be taken; what is wrong with it is kept for `handle_refused`."""
+        try:
+            self._reply(private_data)
+        except PeerViolation as violation:
+            self._reply_fault = violation
+            return False
+        return True
+
+    def _reply(self, private_data: bytes | memoryview) -> tuple[Bsdh, HelloAck | IwarpHelloAck]:
+        bsdh, ack, _ = decode(memoryview(private_data))
+        reason = hello_ack_refusal(bsdh, ack, major=self.version.major)
+        if reason is not None:
+            raise PeerViolation(f"a HelloAck that is refused: {reason.value}", rule=f"hello_{reason.value}")
+        if not isinstance(ack, IwarpHelloAck if self._settings.carrier is Carrier.IWARP else HelloAck):
+            raise PeerViolation(f"{ack} over {self._settings.carrier.value}", rule="hello_late")
+        assert isinstance(ack, HelloAck | IwarpHelloAck)
+        return bsdh, ack
+
     def handle_accepted(self, private_data: bytes | memoryview, now: float) -> None:
-        """The other end has accepted, with this HelloAck."""
+        """The other end has accepted, with this HelloAck; both ends may send."""
         self.now = now
         if self.state is not State.REQ_SENT:
             return
         try:
-            bsdh, ack, _ = decode(memoryview(private_data))
-            reason = hello_ack_refusal(bsdh, ack, major=self.version.major)
-            wanted = IwarpHelloAck if self._settings.carrier is Carrier.IWARP else HelloAck
-            if reason is None and not isinstance(ack, wanted):
-                raise PeerViolation(f"{ack} over {self._settings.carrier.value}", rule="hello_late")
-            if reason is not None:
-                raise PeerViolation(f"a HelloAck that is refused: {reason.value}", rule=f"hello_{reason.value}")
+            bsdh, ack = self._reply(private_data)
         except PeerViolation as violation:
-            self._flow.work.append(Reject(REJECT_CONSUMER))
+            self._flow.work.append(Disconnect())
             self._refuse(violation, Cause.VIOLATION)
             return
-        assert isinstance(ack, HelloAck | IwarpHelloAck)
         self._adopt(bsdh, ack, ack.act_rcv_sz)
-        self._flow.work.append(Confirm())
         self._open(Stimulus.REPLY)
 
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
@@ -275,6 +284,9 @@ class Connection:
         """The connection manager says no, or that nobody answered."""
         self.now = now
         if self.state in (State.REQ_SENT, State.REP_SENT):
+            if self._reply_fault is not None:
+                self._refuse(self._reply_fault, Cause.VIOLATION)
+                return
             remedy = "is a program listening there?" if not self.accepting else ""
             self._refuse(Unavailable(f"refused (reason {reason})", remedy=remedy), Cause.REFUSED)
 
@@ -917,25 +929,23 @@ class Connection:
             else:
                 item()  # type: ignore[operator]
         if not control and sink.pump():
-            if self._suspend_answered or self._suspend_port is not None:
-                self._suspend()
-                if self._suspend_sent or self._down:
+            if self._suspend_port is not None:
+                if self._suspend():
                     return
             elif not source.ended:
                 if source.queue or source.forced or source.cancel_wanted or source.mode_wanted is not None:
                     source.pump()
                 if source.ending and source.idle and flow.may_send_bare() and not source.ended:
                     self._send_disconn()
-            if sink.receives and not self._suspend_answered:
-                if sink.mode is Mode.PIPELINED:
-                    sink.show()
+            if sink.receives and sink.mode is Mode.PIPELINED and not self._suspend_answered:
+                sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
         remote_credit = flow.remote_credit()
         if flow.posted > remote_credit and flow.credit:
-            if remote_credit <= 1 or (self._owes and (remote_credit < 3 or 2 * remote_credit <= flow.posted)):
-                if flow.may_send_bare() and flow.brings_credit():
-                    self._send_update()
+            due = remote_credit <= 1 or (self._owes and (remote_credit < 3 or 2 * remote_credit <= flow.posted))
+            if due and flow.may_send_bare() and flow.brings_credit():
+                self._send_update()
         if flow.credit < 3 and flow.credit and self._source_waits():
             if "probe" not in self._timers:
                 self._arm("probe", self._probe_wait)
@@ -975,19 +985,20 @@ class Connection:
         self._arm("suspend", self._settings.suspend_s)
         self._dirty = True
 
-    def _suspend(self) -> None:
-        """SuspComm, or its answer, when nothing is in process."""
+    def _suspend(self) -> bool:
+        """SuspComm, or its answer, when nothing is in process; True if it went, and nothing may follow."""
         flow, source, sink = self._flow, self._source, self._sink
         if sink.reads or sink.withdrawing or source.cancel_mseq is not None or not flow.may_send_bare():
-            return
+            return False
         if any(then is not None for _, _, then in flow.in_flight):
-            return
+            return False
         assert self._suspend_port is not None
         self._suspend_sent = True
         if self._suspend_answered:
             flow.send_header(SuspCommAck(), then=self._reconnect)
         else:
             flow.send_header(SuspComm(service_id(self._suspend_port)))
+        return True
 
     def _hand_over(self) -> None:
         """SuspCommAck has come: the stream goes on elsewhere."""

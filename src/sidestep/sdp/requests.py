@@ -121,13 +121,8 @@ class Accept:
 
 
 @dataclass(slots=True)
-class Confirm:
-    """The HelloAck is good: the connection manager may say ready to use (RTU)."""
-
-
-@dataclass(slots=True)
 class Reject:
-    """Refuses: the request on the accepting side, the reply on the connecting side."""
+    """Refuses a connection request."""
 
     reason: int
 
@@ -138,7 +133,7 @@ class Disconnect:
 
 
 Order: TypeAlias = (
-    NeedBuffers | ReturnBuffer | Register | Release | Connect | Accept | Confirm | Reject | Disconnect
+    NeedBuffers | ReturnBuffer | Register | Release | Connect | Accept | Reject | Disconnect
 )  # fmt: skip
 Work: TypeAlias = Send | RdmaWrite | RdmaRead | Receive | Order
 

@@ -31,7 +31,7 @@ class ResizeHost(Protocol):
 class Resize:
     """Both sides of it."""
 
-    __slots__ = ("_flow", "_host", "asked", "increase_refused", "decrease_refused", "local", "old", "target", "waits")
+    __slots__ = ("_flow", "_host", "asked", "decrease_refused", "increase_refused", "local", "old", "target", "waits")
 
     def __init__(self, flow: Flow, host: ResizeHost, local: int) -> None:
         self._flow, self._host = flow, host

@@ -516,7 +516,7 @@ class Sink:
     def drop_cancelled(self) -> None:
         """Receives that the user has cancelled end, but for those that are shown or being read into."""
         kept: deque[StreamReceive] = deque()
-        dropped = []
+        dropped: list[StreamReceive] = []
         for receive in self.receives:
             (dropped if receive.cancelled and not receive.advert and not receive.reads else kept).append(receive)
         self.receives = kept

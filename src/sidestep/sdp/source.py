@@ -140,13 +140,13 @@ class Source:
         while True:
             if self.cancel_wanted and not self._cancel():
                 return
+            if self.cancel_mseq is not None:
+                return  # no payload, nor what SendSm has demanded: that is withdrawn with the rest (docs/sdp-model.md)
             if self.forced:
                 if not flow.may_send_payload():
                     return
                 self._send_forced()
                 continue
-            if self.cancel_mseq is not None:
-                return
             if self.mode_wanted is not None and not self._change_mode():
                 return
             if not queue:
