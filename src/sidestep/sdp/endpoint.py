@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from ipaddress import IPv4Address
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma import cm
@@ -25,7 +25,6 @@ from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QueuePair
 from sidestep.rdma.work import (
     Access,
     Completion,
-    LocalInvalidate,
     RdmaRead,
     RdmaWrite,
     Receive,
@@ -247,7 +246,7 @@ class Stream:
                 kind = type(work)
                 if kind is Receive:
                     self._post_receive(work)  # type: ignore[arg-type]
-                elif kind is Send or kind is RdmaWrite or kind is RdmaRead or kind is LocalInvalidate:
+                elif kind is Send or kind is RdmaWrite or kind is RdmaRead:
                     self._post_send(work)  # type: ignore[arg-type]
                 else:
                     self._ORDERS[kind](self, work)
@@ -269,7 +268,7 @@ class Stream:
         self.posted.append(receive)
         self.qp.post_recv(receive)
 
-    def _post_send(self, request: Send | RdmaWrite | RdmaRead | LocalInvalidate) -> None:
+    def _post_send(self, request: Send | RdmaWrite | RdmaRead) -> None:
         assert self.qp is not None
         self.qp.post_send(request)
 
@@ -361,7 +360,7 @@ class Stream:
             region.deregister()
         self._slabs.clear()
 
-    _ORDERS: Final = {
+    _ORDERS: Final[dict[type, Callable[[Stream, Any], None]]] = {
         NeedBuffers: _on_need_buffers,
         ReturnBuffer: _on_return_buffer,
         Register: _on_register,
