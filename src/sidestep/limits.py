@@ -108,3 +108,10 @@ ERRNO_END: Final = 4096  # errnos are below: what a protocol raises beyond it is
 # Python's sockets, where bytes do not go by ring.
 PEEK_COPY_MAX: Final = 256 << 10  # bytes that peek() copies; what lies behind them is seen after consume()
 RESERVE_COPY_MAX: Final = 256 << 10  # bytes that reserve() gives at a time; the view says how many there are
+
+# RDMA. What a device can do itself is in its attributes.
+RDMA_BACKLOG_DEFAULT: Final = 128  # connection requests of a listener not answered yet; the next one is rejected
+POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one gets LimitReached
+RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
+RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
+FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
