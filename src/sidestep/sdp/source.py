@@ -97,7 +97,7 @@ class Source:
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "announced", "cancel_mseq", "cancel_wanted",
         "change_mseq", "ended", "ending", "forced", "frozen", "hint", "mode", "mode_wanted", "passed", "payload_max",
-        "pnd", "queue", "sinks", "urgent",
+        "pnd", "queue", "sinks", "transact", "urgent",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SourceHost) -> None:
@@ -112,6 +112,7 @@ class Source:
         self.ended = False  # DisConn was sent
         self.passed = 0  # bytes of the stream that are with the sink, or will be
         self.payload_max = 0  # bytes of payload in one Data message
+        self.transact = False  # payload may take a SinkAvail of ours along
         self.reset()
 
     def reset(self) -> None:
@@ -201,7 +202,12 @@ class Source:
 
     def _payload(self, view: memoryview, length: int, send: StreamSend, flags: int, signaled: bool) -> None:
         """A piece of one send, as Data, or with a SinkAvail of ours if there is one to send (Transaction)."""
-        if not flags and (offer := self._host.transaction()) and length <= self._flow.remote_size - _SINK_AVAIL_LEN:
+        if (
+            self.transact
+            and not flags
+            and (offer := self._host.transaction())
+            and length <= self._flow.remote_size - _SINK_AVAIL_LEN
+        ):
             header, receive = offer
             self._count_payload()
             self._flow.send_header(header, (view,), send=send)
