@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sdp_vectors import between, vectors
+from sdp_vectors import Vector, between, vectors
 from strategies import HEADERS, U8, U16, U32, messages
 
 from sidestep.errors import Misuse, PeerViolation
@@ -116,14 +116,16 @@ def test_garbage_is_refused_or_means_what_it_says(whole: bytes) -> None:
 
 
 @pytest.mark.parametrize("vector", between("V01", "V52"), ids=lambda vector: vector.name)
-def test_cut_at_any_byte_it_is_refused(vector: object) -> None:
-    whole = getattr(vector, "message", b"")
+def test_cut_at_any_byte_it_is_refused(vector: Vector) -> None:
+    whole = vector.message
     for size in range(len(whole)):
         assert rule_of(whole[:size]) == ("short_message" if size < 16 else "length")
         if size >= 16:  # with a length that is true again
             cut = whole[:4] + struct.pack(">I", size) + whole[8:size]
             _, header, _ = decode(memoryview(whole))
-            if header.MID <= Mid.HELLO_ACK:
+            if (header.MID, size) in ((0, 32), (1, 28)):
+                assert isinstance(outcome(cut), wire.Decoded)  # it is iWARP's form now
+            elif header.MID <= Mid.HELLO_ACK:
                 assert rule_of(cut) == "hello_length"
             elif size < 16 + header.LENGTH:
                 assert rule_of(cut) == "short_header"
@@ -132,8 +134,8 @@ def test_cut_at_any_byte_it_is_refused(vector: object) -> None:
 
 
 @pytest.mark.parametrize("vector", between("V01", "V52"), ids=lambda vector: vector.name)
-def test_a_flipped_bit_is_refused_or_told(vector: object) -> None:
-    whole = getattr(vector, "message", b"")
+def test_a_flipped_bit_is_refused_or_told(vector: Vector) -> None:
+    whole = vector.message
     before = decode(memoryview(whole))
     for index in range(min(len(whole), 96) * 8):
         flipped = bytearray(whole)
