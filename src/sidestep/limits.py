@@ -123,3 +123,10 @@ SDP_ADVERT_MAX: Final = 1 << 31  # bytes of one advertisement; more is a violati
 SDP_URGENT_AHEAD_MAX: Final = 65535  # bytes between OOB_PEND and the urgent byte; the announcement waits until then
 SDP_GATHER_MAX: Final = 15  # sends of the user in one message: beyond it the header is no longer what costs
 SDP_SIGNAL_EVERY: Final = 32  # unsignaled Sends until one is signaled, so that the send queue is known to move
+
+# RDMA. What a device can do itself is in its attributes.
+RDMA_BACKLOG_DEFAULT: Final = 128  # connection requests of a listener not answered yet; the next one is rejected
+POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one gets LimitReached
+RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
+RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
+FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.verbs import QueuePair
 
 __all__ = [
-    "BACKLOG_DEFAULT",
     "CmState",
     "Connection",
     "ConnectionEvent",
@@ -62,7 +62,6 @@ __all__ = [
 
 REJECT_TIMEOUT: Final = 4  # IBTA 12.6.7.2: who asked has given up
 REJECT_INVALID_COMM_ID: Final = 6  # a reply to a request that is no more
-BACKLOG_DEFAULT: Final = 128  # requests neither accepted nor rejected; the next one is rejected with REJECT_CONSUMER
 
 
 class CmState(IntEnum):
@@ -222,7 +221,7 @@ class ConnectionManager(ABC):
         handler: RequestHandler,
         *,
         match: PrivateDataMatch | None = None,
-        backlog: int = BACKLOG_DEFAULT,
+        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
     ) -> Listener:
         """Hands requests for the service id to the handler.
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.loopback.device import LoopbackDevice
 from sidestep.rdma.loopback.queues import HandledQueue
@@ -68,7 +69,7 @@ class Fabric:
         timing: Timing | None = None,
         faults: Faults | None = None,
         observer: Observer | None = None,
-        run_limit: int = 10_000_000,
+        run_limit: int = limits.FABRIC_EVENTS_PER_RUN,
     ) -> None:
         self.rng = rng
         self.immediate = immediate

@@ -1,10 +1,10 @@
 """The connection manager of the loopback device: InfiniBand's handshake, with its losses and crossings.
 
 Theory of operation. Each side of a connection has a communication id and a state (`CmState`). Messages are datagrams:
-they can be lost and overtake each other and data, so REQ, REP and DREQ are sent again until something answers them; RTU,
-REJ and DREP are sent again only when what they answer comes again (IBTA 12.9.8). What a message does in a state is in
-`TRANSITIONS`; a message for a connection that does not exist, or that is not in the table, is answered by `_stray` so
-that its sender comes to rest.
+they can be lost and overtake each other and data, so REQ, REP and DREQ are sent again until something answers them;
+RTU, REJ and DREP are sent again only when what they answer comes again (IBTA 12.9.8). What a message does in a state is
+in `TRANSITIONS`; a message for a connection that does not exist, or that is not in the table, is answered by `_stray`
+so that its sender comes to rest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.rdma.cm import (
-    BACKLOG_DEFAULT,
     REJECT_INVALID_COMM_ID,
     REJECT_TIMEOUT,
     CmState,
@@ -413,7 +413,7 @@ class LoopbackManager(ConnectionManager):
         handler: RequestHandler,
         *,
         match: PrivateDataMatch | None = None,
-        backlog: int = BACKLOG_DEFAULT,
+        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
     ) -> LoopbackListener:
         """Takes requests for a service id."""
         if not 0 <= service_id < 1 << 64:
