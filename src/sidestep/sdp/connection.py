@@ -168,6 +168,7 @@ class Connection:
         self._write_told = False
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
+        self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._remote_before = 0
         self._reply_fault: PeerViolation | None = None
         self._suspend_port: int | None = None
@@ -176,7 +177,7 @@ class Connection:
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
-        self.version = Version.of_byte(settings.version)
+        self.version = Version.of_byte(settings.wire_version)
         self.peer_max_adverts = 0
         self.now = 0.0
         self.error: SidestepError | None = None
@@ -556,7 +557,8 @@ class Connection:
         self.now = now
         self._reader_closed = True
         if self.state in (State.REQ_SENT, State.REP_SENT):
-            self._flow.work.append(Reject(REJECT_CONSUMER) if self.accepting else Disconnect())
+            unanswered = self.accepting and self._buffers_wanted > 0
+            self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
             self._refuse(Unavailable("given up before it was established"), Cause.ABORTED)
             return
         self._break(Unavailable("reset by this end"), Cause.ABORTED)
@@ -584,11 +586,7 @@ class Connection:
     def _disconnect(self) -> None:
         if not self._down:
             self._down = True
-            self._sink_returns()
             self._flow.work.append(Disconnect())
-
-    def _sink_returns(self) -> None:
-        """Private buffers that become free are not posted any more."""
 
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
@@ -911,8 +909,11 @@ class Connection:
         self._probe_wait = min(2 * self._probe_wait, 1.0)
 
     def _on_keepalive_timeout(self) -> None:
-        if self._sendable and self._flow.room():
-            self._flow.send_write((), 0, RKey(0), None)  # §18: a dead peer shows as a transport error
+        flow = self._flow
+        traffic = flow.tx_mseq + flow.rx_mseq
+        if traffic == self._traffic and self._sendable and flow.room():
+            flow.send_write((), 0, RKey(0), None)  # §18: a dead peer shows as a transport error
+        self._traffic = traffic
         self._keep_alive()
 
     def _on_suspend_timeout(self) -> None:
@@ -1071,9 +1072,11 @@ class Connection:
         """SuspCommAck has come: the stream goes on elsewhere."""
         assert self.addresses is not None
         source, sink = self._source, self._sink
-        source.void_adverts()
+        source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
+        for receive in sink.receives:
+            receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
         self.suspended = Suspended(
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
@@ -1114,7 +1117,7 @@ class Connection:
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:
-        self._source.void_adverts()
+        self._source.take_all_back()
         self._flow.reset()
         self._flow.posted = 0
         self._source.reset()

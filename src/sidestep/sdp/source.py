@@ -459,6 +459,10 @@ class Source:
             if not self.queue or self.queue[0] is not send:
                 self.queue.appendleft(send)
 
+    def take_all_back(self) -> None:
+        """The transport connection ends, the stream does not: whatever is not with the sink is to be sent anew."""
+        self._take_back(self._unread(), with_forced=True)
+
     def void_adverts(self, before: int | None = None) -> None:
         """The sink has dropped our SrcAvails (those sent before this message, if given)."""
         if not self.adverts or (before is not None and ge(self.adverts[0].mseq, before)):
