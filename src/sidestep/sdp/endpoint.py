@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from ipaddress import IPv4Address
 from typing import Any, Final, TypeAlias
 
+from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
@@ -88,7 +89,7 @@ class Stack:
         accepted: Acceptor,
         *,
         match: cm.PrivateDataMatch | None = None,
-        backlog: int = cm.BACKLOG_DEFAULT,
+        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
         settings: Settings | None = None,
     ) -> cm.Listener:
         """Takes connections to a port; `accepted` is called with each, and sets its `tell` before it returns."""
