@@ -51,7 +51,7 @@ from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
-from sidestep.sdp.states import NO_PAYLOAD, OPEN, TRANSITIONS, State, Stimulus, forbidden
+from sidestep.sdp.states import NO_PAYLOAD, OPEN, SENDABLE, TRANSITIONS, State, Stimulus, forbidden
 from sidestep.sdp.wire import (
     BSDH,
     OOB_PEND,
@@ -944,6 +944,7 @@ class Connection:
                 break
             item = control.popleft()
             if isinstance(item, Header):
+                assert item.MID in SENDABLE[self.state], (item, self.state)
                 flow.send_header(item)
             else:
                 item()  # type: ignore[operator]

@@ -31,6 +31,7 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import Register, StreamReceive, StreamSend
 from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Settings
+from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
     BSDH_LEN,
@@ -245,7 +246,7 @@ class Source:
         """By Write or Read Zcopy, or marks the send for Bcopy; False if it has to wait."""
         if self.sinks and not self.adverts:
             return self._write(head)
-        if self.adverts and (self.mode is not Mode.PIPELINED or self.sinks):
+        if self.adverts and (MODES[self.mode].src_avails is not None or self.sinks):
             return False
         if head.bcopy_only or head.length - head.offset <= self._strategy.bcopy_max:
             return False  # its turn comes when the advertisements are processed
@@ -304,7 +305,7 @@ class Source:
             return False
         left = head.length - head.offset
         payload = 0
-        if self.mode is Mode.COMBINED:  # at least one byte goes along, and one is left to read
+        if MODES[self.mode].src_avail_payload:  # at least one byte goes along, and one is left to read
             payload = min(self._strategy.payload, flow.remote_size - _SRC_AVAIL_LEN, left - 1)
             if payload < 1:
                 head.bcopy_only = True
@@ -492,7 +493,7 @@ class Source:
         """A SinkAvail: judged whether it is stale, then queued (§12.1, §12.2, §11.4); `buffer_size` is the sink's."""
         if header.length < buffer_size - BSDH_LEN:
             raise PeerViolation(f"SinkAvail of {header.length} bytes", rule="sink_avail_small")
-        if self.mode is Mode.PIPELINED:
+        if MODES[self.mode].sink_avails:
             if header.non_discards != self.pnd:
                 self.pnd = (self.pnd - 1) & MASK  # a payload message has used it up
                 return
@@ -548,7 +549,7 @@ class Source:
 
     def handle_mode_change(self, mode: Mode) -> None:
         """ModeChange with S=1: the sink, master in Buffered mode only, asks for Combined."""
-        if self.mode is not Mode.BUFFERED or mode is not Mode.COMBINED:
+        if MODE_CHANGES.get((self.mode, mode)) is not Master.SINK:
             raise PeerViolation(
                 f"the sink changes {self.mode.name.title()} to {mode.name.title()}", rule="mode_transition"
             )
