@@ -1051,7 +1051,6 @@ class Connection:
             receive_size=self._resize.local,
             unread=sink.drain(),
             unsent=unsent,
-            receive_ended=sink.ended,
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
@@ -1087,6 +1086,7 @@ class Connection:
 
     def _reset_transport(self) -> None:
         self._source.take_all_back()
+        self._source.ended = False  # a DisConn is sent again: the new connection knows nothing of it
         self._flow.reset()
         self._flow.posted = 0
         self._source.reset()
