@@ -490,6 +490,11 @@ class Connection:
         return self._resize.local
 
     @property
+    def messages_sent(self) -> int:
+        """SDP messages sent since the beginning, over all transport connections."""
+        return self._flow.sent_count
+
+    @property
     def credit(self) -> int:
         """Messages that the other end has room for."""
         return self._flow.credit
@@ -915,6 +920,10 @@ class Connection:
             if not work:
                 return None
         return work.popleft()
+
+    def quiet(self) -> bool:
+        """Whether nothing was caused that would have to be polled: worth a look before polling."""
+        return not (self._dirty or self._events or self._flow.work)
 
     def poll_event(self) -> Told | None:
         """The next thing to tell; None when there is none. Work is to be polled first."""
