@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from ipaddress import IPv4Address
 from typing import Any, Final, TypeAlias
 
+from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
@@ -88,7 +89,7 @@ class Stack:
         accepted: Acceptor,
         *,
         match: cm.PrivateDataMatch | None = None,
-        backlog: int = cm.BACKLOG_DEFAULT,
+        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
         settings: Settings | None = None,
     ) -> cm.Listener:
         """Takes connections to a port; `accepted` is called with each, and sets its `tell` before it returns."""
@@ -136,7 +137,7 @@ class Stack:
                     touched.run()
                 touched = stream
             stream.connection.handle_completion(completion.wr_id, completion.status, now)
-        if touched is not None:
+        if touched is not None and not touched.connection.quiet():
             touched.run()
 
     def next_deadline(self) -> float | None:
@@ -232,45 +233,30 @@ class Stream:
         if self._running:  # called from `tell`: the loop below goes on
             return
         self._running = True
-        try:
-            self._run()
-        finally:
-            self._running = False
-
-    def _run(self) -> None:
         connection = self.connection
         poll_work, poll_event = connection.poll_work, connection.poll_event
-        while True:
-            work = poll_work()
-            while work is not None:
-                kind = type(work)
-                if kind is Receive:
-                    self._post_receive(work)  # type: ignore[arg-type]
-                elif kind is Send or kind is RdmaWrite or kind is RdmaRead:
-                    self._post_send(work)  # type: ignore[arg-type]
-                else:
-                    self._ORDERS[kind](self, work)
-                work = poll_work()
-            event = poll_event()
-            if event is None:
-                break
-            self.tell(self, event)
-        if connection._timers:
-            deadline = connection.next_deadline()
-            if deadline is not None and deadline != self.deadline:
-                self.deadline = deadline
+        try:
+            while True:
+                while (work := poll_work()) is not None:
+                    kind = type(work)
+                    if kind is Receive:
+                        self.posted.append(work)  # type: ignore[arg-type]
+                        self.qp.post_recv(work)  # type: ignore[arg-type, union-attr]
+                    elif kind is Send or kind is RdmaWrite or kind is RdmaRead:
+                        self.qp.post_send(work)  # type: ignore[arg-type, union-attr]
+                    else:
+                        self._ORDERS[kind](self, work)
+                event = poll_event()
+                if event is None:
+                    break
+                self.tell(self, event)
+        finally:
+            self._running = False
+        deadline = connection.next_deadline()
+        if deadline != self.deadline:
+            self.deadline = deadline
+            if deadline is not None:
                 self.stack.arm(self, deadline)
-        else:
-            self.deadline = None
-
-    def _post_receive(self, receive: Receive) -> None:
-        assert self.qp is not None
-        self.posted.append(receive)
-        self.qp.post_recv(receive)
-
-    def _post_send(self, request: Send | RdmaWrite | RdmaRead) -> None:
-        assert self.qp is not None
-        self.qp.post_send(request)
 
     def _on_need_buffers(self, order: NeedBuffers) -> None:
         """One slab for all of them."""

@@ -40,9 +40,9 @@ class Flow:
     """The state of both directions that no mechanism owns. Counters are 32-bit serial numbers."""
 
     __slots__ = (
-        "announce", "credit", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id", "peer_ack",
-        "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count", "tx_mseq", "unsignaled",
-        "work",
+        "announce", "credit", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id", "owes",
+        "peer_ack", "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count", "tx_mseq",
+        "unsignaled", "work",
     )  # fmt: skip
 
     def __init__(self, receive_count: int, send_queue: int) -> None:
@@ -53,6 +53,7 @@ class Flow:
         self.announce: Callable[[], bool] | None = None  # asked whether OOB_PEND may ride on the next message
         self.sent_count = 0
         self.posted = 0
+        self.owes = False  # buffers were posted of which the other end has not been told, but for mere updates
         self.reset()
 
     def reset(self) -> None:
@@ -119,6 +120,7 @@ class Flow:
     def post(self, receive: Receive) -> None:
         """Gives a private buffer to the transport."""
         self.posted += 1
+        self.owes = True
         self.work.append(receive)
 
     # --- sending ---
@@ -136,6 +138,7 @@ class Flow:
         self.credit -= 1
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = self.posted if self.posted < 0xFFFF else 0xFFFF
+        self.owes = False
         if self.announce is not None and self.announce():
             flags |= OOB_PEND
         self.sent_count += 1
@@ -164,6 +167,7 @@ class Flow:
         self.credit -= 1
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = min(self.posted, 0xFFFF)
+        self.owes = False
         if self.announce is not None and self.announce():
             flags |= OOB_PEND
         extended = header.encode()
