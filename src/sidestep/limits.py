@@ -108,3 +108,11 @@ ERRNO_END: Final = 4096  # errnos are below: what a protocol raises beyond it is
 # Python's sockets, where bytes do not go by ring.
 PEEK_COPY_MAX: Final = 256 << 10  # bytes that peek() copies; what lies behind them is seen after consume()
 RESERVE_COPY_MAX: Final = 256 << 10  # bytes that reserve() gives at a time; the view says how many there are
+
+# Captures that are read. A capture is a file of anybody's: its sizes are not believed.
+CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
+CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off
+CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
+CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
+CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out
+CAPTURE_HEX_MAX: Final = 16 << 20  # characters of hex that are read; more is refused

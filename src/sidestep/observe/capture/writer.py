@@ -19,6 +19,7 @@ from struct import Struct
 from typing import BinaryIO, Final, TypeAlias
 
 from sidestep.errors import Misuse
+from sidestep.observe.capture.sides import Side
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import CmMessage, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
 from sidestep.rdma.roce.packet import (
@@ -51,18 +52,6 @@ _IPV6: Final = Struct(">IHBB16s16s")
 _UDP: Final = Struct(">HHHH")
 _SOURCE_PORT: Final = 0xC000
 _TTL: Final = 64
-
-
-class Side(Enum):
-    """Who sends."""
-
-    CONNECTING = 0
-    ACCEPTING = 1
-
-    @property
-    def other(self) -> Side:
-        """Who receives."""
-        return Side.ACCEPTING if self is Side.CONNECTING else Side.CONNECTING
 
 
 class Kind(Enum):
