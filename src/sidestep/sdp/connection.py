@@ -490,6 +490,11 @@ class Connection:
         return self._resize.local
 
     @property
+    def messages_sent(self) -> int:
+        """SDP messages sent since the beginning, over all transport connections."""
+        return self._flow.sent_count
+
+    @property
     def credit(self) -> int:
         """Messages that the other end has room for."""
         return self._flow.credit
@@ -916,6 +921,10 @@ class Connection:
                 return None
         return work.popleft()
 
+    def quiet(self) -> bool:
+        """Whether nothing was caused that would have to be polled: worth a look before polling."""
+        return not (self._dirty or self._events or self._flow.work)
+
     def poll_event(self) -> Told | None:
         """The next thing to tell; None when there is none. Work is to be polled first."""
         if self._events:
@@ -1051,7 +1060,6 @@ class Connection:
             receive_size=self._resize.local,
             unread=sink.drain(),
             unsent=unsent,
-            receive_ended=sink.ended,
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
@@ -1087,6 +1095,7 @@ class Connection:
 
     def _reset_transport(self) -> None:
         self._source.take_all_back()
+        self._source.ended = False  # a DisConn is sent again: the new connection knows nothing of it
         self._flow.reset()
         self._flow.posted = 0
         self._source.reset()

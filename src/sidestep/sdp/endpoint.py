@@ -137,7 +137,7 @@ class Stack:
                     touched.run()
                 touched = stream
             stream.connection.handle_completion(completion.wr_id, completion.status, now)
-        if touched is not None:
+        if touched is not None and not touched.connection.quiet():
             touched.run()
 
     def next_deadline(self) -> float | None:
