@@ -134,7 +134,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
     drawn = rng.choices(list(Kind), (60, 18, 18, 4))[0]
     kind = kind or drawn
     carrier = Carrier.IWARP if rng.random() < 0.25 else Carrier.INFINIBAND
-    version = rng.choice((0x22, 0x22, 0x11)) if carrier is Carrier.INFINIBAND else 0x22
+    version = rng.choice((None, 0x22, 0x11)) if carrier is Carrier.INFINIBAND else None
     timing = _timing(rng)
     trouble = _trouble(rng, kind)
     faults = _faults(rng, trouble)
@@ -199,7 +199,7 @@ def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None) -> Fault
     return None if faults == Faults() else faults
 
 
-def _settings(rng: Random, carrier: Carrier, version: int, keepalive_s: float | None, *, patient: bool) -> Settings:
+def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: float | None, *, patient: bool) -> Settings:
     size = _size(rng)
     return Settings(
         receive_size=size,
