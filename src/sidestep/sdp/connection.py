@@ -28,7 +28,7 @@ from sidestep import limits
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.work import REJECT_CONSUMER, Receive, RKey, Status
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, hello_ack_refusal, hello_refusal
+from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal
 from sidestep.sdp.requests import (
     Accept,
     Connect,
@@ -170,13 +170,9 @@ class Connection:
         self.accepting = True
         try:
             bsdh, hello, _ = decode(memoryview(private_data))
-            majors = {self.version.major} if self.version.major == 2 else {1, 2}
-            if self._settings.carrier is Carrier.IWARP:
-                majors = {1}
-            reason = hello_refusal(bsdh, hello, majors=majors)
-            wanted = IwarpHello if self._settings.carrier is Carrier.IWARP else Hello
-            if reason is None and not isinstance(hello, wanted):
-                raise PeerViolation(f"{hello} over {self._settings.carrier.value}", rule="hello_late")
+            iwarp = self._settings.carrier is Carrier.IWARP
+            majors = {1, 2} if self.version.major == 1 and not iwarp else {self.version.major}
+            reason = hello_refusal(bsdh, hello, iwarp=iwarp, majors=majors)
             if reason is not None:
                 raise PeerViolation(f"a Hello that is refused: {reason.value}", rule=f"hello_{reason.value}")
         except PeerViolation as violation:
@@ -255,11 +251,10 @@ class Connection:
 
     def _reply(self, private_data: bytes | memoryview) -> tuple[Bsdh, HelloAck | IwarpHelloAck]:
         bsdh, ack, _ = decode(memoryview(private_data))
-        reason = hello_ack_refusal(bsdh, ack, major=self.version.major)
+        iwarp = self._settings.carrier is Carrier.IWARP
+        reason = hello_ack_refusal(bsdh, ack, iwarp=iwarp, major=self.version.major)
         if reason is not None:
             raise PeerViolation(f"a HelloAck that is refused: {reason.value}", rule=f"hello_{reason.value}")
-        if not isinstance(ack, IwarpHelloAck if self._settings.carrier is Carrier.IWARP else HelloAck):
-            raise PeerViolation(f"{ack} over {self._settings.carrier.value}", rule="hello_late")
         assert isinstance(ack, HelloAck | IwarpHelloAck)
         return bsdh, ack
 
@@ -282,7 +277,11 @@ class Connection:
         flow.credit = bsdh.bufs
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
-        self.version = Version(self.version.major, min(self.version.minor, header.version.minor))
+        # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
+        if header.version.major == self.version.major:
+            self.version = agreed(self.version, header.version)
+        else:
+            self.version = header.version
         self.size_changed(remote=True)
 
     def handle_refused(self, reason: int, now: float) -> None:
