@@ -275,6 +275,7 @@ class Connection:
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
         flow = self._flow
         flow.credit = bsdh.bufs
+        flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
         # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
@@ -874,11 +875,15 @@ class Connection:
         self._disconnect()
 
     def _on_probe_timeout(self) -> None:
-        """Payload waits on a credit of two: a bare message takes one, and so obliges the other end to tell of more."""
+        """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
         flow = self._flow
-        if flow.credit == 2 and self._source_waits() and self._sendable and flow.may_send_bare():
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits() and self._sendable and flow.may_send_bare():
             self._send_update()
         self._probe_wait = min(2 * self._probe_wait, 1.0)
+
+    def _on_refresh_timeout(self) -> None:
+        if self._sendable and self._flow.brings_credit() and self._flow.may_send_bare():
+            self._send_update()
 
     def _on_keepalive_timeout(self) -> None:
         flow = self._flow
@@ -898,6 +903,7 @@ class Connection:
         "last_ack": _on_last_ack_timeout,
         "abort": _on_abort_timeout,
         "probe": _on_probe_timeout,
+        "refresh": _on_refresh_timeout,
         "keepalive": _on_keepalive_timeout,
         "suspend": _on_suspend_timeout,
     }
@@ -969,12 +975,8 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        remote_credit = flow.remote_credit()
-        if flow.posted > remote_credit and flow.credit:
-            due = remote_credit <= 1 or (flow.owes and (remote_credit < 3 or 2 * remote_credit <= flow.posted))
-            if due and flow.may_send_bare() and flow.brings_credit():
-                self._send_update()
-        if flow.credit < 3 and flow.credit and self._source_waits():
+        self._refresh()
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
                 self._arm("probe", self._probe_wait)
         elif "probe" in self._timers:
@@ -997,7 +999,19 @@ class Connection:
         """Whether the other end may have to be told of more credit."""
         flow = self._flow
         remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
-        return remote_credit < 3 or 2 * remote_credit <= flow.posted
+        return remote_credit < 4 or 2 * remote_credit <= flow.posted
+
+    def _refresh(self) -> None:
+        """Tells of new credit, if the other end is short of it and nothing else has told."""
+        flow = self._flow
+        if not self._credit_low() or not flow.credit or not flow.brings_credit():
+            self._timers.pop("refresh", None)
+        elif flow.owes or flow.unacknowledged() >= 2:
+            if flow.may_send_bare():
+                self._timers.pop("refresh", None)
+                self._send_update()
+        elif flow.remote_credit() <= 1 and "refresh" not in self._timers:
+            self._arm("refresh", self._settings.refresh_s)
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
