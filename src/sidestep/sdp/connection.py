@@ -28,7 +28,7 @@ from sidestep import limits
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.work import REJECT_CONSUMER, Receive, RKey, Status
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, hello_ack_refusal, hello_refusal
+from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal
 from sidestep.sdp.requests import (
     Accept,
     Connect,
@@ -170,13 +170,9 @@ class Connection:
         self.accepting = True
         try:
             bsdh, hello, _ = decode(memoryview(private_data))
-            majors = {self.version.major} if self.version.major == 2 else {1, 2}
-            if self._settings.carrier is Carrier.IWARP:
-                majors = {1}
-            reason = hello_refusal(bsdh, hello, majors=majors)
-            wanted = IwarpHello if self._settings.carrier is Carrier.IWARP else Hello
-            if reason is None and not isinstance(hello, wanted):
-                raise PeerViolation(f"{hello} over {self._settings.carrier.value}", rule="hello_late")
+            iwarp = self._settings.carrier is Carrier.IWARP
+            majors = {1, 2} if self.version.major == 1 and not iwarp else {self.version.major}
+            reason = hello_refusal(bsdh, hello, iwarp=iwarp, majors=majors)
             if reason is not None:
                 raise PeerViolation(f"a Hello that is refused: {reason.value}", rule=f"hello_{reason.value}")
         except PeerViolation as violation:
@@ -255,11 +251,10 @@ class Connection:
 
     def _reply(self, private_data: bytes | memoryview) -> tuple[Bsdh, HelloAck | IwarpHelloAck]:
         bsdh, ack, _ = decode(memoryview(private_data))
-        reason = hello_ack_refusal(bsdh, ack, major=self.version.major)
+        iwarp = self._settings.carrier is Carrier.IWARP
+        reason = hello_ack_refusal(bsdh, ack, iwarp=iwarp, major=self.version.major)
         if reason is not None:
             raise PeerViolation(f"a HelloAck that is refused: {reason.value}", rule=f"hello_{reason.value}")
-        if not isinstance(ack, IwarpHelloAck if self._settings.carrier is Carrier.IWARP else HelloAck):
-            raise PeerViolation(f"{ack} over {self._settings.carrier.value}", rule="hello_late")
         assert isinstance(ack, HelloAck | IwarpHelloAck)
         return bsdh, ack
 
@@ -280,9 +275,14 @@ class Connection:
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
         flow = self._flow
         flow.credit = bsdh.bufs
+        flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
-        self.version = Version(self.version.major, min(self.version.minor, header.version.minor))
+        # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
+        if header.version.major == self.version.major:
+            self.version = agreed(self.version, header.version)
+        else:
+            self.version = header.version
         self.size_changed(remote=True)
 
     def handle_refused(self, reason: int, now: float) -> None:
@@ -875,11 +875,15 @@ class Connection:
         self._disconnect()
 
     def _on_probe_timeout(self) -> None:
-        """Payload waits on a credit of two: a bare message takes one, and so obliges the other end to tell of more."""
+        """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
         flow = self._flow
-        if flow.credit == 2 and self._source_waits() and self._sendable and flow.may_send_bare():
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits() and self._sendable and flow.may_send_bare():
             self._send_update()
         self._probe_wait = min(2 * self._probe_wait, 1.0)
+
+    def _on_refresh_timeout(self) -> None:
+        if self._sendable and self._flow.brings_credit() and self._flow.may_send_bare():
+            self._send_update()
 
     def _on_keepalive_timeout(self) -> None:
         flow = self._flow
@@ -899,6 +903,7 @@ class Connection:
         "last_ack": _on_last_ack_timeout,
         "abort": _on_abort_timeout,
         "probe": _on_probe_timeout,
+        "refresh": _on_refresh_timeout,
         "keepalive": _on_keepalive_timeout,
         "suspend": _on_suspend_timeout,
     }
@@ -970,12 +975,8 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        remote_credit = flow.remote_credit()
-        if flow.posted > remote_credit and flow.credit:
-            due = remote_credit <= 1 or (flow.owes and (remote_credit < 3 or 2 * remote_credit <= flow.posted))
-            if due and flow.may_send_bare() and flow.brings_credit():
-                self._send_update()
-        if flow.credit < 3 and flow.credit and self._source_waits():
+        self._refresh()
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
                 self._arm("probe", self._probe_wait)
         elif "probe" in self._timers:
@@ -998,7 +999,19 @@ class Connection:
         """Whether the other end may have to be told of more credit."""
         flow = self._flow
         remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
-        return remote_credit < 3 or 2 * remote_credit <= flow.posted
+        return remote_credit < 4 or 2 * remote_credit <= flow.posted
+
+    def _refresh(self) -> None:
+        """Tells of new credit, if the other end is short of it and nothing else has told."""
+        flow = self._flow
+        if not self._credit_low() or not flow.credit or not flow.brings_credit():
+            self._timers.pop("refresh", None)
+        elif flow.owes or flow.unacknowledged() >= 2:
+            if flow.may_send_bare():
+                self._timers.pop("refresh", None)
+                self._send_update()
+        elif flow.remote_credit() <= 1 and "refresh" not in self._timers:
+            self._arm("refresh", self._settings.refresh_s)
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""

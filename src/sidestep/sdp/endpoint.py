@@ -100,6 +100,8 @@ class Stack:
             stream.request = request
             if stream.connection.accept(request.private_data, _addresses_of(port), self.clock()):
                 accepted(stream)
+            else:
+                stream.tell = _refused
             stream.run()
 
         return self.device.cm.listen(service_id(port), requested, match=match, backlog=backlog)
@@ -360,6 +362,10 @@ class Stream:
 
 def _nobody(stream: Stream, event: Told) -> None:
     raise Misuse("an accepted stream has nobody to tell", remedy="set stream.tell when it is accepted")
+
+
+def _refused(stream: Stream, event: Told) -> None:
+    """Nobody has seen this stream, and nobody will."""
 
 
 def _addresses_of(port: int) -> Addresses:

@@ -155,7 +155,7 @@ class Source:
                 return
             head = queue[0]
             if not self.adverts and (head.bcopy_only or head.length - head.offset <= self._strategy.bcopy_max):
-                if flow.credit < 3 or len(flow.in_flight) >= flow.send_queue:
+                if flow.credit < flow.payload_credit or len(flow.in_flight) >= flow.send_queue:
                     return
                 self._send_data(head)
             elif not self._send_large(head):
