@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 
 from sidestep.rdma.loopback import CmMessage, Fabric, Observer, Placed, QpMessage
+from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.requests import StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Settings
@@ -44,7 +45,8 @@ def talk(observer: Observer, *, seed: int = 0) -> None:
         urgent_inline=True,
         strategy=lambda: Strategy(bcopy_max=2048, read_min=1, sink_min=8192, payload=64),
     )
-    stacks = [Stack(fabric.device(name), lambda: fabric.now, settings) for name in "ab"]
+    attributes = DeviceAttributes(checks_local_memory=False)  # as of a device made of software
+    stacks = [Stack(fabric.device(name, attributes), lambda: fabric.now, settings) for name in "ab"]
     accepted: list[Stream] = []
     received = {"a": bytearray(), "b": bytearray()}
 

@@ -1,8 +1,8 @@
 """Wireshark's dissector as a referee: it sees in our captures what we say that we have written.
 
-Flaws of its versions up to 4.0 (docs/wire/sdp.md §25) are kept out of the comparison: the single flags are read from the
-wrong byte, extended headers other than Hello are opaque, an empty Data is called malformed, and the zero private data of
-RTU, DREQ and DREP is taken for a Hello. Hence two passes, and only frames with Sends and with REQ and REP.
+Flaws of its versions up to 4.0 (docs/wire/sdp.md §25) are kept out of the comparison: the single flags are read from
+the wrong byte, extended headers other than Hello are opaque, an empty Data is called malformed, and the zero private
+data of RTU, DREQ and DREP is taken for a Hello. Hence two passes, and only frames with Sends and with REQ and REP.
 """
 
 from __future__ import annotations
@@ -106,10 +106,12 @@ def test_several_packets_reads_and_writes(tmp_path: Path) -> None:
     capture = written(records, Ends(mtu_code=1))
     none = (-1, -1, -1)
     assert numbers(shown(capture, tmp_path, fields, "infiniband.bth.opcode < 0x60")) == [
-        (0x00, 0x222, 0x200, 0, 0, 0, *none), (0x01, 0x222, 0x201, 0, 0, 0, *none), (0x02, 0x222, 0x202, 3, 1, 1, *none),
+        (0x00, 0x222, 0x200, 0, 0, 0, *none), (0x01, 0x222, 0x201, 0, 0, 0, *none),
+        (0x02, 0x222, 0x202, 3, 1, 1, *none),
         (0x06, 0x222, 0x203, 0, 0, 0, 0x123456789A, 0xAB, 300), (0x08, 0x222, 0x204, 0, 0, 1, *none),
         (0x0C, 0x222, 0x205, 0, 0, 1, 0x42, 0xCD, 514),
-        (0x0D, 0x111, 0x205, 0, 0, 0, *none), (0x0E, 0x111, 0x206, 0, 0, 0, *none), (0x0F, 0x111, 0x207, 2, 0, 0, *none),
+        (0x0D, 0x111, 0x205, 0, 0, 0, *none), (0x0E, 0x111, 0x206, 0, 0, 0, *none),
+        (0x0F, 0x111, 0x207, 2, 0, 0, *none),
         (0x17, 0x222, 0x208, 1, 0, 1, *none), (0x11, 0x111, 0x208, 0, 0, 0, *none),
     ]  # fmt: skip
     syndrome = ["infiniband.aeth.syndrome.opcode", "infiniband.aeth.syndrome.error_code"]
