@@ -100,7 +100,7 @@ class Connection:
 
     def stalled(self, peers: tuple[Peer, Peer], channels: tuple[Channel, Channel]) -> str | None:
         for name, peer in zip(SIDES, peers, strict=True):
-            if peer.withdrawing or peer.answering or peer.owes_cancel_ack:
+            if peer.withdrawing or peer.answering or peer.refusals_queued or peer.owes_cancel_ack:
                 return f"{name} has a cancel to answer"
             if any(one.untold for one in peer.srcs):
                 return f"{name} has a RdmaRdCompl to send"
@@ -519,9 +519,20 @@ class Turn:
     def may_serve(self) -> bool:
         """§10.2 sink rules 3 to 5: the oldest, not before the rest of a refused one is there, none after a cancel."""
         peer = self.peer
-        if peer.withdrawing or peer.reading or not peer.srcs or peer.unread:
+        if peer.withdrawing or peer.reading or not peer.srcs or peer.unread or self.still_sending():
             return False
         return not (peer.due and self.rules.reads_wait_for_rest)
+
+    def still_sending(self) -> bool:
+        """The program writes all it has before it reads."""
+        peer = self.peer
+        return peer.sends_first and bool(peer.head < peer.total or peer.adverts or peer.rest)
+
+    def must_refuse(self) -> bool:
+        """§10.2: both programs send and nobody receives, so each SrcAvail would wait for the other."""
+        peer = self.peer
+        crossing = self.still_sending() and peer.adverts and self.rules.refuses_when_crossing
+        return bool(crossing and peer.srcs and not peer.due and not peer.withdrawing)
 
     def start_read(self, count: int) -> None:
         peer = self.peer
@@ -558,6 +569,14 @@ class Turn:
         oldest = peer.srcs[0]
         peer.due += oldest.left
         peer.srcs = peer.srcs[1:]
+        if self.rules.replies_when_decided:
+            self.send(Message("SendSm"))
+        else:
+            peer.refusals_queued += 1
+            self.said = "decides to send SendSm"
+
+    def send_queued_refusal(self) -> None:
+        self.peer.refusals_queued -= 1
         self.send(Message("SendSm"))
 
     def on_src_avail_cancel(self, message: Message) -> None:
@@ -678,7 +697,7 @@ class Turn:
 
     def choices_of_credit(self) -> Iterator[Choice]:
         peer = self.peer
-        if peer.unread:
+        if peer.unread and not self.still_sending():
             yield Will.USER, Turn.consume
         if peer.updates_left and self.may_send(payload=False):
             yield Will.WHIM, Turn.send_update
@@ -755,7 +774,11 @@ class Turn:
                         yield Will.USER, lambda turn, size=size: turn.start_read(size)
             if bounds.refuse and oldest.left and not untold and not peer.due and plain:
                 yield Will.USER, Turn.refuse
-        if peer.withdrawing and not peer.reading and (not untold or not self.rules.read_told_before_cancel):
+        if self.must_refuse() and plain:
+            yield Will.PROTOCOL, Turn.refuse
+        if peer.refusals_queued and plain:
+            yield Will.PROTOCOL, Turn.send_queued_refusal
+        if peer.withdrawing and not peer.refusals_queued and not peer.reading and (not untold or not self.rules.read_told_before_cancel):
             if self.may_send(payload=False, acks=peer.unsaid):
                 yield Will.PROTOCOL, Turn.answer_cancel
         if self.may_offer_sink():

@@ -110,7 +110,8 @@ class Rules:
     one_send_sm: bool = True  # a cancel that dropped nothing is not answered
     read_told_before_cancel: bool = True
     reads_wait_for_rest: bool = True
-    serve_in_order: bool = True
+    refuses_when_crossing: bool = True
+    replies_when_decided: bool = True  # a SendSm is decided when it can be posted, not queued
     # SinkAvail, §10.3, §12.1, §12.2 and §12.4
     stale_check: bool = True
     stale_lowers_pnd: bool = True
@@ -174,8 +175,10 @@ class Peer:
     reading: tuple[int, int, int] | None = None  # key, first byte, count
     due: int = 0  # bytes of a refused advert that must still come as Data
     withdrawing: bool = False  # a SrcAvailCancel is being worked off
+    refusals_queued: int = 0  # SendSm that were decided and not sent, where `Rules` allows that
     dis_conn_got: bool = False
-    # how much more this peer may want
+    # what its program does, and how much more of it
+    sends_first: bool = False
     keys: int = 0  # keys made so far, in either half
     offers_left: int = 0
     transactions_left: int = 0
