@@ -575,6 +575,8 @@ class Connection:
         elif state in (State.REQ_SENT, State.REP_SENT) and self.error is None:
             self.error, self.cause = Unavailable("the transport connection was refused"), Cause.REFUSED
             self._events.append(Event(EventKind.BROKEN, self.error))
+        elif state in (State.LAST_ACK, State.TIME_WAIT) and self.error is None:
+            self._tell_write_closed()  # the other end disconnects because it has our DisConn: no need to see the answer
         if not self._down:
             self._down = True
             self._flow.work.append(Disconnect())  # our half of it
@@ -1011,13 +1013,16 @@ class Connection:
 
     def _disconn_sent(self) -> None:
         self._release_wanted = False
-        if not self._write_told:
-            self._write_told = True
-            self._events.append(Event(EventKind.WRITE_CLOSED))
+        self._tell_write_closed()
         if self.state is State.LAST_ACK:
             self._arm("last_ack", self._settings.last_ack_s)
         elif self.state is State.TIME_WAIT:
             self._disconnect()
+
+    def _tell_write_closed(self) -> None:
+        if not self._write_told:
+            self._write_told = True
+            self._events.append(Event(EventKind.WRITE_CLOSED))
 
     # --- moving to another process (§15) ---
 

@@ -259,9 +259,13 @@ class Source:
         if mode is not self.mode and self.change_mseq is None:
             self.mode_wanted = mode
             return True
-        # an advertisement that waits for one of the other end's could wait for ever: do as other stacks do
         if self._host.holds_advert() or not self._host.adverts_left():
-            return False
+            if self.adverts:
+                return False
+            # an advertisement that waits for one of the other end's could wait for ever, and so could we for room
+            # among those that may be outstanding, if all of them are SinkAvails: do as other stacks do
+            head.bcopy_only = True
+            return True
         return self._advertise(head)
 
     def _write(self, head: StreamSend) -> bool:

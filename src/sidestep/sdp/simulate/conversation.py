@@ -199,9 +199,9 @@ class Conversation:
 
     def _over(self) -> bool:
         left, right = self.users
-        if left.closed and right.closed:
+        if left.done and right.done:
             return True
-        return left.closed and not self.joined[1] and self.fabric.idle
+        return left.done and not self.joined[1] and self.fabric.idle
 
     def describe(self) -> str:
         """Both ends, for people."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sidestep.sdp.simulate.plan import Habits
 
 _SCRIBBLE: Final = 0xEE
+_READABLE: Final = Event(EventKind.READABLE)
 _REQUESTS_MAX: Final = 400  # sends, and as many receives: then the rest is asked for in one piece
 
 
@@ -126,7 +127,7 @@ class User:
         """Something has happened."""
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
-        if self.closed:
+        if self.closed and not isinstance(told, StreamReceive) and told != _READABLE:
             raise Surprise(f"{self.name} is told {told} after CLOSED")
         if isinstance(told, StreamSend):
             self._on_sent(told)
@@ -135,6 +136,11 @@ class User:
         else:
             self._on_event(told)
         self._told()
+
+    @property
+    def done(self) -> bool:
+        """Whether it does nothing more: what had arrived before the end may be read after it."""
+        return self.closed and (self._over or self._read_over)
 
     @property
     def waits_for_bytes(self) -> bool:
@@ -158,7 +164,9 @@ class User:
                 raise Surprise(f"{self.name} is told of an error: {event.error!r}")
         elif kind is EventKind.CLOSED:
             self.closed = True
-            self._over = True
+            self._write_over = True
+            if self.book.error is None and not self.ends_gracefully:
+                self._over = True
             if self._open_sends or self._open_receives:
                 raise Surprise(f"{self.name}: {len(self._open_sends)} sends and {len(self._open_receives)} receives never end")
 
@@ -194,6 +202,7 @@ class User:
             if self._gentle:
                 raise Surprise(f"{self.name}: a receive fails: {request.error!r}")
             self._read_over = True
+            self._over = True
         elif not filled and not request.cancelled:
             self._read_over = True
         elif filled and self._read_over:
