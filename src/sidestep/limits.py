@@ -130,3 +130,11 @@ POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one
 RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
 RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
+
+# Captures that are read. A capture is a file of anybody's: its sizes are not believed.
+CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
+CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off
+CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
+CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
+CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out
+CAPTURE_HEX_MAX: Final = 16 << 20  # characters of hex that are read; more is refused

@@ -9,9 +9,8 @@ in order, or takes the other way (SDP without a registered buffer sends by Bcopy
 - `DatagramPool`: buffers of one size with the room in front that a datagram's routing header takes (IBTA 11.4.1.2). The
   verbs here have no datagrams yet; the pool is what they will post.
 
-**A remembered region stays open to the other end.** A peer that kept the key of a region of an `RdmaPool` can go on
-reading or writing as its access allows, until the region is forgotten. Where the other end is not trusted with that,
-give the element back with `keep=False`.
+What is given back is closed to the other end: a remembered region of an `RdmaPool` gets new keys before anybody else
+uses its memory, and a peer that kept the old one is refused.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.work import RKey
 
 ROUTING_HEADER: Final = 40  # bytes that a device writes in front of a received datagram (IBTA 11.4.1.2)
+_REMOTE: Final = int(Access.REMOTE_READ | Access.REMOTE_WRITE)
 _T = TypeVar("_T")
 
 
@@ -282,7 +282,7 @@ class RdmaPool:
         return waiter
 
     def put(self, element: RdmaElement, *, keep: bool = True) -> None:
-        """Gives a buffer back; with `keep=False` its key is void at once, unless somebody else uses it too.
+        """Gives a buffer back. With the last user its keys are void, at once; with `keep=False` it is forgotten.
 
         Raises:
             Misuse: Nobody uses it.
@@ -293,9 +293,12 @@ class RdmaPool:
         if element.users:
             return
         assert element.region is not None
-        if self._closed or not keep or not element.region.valid:
+        detached = self._elements.get(element.key) is not element
+        if self._closed or not keep or detached:
             self._forget(element)
         else:
+            if element.key[2] & _REMOTE:
+                element.region.rekey()
             self._idle[element.key] = element
         self._serve()
 
@@ -346,10 +349,15 @@ class RdmaPool:
                 self._serve()
                 return
             element.region = result
-            element.users = 1  # while its waiters are told
+            self._idle[key] = element
             for each in waiters:
-                self._lend(element, each)
-            self.put(element)
+                if self._closed:
+                    each.answer(Unavailable("the pool was closed"))
+                else:
+                    self._lend(element, each)
+            if self._closed and not element.users:
+                self._forget(element)
+            self._serve()
 
         self._domain.register_later(view, access, done)
         self.misses += 1

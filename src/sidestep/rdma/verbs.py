@@ -129,6 +129,16 @@ class MemoryRegion(ABC):
     def deregister(self) -> None:
         """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing."""
 
+    @abstractmethod
+    def rekey(self) -> None:
+        """Voids the keys, at once, and makes new ones: who knows only the old ones has no access any more.
+
+        Address, memory and access stay, so it costs much less than registering; an invalidated region is valid again.
+
+        Raises:
+            Misuse: The region is deregistered.
+        """
+
     def __enter__(self) -> Self:
         return self
 
@@ -169,7 +179,7 @@ class CompletionQueue(ABC):
 class QueuePair(ABC):
     """One end of a connection: a queue of work to send and a queue of receives."""
 
-    __slots__ = ()
+    __slots__ = ("on_event",)
 
     number: int  # 24 bits
     state: QpState
@@ -268,7 +278,7 @@ class ProtectionDomain(ABC):
 class Device(ABC):
     """One adapter, real or made of software."""
 
-    __slots__ = ()
+    __slots__ = ("on_event",)
 
     name: str
     address: str  # what the other end gives to `connect`

@@ -65,12 +65,15 @@ class Reading:
     header: Header | None
     payload: bytes
     fault: PeerViolation | None  # the first rule that it breaks
+    missing: int = 0  # bytes at the end that were sent but are not here
 
 
-def read(message: bytes | memoryview) -> Reading:
-    """Whatever can be read; never fails."""
+def read(message: bytes | memoryview, missing: int = 0) -> Reading:
+    """Whatever can be read; never fails. A message of which bytes are `missing` is not judged."""
     message = bytes(message)
     view = memoryview(message)
+    if missing:
+        return _read_broken(message, None, missing)
     try:
         bsdh, header, payload = decode(view)
     except PeerViolation as fault:
@@ -78,19 +81,20 @@ def read(message: bytes | memoryview) -> Reading:
     return Reading(message, type(header).__name__, bsdh, header, bytes(payload), None)
 
 
-def _read_broken(message: bytes, fault: PeerViolation) -> Reading:
+def _read_broken(message: bytes, fault: PeerViolation | None, missing: int = 0) -> Reading:
     if len(message) < BSDH_LEN:
-        return Reading(message, "no message", None, None, b"", fault)
+        return Reading(message, "no message" if fault else "cut message", None, None, b"", fault, missing)
     view = memoryview(message)
     bsdh = Bsdh.decode(view)
     record = record_claimed(bsdh)
     if record is None:
-        return Reading(message, f"MID {bsdh.mid:#04x}", bsdh, None, message[BSDH_LEN:], fault)
+        return Reading(message, f"MID {bsdh.mid:#04x}", bsdh, None, message[BSDH_LEN:], fault, missing)
     try:
         header = record.decode(view)
     except PeerViolation:  # too short, or a code that means nothing
         header = None
-    return Reading(message, record.__name__, bsdh, header, message[BSDH_LEN + record.LENGTH :], fault)
+    payload = message[BSDH_LEN + record.LENGTH :]
+    return Reading(message, record.__name__, bsdh, header, payload, fault, missing)
 
 
 # ---- one line ----
@@ -112,10 +116,12 @@ def line_of(reading: Reading) -> str:
         said.append(says(reading.header))
     if reading.payload:
         said.append(f"{byte_count(len(reading.payload))} {shown(reading.payload)}")
-    elif reading.header is not None and reading.header.MID is Mid.DATA:
+    elif reading.header is not None and reading.header.MID is Mid.DATA and not reading.missing:
         said.append("no payload, credit only")
     if reading.bsdh is None and reading.message:
         said.append(reading.message.hex())
+    if reading.missing:
+        said.append(f"{byte_count(reading.missing)} more were not captured")
     return f"{reading.name}: {'; '.join(said)}"
 
 
@@ -201,7 +207,8 @@ def lines(message: bytes | memoryview) -> list[str]:
 
 def lines_of(reading: Reading) -> list[str]:
     """What was read, every field in a line of its own."""
-    head = [f"{reading.name}, {byte_count(len(reading.message))}"]
+    of_more = f" of {byte_count(len(reading.message) + reading.missing)}" if reading.missing else ""
+    head = [f"{reading.name}, {byte_count(len(reading.message))}{of_more}"]
     if reading.fault is not None:
         head.append(f"  broken ({reading.fault.rule}): {reading.fault.message}")
     record = record_claimed(reading.bsdh) if reading.bsdh is not None else None
@@ -234,6 +241,8 @@ def as_json(reading: Reading) -> dict[str, Any]:
         told["header"] = {name: _plain(getattr(reading.header, name)) for name in _field_names(reading.header)}
     told["payload_len"] = len(reading.payload)
     told["bytes"] = reading.message.hex()
+    if reading.missing:
+        told["missing"] = reading.missing
     if reading.fault is not None:
         told["fault"] = {"rule": reading.fault.rule, "text": reading.fault.message}
     return told

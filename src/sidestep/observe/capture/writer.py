@@ -19,6 +19,7 @@ from struct import Struct
 from typing import BinaryIO, Final, TypeAlias
 
 from sidestep.errors import Misuse
+from sidestep.observe.capture.sides import Side
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import CmMessage, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
 from sidestep.rdma.roce.packet import (
@@ -33,6 +34,7 @@ from sidestep.rdma.roce.packet import (
     Bth,
     Deth,
     Extension,
+    Ieth,
     Op,
     Packet,
     Reth,
@@ -53,18 +55,6 @@ _SOURCE_PORT: Final = 0xC000
 _TTL: Final = 64
 
 
-class Side(Enum):
-    """Who sends."""
-
-    CONNECTING = 0
-    ACCEPTING = 1
-
-    @property
-    def other(self) -> Side:
-        """Who receives."""
-        return Side.ACCEPTING if self is Side.CONNECTING else Side.CONNECTING
-
-
 class Kind(Enum):
     """What is sent."""
 
@@ -78,6 +68,7 @@ class Kind(Enum):
     WRITE = "RDMA Write"  # data: what is written; `rkey`, `va`
     READ_REQUEST = "RDMA Read Request"  # `length`, `rkey`, `va`
     READ_RESPONSE = "RDMA Read Response"  # data: what was read, for the oldest request that has no response yet
+    REFUSAL = "NAK"  # of the last request of the other side; `syndrome`
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +84,8 @@ class Record:
     length: int = 0  # bytes to read
     reason: int = 28  # of a REJ
     solicited: bool = False  # of a Send
+    invalidate: int | None = None  # of a Send: the receiver's key that becomes void
+    syndrome: int = 0x62  # of a refusal: remote access error
 
 
 @dataclass
@@ -144,6 +137,8 @@ class RoceWriter:
             return self._read_request(record)
         if record.kind is Kind.READ_RESPONSE:
             return self._read_response(record)
+        if record.kind is Kind.REFUSAL:
+            return self._refusal(record)
         return self._datagram(record)
 
     def _datagram(self, record: Record) -> Iterator[Packet]:
@@ -181,8 +176,12 @@ class RoceWriter:
     # ---- the data path ----
 
     def _send(self, record: Record) -> Iterator[Packet]:
-        ops = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST, Op.SEND_ONLY)
-        return self._request(record.side, ops, memoryview(record.data), solicited=record.solicited)
+        data = memoryview(record.data)
+        if record.invalidate is None:
+            ops = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST, Op.SEND_ONLY)
+            return self._request(record.side, ops, data, solicited=record.solicited)
+        ops = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST_INV, Op.SEND_ONLY_INV)
+        return self._request(record.side, ops, data, last=(Ieth(record.invalidate),), solicited=record.solicited)
 
     def _rdma_write(self, record: Record) -> Iterator[Packet]:
         ops = (Op.WRITE_FIRST, Op.WRITE_MIDDLE, Op.WRITE_LAST, Op.WRITE_ONLY)
@@ -196,14 +195,15 @@ class RoceWriter:
         data: memoryview,
         *,
         first: tuple[Extension, ...] = (),
+        last: tuple[Extension, ...] = (),
         solicited: bool = False,
     ) -> Iterator[Packet]:
         for op, piece in self._pieces(ops, data):
-            last = op in ops[2:]
+            begins, ends = op in (ops[0], ops[3]), op in (ops[2], ops[3])
+            extensions = (first if begins else ()) + (last if ends else ())
             yield self._packet(
-                side, op, self._next_psn(side, 1), first if op in (ops[0], ops[3]) else (), piece,
-                ack_req=last, solicited=last and solicited,
-            )  # fmt: skip
+                side, op, self._next_psn(side, 1), extensions, piece, ack_req=ends, solicited=ends and solicited
+            )
         self._completed[side] += 1
 
     def _read_request(self, record: Record) -> Iterator[Packet]:
@@ -226,6 +226,11 @@ class RoceWriter:
         for index, (op, piece) in enumerate(self._pieces(ops, memoryview(record.data))):
             extensions = () if op is Op.READ_RESPONSE_MIDDLE else (acknowledged,)
             yield self._packet(record.side, op, psn + index & PSN_MASK, extensions, piece)
+
+    def _refusal(self, record: Record) -> Iterator[Packet]:
+        requester = record.side.other
+        refused = Aeth.of(record.syndrome, self._completed[requester])
+        yield self._packet(record.side, Op.ACK, self._psn[requester] - 1 & PSN_MASK, (refused,))
 
     def _pieces(self, ops: tuple[Op, Op, Op, Op], data: memoryview) -> Iterator[tuple[Op, memoryview]]:
         """Cut at the path MTU: first, middle, last; or only one."""

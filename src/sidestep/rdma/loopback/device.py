@@ -40,7 +40,6 @@ class LoopbackDevice(Device):
         "fabric",
         "keys",
         "name",
-        "on_event",
         "port_active",
     )
 

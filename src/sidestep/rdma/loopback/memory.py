@@ -52,6 +52,17 @@ class LoopbackRegion(MemoryRegion):
             self.invalidate()
             self.domain.forget(self)
 
+    def rekey(self) -> None:
+        """The index stays, the part of 8 bits changes."""
+        if self not in self.domain.regions:
+            raise Misuse("the region is deregistered")
+        self.invalidate()
+        self.rkey = RKey(_next_part(self.rkey))
+        self.lkey = LKey(self.rkey)
+        self.valid = True
+        self.domain.device.keys.offer(self)
+        self.domain.note(self)
+
     def invalidate(self) -> None:
         """Nobody has access any more; the memory stays registered."""
         if self.valid:
@@ -79,7 +90,7 @@ class Keys:
         """A key that no region has: a freed index with the next part of 8 bits, or a new index; never 0."""
         if self._freed:
             freed = self._freed.popleft()
-            return freed & 0xFFFF_FF00 | (freed + 1) & 0xFF
+            return _next_part(freed)
         self._indices += 1
         return self._indices << 8
 
@@ -94,6 +105,10 @@ class Keys:
     def free(self, region: LoopbackRegion) -> None:
         """The index may be used again."""
         self._freed.append(region.rkey)
+
+
+def _next_part(key: int) -> int:
+    return key & 0xFFFF_FF00 | (key + 1) & 0xFF
 
 
 class _Everything(set[int]):
@@ -212,14 +227,15 @@ class LoopbackDomain(ProtectionDomain):
         self.writable.discard(exporter)
         for other in self.regions:
             if other.valid and id(other.view.obj) == exporter:
-                self._note(other)
+                self.note(other)
 
     def forget(self, region: LoopbackRegion) -> None:
         """A region is deregistered."""
         self.regions.discard(region)
         self.device.keys.free(region)
 
-    def _note(self, region: LoopbackRegion) -> None:
+    def note(self, region: LoopbackRegion) -> None:
+        """A region is good from now on: if it covers all of an object, entries are found by that."""
         exporter = region.view.obj
         if memoryview(exporter).nbytes == region.length:
             self.readable.add(id(exporter))
@@ -248,5 +264,5 @@ class LoopbackDomain(ProtectionDomain):
         region = LoopbackRegion(self, view, access, self.device.keys.next_key(), self.device.next_va(len(view)))
         self.device.keys.offer(region)
         self.regions.add(region)
-        self._note(region)
+        self.note(region)
         return region

@@ -87,7 +87,6 @@ class LoopbackQueuePair(QueuePair):
         "initiator_depth",
         "link",
         "number",
-        "on_event",
         "peer",
         "recv_cq",
         "remote_access",
