@@ -109,6 +109,8 @@ class Conversation:
 
     def _was_told(self) -> None:
         self._told += 1
+        if self.fabric.faults is not None and self.users[0].book.events:
+            self.fabric.faults.fail_registration = self.plan.fail_registration
         if self._told > self.plan.trouble_after and not self._trouble_begun:
             self._begin_trouble()
 

@@ -174,7 +174,7 @@ class User:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
-        if not request.done or request.pending and request.error is None:
+        if not request.done or request.pending and not self.connection._transport_done:
             raise Surprise(f"{self.name}: a send ends with done {request.done} and {request.pending} pieces pending")
         if not 0 <= request.passed <= request.length:
             raise Surprise(f"{self.name}: {request.passed} of {request.length} bytes have passed")
