@@ -845,9 +845,12 @@ class Connection:
 
     def _hang_up(self) -> None:
         """The queue pair is in error. If that is not the connection manager's doing, nobody but us will end it."""
-        if not self._down and self.state is not State.RESUMING:
-            self._down = True
-            self._flow.work.append(Disconnect())
+        if self._down or self.state is State.RESUMING:
+            return
+        self._flow.work.append(Disconnect())
+        if self.state in (State.REQ_SENT, State.REP_SENT):  # nothing is told of an attempt that is given up
+            self._refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
+        self._down = True
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""

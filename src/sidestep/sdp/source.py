@@ -491,6 +491,8 @@ class Source:
                     self.announced = False  # the peer was told of a byte that never comes; the next one is told anew
                 self.urgent.remove(send)
                 self._watch_urgent()
+            if send.pending:
+                self._flow.ask_completion()
             self._host.end_send(send)
 
     # --- what the sink shows us ---
