@@ -671,6 +671,26 @@ class Connection:
             self._take(buffer, message, now)
         except PeerViolation as violation:
             self._break(violation, Cause.VIOLATION)
+            self._give_back(buffer)
+
+    def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
+        """No message came into this receive, and the queue pair is in error: one that does not fit, or worse."""
+        self.now = now
+        self._flow.work.append(ReturnBuffer(buffer))
+        error: SidestepError = Unavailable(f"the transport connection failed: {status.name}")
+        cause = Cause.TRANSPORT
+        if status is Status.LOCAL_LENGTH_ERROR:
+            error, cause = PeerViolation("a message that does not fit", rule="message_size"), Cause.VIOLATION
+        if status is not Status.FLUSHED:
+            self._break(error, cause, transport_ended=True)
+
+    def _give_back(self, buffer: Receive) -> None:
+        """The receive of a message that broke a rule, unless it was used by then."""
+        used = any(held is buffer for _, held, _ in self._sink.ready)
+        for work in self._flow.work:
+            used |= work is buffer or (isinstance(work, ReturnBuffer) and work.receive is buffer)
+        if not used:
+            self._flow.work.append(ReturnBuffer(buffer))
 
     def _take(self, buffer: Receive, message: memoryview, now: float) -> None:
         """Any message, by the tables. The order of work is that of docs/wire/sdp.md §19.1."""
