@@ -683,6 +683,7 @@ class Connection:
             error, cause = PeerViolation("a message that does not fit", rule="message_size"), Cause.VIOLATION
         if status is not Status.FLUSHED:
             self._break(error, cause, transport_ended=True)
+        self._hang_up()
 
     def _give_back(self, buffer: Receive) -> None:
         """The receive of a message that broke a rule, unless it was used by then."""
@@ -856,13 +857,6 @@ class Connection:
                 self._dirty = True
         if self._waiting:
             self._dirty = True
-
-    def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
-        """No message has come into this receive, and none will."""
-        self.now = now
-        if status is Status.LOCAL_LENGTH_ERROR:
-            self._break(PeerViolation("a message longer than a private buffer", rule="message_size"), Cause.VIOLATION)
-        self._hang_up()
 
     def _hang_up(self) -> None:
         """The queue pair is in error. If that is not the connection manager's doing, nobody but us will end it."""
