@@ -567,7 +567,7 @@ class Connection:
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
         self.now = now
-        if self.state is State.SUSPENDED:  # the stream is elsewhere
+        if self.state is State.SUSPENDED:
             self._disconnect()
         if self.state is State.CLOSED or self._down:
             self._reader_closed = True
@@ -588,6 +588,9 @@ class Connection:
         """Resets the connection."""
         self.now = now
         self._reader_closed = True
+        if self.state is State.SUSPENDED:  # the stream is elsewhere
+            self._disconnect()
+            return
         if self.state in (State.REQ_SENT, State.REP_SENT):
             unanswered = self.accepting and self._buffers_wanted > 0
             self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
