@@ -357,6 +357,7 @@ def test_damage_is_never_more_than_an_error_of_ours(make: Callable[[list[bytes]]
     assert error is None or isinstance(error, Misuse | Unavailable)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1 << 32), link=st.sampled_from(sorted(LINKS)))
 @settings(max_examples=60, deadline=None)
 def test_damaged_frames_are_read_or_left_out(seed: int, link: str) -> None:
