@@ -18,6 +18,7 @@ from sidestep.counters import NAMES
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
+from sidestep.sdp import header, states, wire
 
 HERE = Path(__file__).parent
 WIDTH = 100
@@ -130,7 +131,104 @@ STATES = {
     State.PINNED: "plain TCP for good; the reason says why",
 }
 
-PAGES = {"commands.md": commands_page, "limits.md": limits_page, "states.md": states_page}
+
+def sdp_page() -> str:
+    """The tables of SDP: messages, states, modes, rules."""
+    messages = [
+        (
+            f"`{int(mid):#04x}`",
+            one.__name__,
+            str(header.BSDH_LEN + one.LENGTH),
+            "may follow" if one.PAYLOAD else "",
+            "yes" if one.SOLICITED else "",
+            first_line(one),
+        )
+        for mid, one in wire.MESSAGES.items()
+    ]
+    moves = "\n".join(f"    {a.name} --> {b.name} : {why.value}" for (a, why), b in states.TRANSITIONS.items())
+    names = "\n".join(f"    {state.name} : {state.value}" for state in states.State)
+    modes = "\n".join(
+        f"    {a.name.title()} --> {b.name.title()} : by the {master.value}"
+        for (a, b), master in states.MODE_CHANGES.items()
+    )
+    sendable = [
+        (f"`{state.name}`", ", ".join(wire.MESSAGES[mid].__name__ for mid in sorted(mids)))
+        for state, mids in states.SENDABLE.items()
+    ]
+    forbidden = [
+        (
+            f"`{state.name}`",
+            ", ".join(f"{wire.MESSAGES[mid].__name__} (`{rule}`)" for mid, rule in rules.items()),
+            "a violation" if state in states.NO_PAYLOAD else "taken",
+        )
+        for state, rules in states.FORBIDDEN.items()
+    ]
+    rules_of_modes = [
+        (
+            mode.name.title(),
+            {None: "as many as MaxAdverts", 0: "none", 1: "one"}[rules.src_avails],
+            "" if rules.src_avails == 0 else "at least a byte" if rules.src_avail_payload else "none",
+            "yes" if rules.sink_avails else "no",
+        )
+        for mode, rules in states.MODES.items()
+    ]
+    rules = [(f"`{name}`", text) for name, text in {**header.RULES, **states.RULES}.items()]
+    return f"""{NOTICE}
+
+# SDP: messages, states, modes and rules
+
+The facts behind these tables, with their sources: [wire/sdp.md](../wire/sdp.md). How the core works:
+[sdp.md](../sdp.md).
+
+## Messages
+
+{table("MID", "message", "bytes", "payload", "solicited", "meaning", rows=messages)}
+
+## States of a connection
+
+```mermaid
+stateDiagram-v2
+{names}
+    [*] --> CLOSED
+{moves}
+```
+
+What an end may send:
+
+{table("state", "messages", rows=sendable)}
+
+What breaks a rule when it comes (everything else is taken, or judged by the mechanism it belongs to; in states that
+are not here messages have crossed the end of the connection and are dropped):
+
+{table("state", "messages", "payload", rows=forbidden)}
+
+## Flow-control modes
+
+Each half-connection has one; both begin in Combined.
+
+```mermaid
+stateDiagram-v2
+    [*] --> Combined
+{modes}
+```
+
+{table("mode", "SrcAvails outstanding", "payload of a SrcAvail", "SinkAvails", rows=rules_of_modes)}
+
+## Rules
+
+A message that breaks one of these ends the connection: with AbortConn first where DisConn had been sent, by taking
+the transport connection down at once where not. `rule` of the error has the name.
+
+{table("rule", "what it says", rows=rules)}
+"""
+
+
+def first_line(record: type) -> str:
+    """What a record says of itself."""
+    return (record.__doc__ or "").strip().splitlines()[0]
+
+
+PAGES = {"commands.md": commands_page, "limits.md": limits_page, "sdp.md": sdp_page, "states.md": states_page}
 
 
 def main() -> int:

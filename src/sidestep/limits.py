@@ -113,7 +113,7 @@ RESERVE_COPY_MAX: Final = 256 << 10  # bytes that reserve() gives at a time; the
 SDP_BUFFER_SIZE_MIN: Final = 37  # bytes of a private buffer: BSDH, SinkAH and one byte; a smaller offer is refused
 SDP_BUFFER_SIZE_MAX: Final = 16 << 20  # bytes we offer; a peer may offer up to 2**31 and is then sent less
 SDP_BUFFER_SIZE_DEFAULT: Final = 32784  # bytes: 32 KiB of payload, as SDP stacks have offered since 2006
-SDP_BUFFERS_MIN: Final = 3  # a connection: two are the reserve, one carries payload; a smaller offer is refused
+SDP_BUFFERS_MIN: Final = 5  # a connection, ours: with fewer, credit can run dry or be told of for ever; Misuse
 SDP_BUFFERS_MAX: Final = 4096  # a connection; what one that does not read can pin down
 SDP_BUFFERS_DEFAULT: Final = 64  # a connection: the number other stacks post
 SDP_SEND_QUEUE_MIN: Final = 8  # work requests: an RDMA Write and the message behind it, and room to make progress
@@ -130,3 +130,11 @@ POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one
 RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
 RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
+
+# Captures that are read. A capture is a file of anybody's: its sizes are not believed.
+CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
+CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off
+CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
+CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
+CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out
+CAPTURE_HEX_MAX: Final = 16 << 20  # characters of hex that are read; more is refused

@@ -87,7 +87,11 @@ class Connection:
     def disagreement(self, source: Peer, sink: Peer) -> str | None:
         """What the two ends of a half-connection see differently though nothing is under way between them."""
         if source.dis_conn_sent:
-            return None if sink.got == source.total and sink.dis_conn_got and not sink.offers else "closed half is not done"
+            return (
+                None
+                if sink.got == source.total and sink.dis_conn_got and not sink.offers
+                else "closed half is not done"
+            )
         if source.mode != sink.sink_mode:
             return f"modes differ: {source.mode}, {sink.sink_mode}"
         if source.pnd != sink.nd:
@@ -137,7 +141,9 @@ class Turn:
         self.said = ""
 
     def label(self) -> str:
-        return f"{self.name}: {self.said}" if self.said else f"{self.name} -> {', '.join(str(one) for one in self.sent)}"
+        return (
+            f"{self.name}: {self.said}" if self.said else f"{self.name} -> {', '.join(str(one) for one in self.sent)}"
+        )
 
     # Flow control, §8 and §9.
 
@@ -487,7 +493,11 @@ class Turn:
         peer = self.peer
         if peer.withdrawing:
             raise Broken(f"{self.name} gets {message} before the cancel is answered")
-        wrong = {"Buffered": True, "Combined": bool(peer.srcs) or not message.payload, "Pipelined": bool(message.payload)}
+        wrong = {
+            "Buffered": True,
+            "Combined": bool(peer.srcs) or not message.payload,
+            "Pipelined": bool(message.payload),
+        }
         if wrong[peer.sink_mode]:
             raise Broken(f"{self.name} gets {message} in {peer.sink_mode}")
         if message.payload:

@@ -100,7 +100,9 @@ class Result:
         told = f"{self.name}: {self.states} states, {self.steps} steps, depth {self.depth}, {self.seconds:.1f} s"
         if self.fault is None:
             return told
-        return "\n".join([told, f"  fault: {self.fault}", *(f"  {n:2} {label}" for n, label in enumerate(self.trace, 1))])
+        return "\n".join(
+            [told, f"  fault: {self.fault}", *(f"  {n:2} {label}" for n, label in enumerate(self.trace, 1))]
+        )
 
 
 class _Numbers(Generic[P]):
@@ -218,7 +220,9 @@ class _Walk(Generic[P]):
         if steps is None:
             steps = memory[state[side], item] = self.local(side, state[side], item)
         if isinstance(steps, Broken):
-            self.last_label = f"{SIDES[side]} takes in {self.items.things[item]}" if item >= 0 else f"{SIDES[side]} acts"
+            self.last_label = (
+                f"{SIDES[side]} takes in {self.items.things[item]}" if item >= 0 else f"{SIDES[side]} acts"
+            )
             yield steps
             return
         for will, label, peer, sent, taken in steps:
@@ -232,7 +236,9 @@ class _Walk(Generic[P]):
                 number = self.seen[after] = len(self.order)
                 if number >= self.states_max:
                     told = "\n".join(self.history(index)[-30:])
-                    raise LimitOfStates(f"{self.model.name}: more than {self.states_max} states; the last one came of\n{told}")
+                    raise LimitOfStates(
+                        f"{self.model.name}: more than {self.states_max} states; the last one came of\n{told}"
+                    )
                 self.order.append(after)
                 self.parent.append((index, label))
             if self.cycles and will is not Will.WHIM:

@@ -101,7 +101,9 @@ class Rules:
     payload_waits_for_adverts: bool = True
     hold_ack: str = "until read"  # "never"; "until read"; "until told": until the RdmaRdCompl is sent as well
     crossing_send_sm: str = "counts"  # or "ignored" while a cancel is pending, as GEN2 does
-    rest_after_cancel: bool = False  # the source goes on sending the rest of a refused advert while its cancel is pending
+    rest_after_cancel: bool = (
+        False  # the source goes on sending the rest of a refused advert while its cancel is pending
+    )
     cancel_forgets_due: bool = True
     one_send_sm: bool = True  # a cancel that dropped nothing is not answered
     read_told_before_cancel: bool = True
@@ -122,7 +124,9 @@ class Rules:
     # modes, §11.3 and §11.4
     late_window: bool = True
     late_stale: str = "frozen"  # "frozen": against P*; "current": against PND; "none": no counting
-    late_voids: str = "valid, sent before"  # "first": the first late SinkAvail voids all; "valid": any valid one does; "none"
+    late_voids: str = (
+        "valid, sent before"  # "first": the first late SinkAvail voids all; "valid": any valid one does; "none"
+    )
     change_waits_for_ack: bool = True
     change_finishes_write: bool = True
     buffered_waits_for_srcs: bool = True

@@ -28,7 +28,7 @@ from sidestep import limits
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.work import REJECT_CONSUMER, Receive, RKey, Status
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, hello_ack_refusal, hello_refusal
+from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal
 from sidestep.sdp.requests import (
     Accept,
     Connect,
@@ -47,10 +47,11 @@ from sidestep.sdp.requests import (
     Work,
 )
 from sidestep.sdp.resize import Resize
+from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
-from sidestep.sdp.states import NO_PAYLOAD, OPEN, TRANSITIONS, State, Stimulus, forbidden
+from sidestep.sdp.states import NO_PAYLOAD, OPEN, SENDABLE, TRANSITIONS, State, Stimulus, forbidden
 from sidestep.sdp.wire import (
     BSDH,
     OOB_PEND,
@@ -86,6 +87,7 @@ from sidestep.sdp.wire import (
 _unpack: Final = BSDH.unpack_from
 _DATA: Final = int(Mid.DATA)
 _DONE: Final = Status.SUCCESS
+_PIPELINED: Final = Mode.PIPELINED
 
 
 class Cause(Enum):
@@ -103,11 +105,11 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_owes",
+        "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
         "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_remote_before", "_reply_fault",
-        "_resize", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port", "_suspend_sent",
-        "_timers", "_transport_done", "_write_told", "accepting", "addresses", "cause", "error", "now",
-        "peer_max_adverts", "state", "suspended", "version",
+        "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port",
+        "_suspend_sent", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
+        "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -123,7 +125,9 @@ class Connection:
         self._buffers_wanted = 0  # until Hello or HelloAck can say how many there are
         self._fast = False  # Data is taken without a look at the tables
         self._dirty = False  # something has happened since the last pump
-        self._owes = False  # the other end may be short of credit through something that was not a mere update
+        self._waiting = False  # something waits for credit, room or an answer: whatever comes in may set it going
+        self._resizing = False  # private buffers of more than one size are about
+        self._open = False  # the transport connection carries messages
         self._down = False  # the transport connection takes nothing more
         self._transport_done = False  # it is gone, and everything was flushed
         self._reader_closed = False
@@ -132,6 +136,7 @@ class Connection:
         self._write_told = False
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
+        self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._remote_before = 0
         self._reply_fault: PeerViolation | None = None
         self._suspend_port: int | None = None
@@ -140,7 +145,7 @@ class Connection:
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
-        self.version = Version.of_byte(settings.version)
+        self.version = Version.of_byte(settings.wire_version)
         self.peer_max_adverts = 0
         self.now = 0.0
         self.error: SidestepError | None = None
@@ -165,13 +170,9 @@ class Connection:
         self.accepting = True
         try:
             bsdh, hello, _ = decode(memoryview(private_data))
-            majors = {self.version.major} if self.version.major == 2 else {1, 2}
-            if self._settings.carrier is Carrier.IWARP:
-                majors = {1}
-            reason = hello_refusal(bsdh, hello, majors=majors)
-            wanted = IwarpHello if self._settings.carrier is Carrier.IWARP else Hello
-            if reason is None and not isinstance(hello, wanted):
-                raise PeerViolation(f"{hello} over {self._settings.carrier.value}", rule="hello_late")
+            iwarp = self._settings.carrier is Carrier.IWARP
+            majors = {1, 2} if self.version.major == 1 and not iwarp else {self.version.major}
+            reason = hello_refusal(bsdh, hello, iwarp=iwarp, majors=majors)
             if reason is not None:
                 raise PeerViolation(f"a Hello that is refused: {reason.value}", rule=f"hello_{reason.value}")
         except PeerViolation as violation:
@@ -250,11 +251,10 @@ class Connection:
 
     def _reply(self, private_data: bytes | memoryview) -> tuple[Bsdh, HelloAck | IwarpHelloAck]:
         bsdh, ack, _ = decode(memoryview(private_data))
-        reason = hello_ack_refusal(bsdh, ack, major=self.version.major)
+        iwarp = self._settings.carrier is Carrier.IWARP
+        reason = hello_ack_refusal(bsdh, ack, iwarp=iwarp, major=self.version.major)
         if reason is not None:
             raise PeerViolation(f"a HelloAck that is refused: {reason.value}", rule=f"hello_{reason.value}")
-        if not isinstance(ack, IwarpHelloAck if self._settings.carrier is Carrier.IWARP else HelloAck):
-            raise PeerViolation(f"{ack} over {self._settings.carrier.value}", rule="hello_late")
         assert isinstance(ack, HelloAck | IwarpHelloAck)
         return bsdh, ack
 
@@ -270,14 +270,19 @@ class Connection:
             self._refuse(violation, Cause.VIOLATION)
             return
         self._adopt(bsdh, ack, ack.act_rcv_sz)
-        self._open(Stimulus.REPLY)
+        self._establish(Stimulus.REPLY)
 
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
         flow = self._flow
         flow.credit = bsdh.bufs
+        flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
-        self.version = Version(self.version.major, min(self.version.minor, header.version.minor))
+        # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
+        if header.version.major == self.version.major:
+            self.version = agreed(self.version, header.version)
+        else:
+            self.version = header.version
         self.size_changed(remote=True)
 
     def handle_refused(self, reason: int, now: float) -> None:
@@ -300,9 +305,9 @@ class Connection:
         """Ready to use has come (accepting end)."""
         self.now = now
         if self.state is State.REP_SENT:
-            self._open(Stimulus.READY)
+            self._establish(Stimulus.READY)
 
-    def _open(self, stimulus: Stimulus) -> None:
+    def _establish(self, stimulus: Stimulus) -> None:
         self._move(stimulus)
         self._keep_alive()
         self._dirty = True
@@ -321,6 +326,7 @@ class Connection:
         if state is None:
             raise InternalError(f"{stimulus.value} in state {self.state.value}")
         self.state = state
+        self._open = state in OPEN
         self._fast = state is State.ESTABLISHED or state is State.FIN_WAIT
 
     # --- the user ---
@@ -373,7 +379,8 @@ class Connection:
         if self._transport_done and not receive.done:
             self._give_up_receives()
         self._readable_told = False
-        self._dirty = True
+        if self._waiting or sink.mode is _PIPELINED or self._credit_low():
+            self._dirty = True
         return receive
 
     def cancel_send(self, send: StreamSend, now: float) -> None:
@@ -483,6 +490,11 @@ class Connection:
         return self._resize.local
 
     @property
+    def messages_sent(self) -> int:
+        """SDP messages sent since the beginning, over all transport connections."""
+        return self._flow.sent_count
+
+    @property
     def credit(self) -> int:
         """Messages that the other end has room for."""
         return self._flow.credit
@@ -518,7 +530,8 @@ class Connection:
         self.now = now
         self._reader_closed = True
         if self.state in (State.REQ_SENT, State.REP_SENT):
-            self._flow.work.append(Reject(REJECT_CONSUMER) if self.accepting else Disconnect())
+            unanswered = self.accepting and self._buffers_wanted > 0
+            self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
             self._refuse(Unavailable("given up before it was established"), Cause.ABORTED)
             return
         self._break(Unavailable("reset by this end"), Cause.ABORTED)
@@ -546,11 +559,7 @@ class Connection:
     def _disconnect(self) -> None:
         if not self._down:
             self._down = True
-            self._sink_returns()
             self._flow.work.append(Disconnect())
-
-    def _sink_returns(self) -> None:
-        """Private buffers that become free are not posted any more."""
 
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
@@ -619,9 +628,8 @@ class Connection:
         self.now = now
         message = buffer.scatter[0][:length]
         flow = self._flow
-        self._dirty = True
         try:
-            if self._fast and length >= 16 and message[0] == _DATA and not self._resize.busy:
+            if self._fast and length >= 16 and message[0] == _DATA and not self._resizing:
                 _, flags, bufs, size, mseq, ack = _unpack(message)
                 if size != length:
                     raise PeerViolation(f"Len {size} in a message of {length} bytes", rule="length")
@@ -631,13 +639,18 @@ class Connection:
                 if flags & OOB_PEND:
                     self._announced()
                 if length == 16:
-                    flow.post(buffer)
+                    flow.posted += 1  # not by post(): a mere update is nothing to answer
+                    flow.work.append(buffer)
+                    if self._waiting or self._credit_low():
+                        self._dirty = True
                     return
                 if self._reader_closed:
                     raise PeerViolation(f"{length - 16} bytes after close", rule="payload_closed")
-                self._owes = True
                 self._sink.deliver(message[16:], buffer, flags & OOB_PRES != 0)
+                if self._waiting or self._credit_low():
+                    self._dirty = True
                 return
+            self._dirty = True
             self._take(buffer, message, now)
         except PeerViolation as violation:
             self._break(violation, Cause.VIOLATION)
@@ -646,7 +659,7 @@ class Connection:
         """Any message, by the tables. The order of work is that of docs/wire/sdp.md §19.1."""
         if self.state is State.REP_SENT:
             self.handle_established(now)  # the first message says as much as ready to use
-        if self.state not in OPEN:
+        if not self._open:
             self._flow.work.append(ReturnBuffer(buffer))  # it crossed our end of the connection
             return
         decoded = decode(message)
@@ -655,7 +668,7 @@ class Connection:
         if rule is not None:
             raise PeerViolation(f"{Mid(bsdh.mid).name} in state {self.state.value}", rule=rule)
         self._flow.take_header(bsdh.bufs, bsdh.mseq, bsdh.mseq_ack)
-        if self._resize.busy:
+        if self._resizing:
             self._resize.received(buffer)
         if self._source.change_mseq is not None:
             self._source.acknowledged(bsdh.mseq_ack)
@@ -665,9 +678,10 @@ class Connection:
             raise PeerViolation(f"{len(payload)} bytes after close", rule="payload_closed")
         if self._suspend_answered:
             raise PeerViolation("a message after SuspComm", rule="suspend_amid")
-        self._owes = bsdh.mid != _DATA or len(payload) > 0
         if not payload:
+            owed = self._flow.owes or bsdh.mid != _DATA
             self.repost(buffer)
+            self._flow.owes = owed
         self._HANDLERS[bsdh.mid](self, decoded, buffer)
 
     def _announced(self) -> None:
@@ -793,11 +807,17 @@ class Connection:
             _, send, then = in_flight.popleft()
             if send is not None:
                 send.pending -= 1
-                if not send.pending:
-                    self.end_send(send)
+                if not send.pending and not send.done:
+                    if send.offset == send.length and send.region is None:
+                        send.done = True
+                        self._events.append(send)
+                    else:
+                        self.end_send(send)
             if then is not None:
                 then()
-        self._dirty = True
+                self._dirty = True
+        if self._waiting:
+            self._dirty = True
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
@@ -855,15 +875,22 @@ class Connection:
         self._disconnect()
 
     def _on_probe_timeout(self) -> None:
-        """Payload waits on a credit of two: a bare message takes one, and so obliges the other end to tell of more."""
+        """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
         flow = self._flow
-        if flow.credit == 2 and self._source_waits() and self._sendable and flow.may_send_bare():
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits() and self._sendable and flow.may_send_bare():
             self._send_update()
         self._probe_wait = min(2 * self._probe_wait, 1.0)
 
+    def _on_refresh_timeout(self) -> None:
+        if self._sendable and self._flow.brings_credit() and self._flow.may_send_bare():
+            self._send_update()
+
     def _on_keepalive_timeout(self) -> None:
-        if self._sendable and self._flow.room():
-            self._flow.send_write((), 0, RKey(0), None)  # §18: a dead peer shows as a transport error
+        flow = self._flow
+        traffic = flow.tx_mseq + flow.rx_mseq
+        if traffic == self._traffic and self._sendable and flow.room():
+            flow.send_write((), 0, RKey(0), None)  # §18: a dead peer shows as a transport error
+        self._traffic = traffic
         self._keep_alive()
 
     def _on_suspend_timeout(self) -> None:
@@ -876,6 +903,7 @@ class Connection:
         "last_ack": _on_last_ack_timeout,
         "abort": _on_abort_timeout,
         "probe": _on_probe_timeout,
+        "refresh": _on_refresh_timeout,
         "keepalive": _on_keepalive_timeout,
         "suspend": _on_suspend_timeout,
     }
@@ -898,14 +926,19 @@ class Connection:
                 return None
         return work.popleft()
 
+    def quiet(self) -> bool:
+        """Whether nothing was caused that would have to be polled: worth a look before polling."""
+        return not (self._dirty or self._events or self._flow.work)
+
     def poll_event(self) -> Told | None:
         """The next thing to tell; None when there is none. Work is to be polled first."""
         if self._events:
             return self._events.popleft()
-        sink = self._sink
-        if not self._readable_told and sink.readable and not sink.receives:
-            self._readable_told = True
-            return Event(EventKind.READABLE)
+        if not self._readable_told:
+            sink = self._sink
+            if not sink.receives and (sink.ready or sink.adverts or sink.ended):
+                self._readable_told = True
+                return Event(EventKind.READABLE)
         return None
 
     @property
@@ -917,7 +950,7 @@ class Connection:
 
     def _pump(self) -> None:
         """Sends whatever may be sent: answers first, then the stream, then advertisements, then mere credit."""
-        if self.state not in OPEN or self._suspend_sent or self._down:
+        if not self._open or self._suspend_sent or self._down:
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         while control:
@@ -925,6 +958,7 @@ class Connection:
                 break
             item = control.popleft()
             if isinstance(item, Header):
+                assert item.MID in SENDABLE[self.state], (item, self.state)
                 flow.send_header(item)
             else:
                 item()  # type: ignore[operator]
@@ -941,21 +975,46 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        remote_credit = flow.remote_credit()
-        if flow.posted > remote_credit and flow.credit:
-            due = remote_credit <= 1 or (self._owes and (remote_credit < 3 or 2 * remote_credit <= flow.posted))
-            if due and flow.may_send_bare() and flow.brings_credit():
-                self._send_update()
-        if flow.credit < 3 and flow.credit and self._source_waits():
+        self._refresh()
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
                 self._arm("probe", self._probe_wait)
         elif "probe" in self._timers:
             del self._timers["probe"]
             self._probe_wait = self._settings.probe_s
+        self._waiting = bool(
+            source.queue
+            or control
+            or sink.mode is _PIPELINED
+            or source.forced
+            or source.ending
+            or source.cancel_wanted
+            or source.mode_wanted is not None
+            or sink.cancel_wanted
+            or flow.announce is not None
+            or self._suspend_port is not None
+        )
+
+    def _credit_low(self) -> bool:
+        """Whether the other end may have to be told of more credit."""
+        flow = self._flow
+        remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
+        return remote_credit < 4 or 2 * remote_credit <= flow.posted
+
+    def _refresh(self) -> None:
+        """Tells of new credit, if the other end is short of it and nothing else has told."""
+        flow = self._flow
+        if not self._credit_low() or not flow.credit or not flow.brings_credit():
+            self._timers.pop("refresh", None)
+        elif flow.owes or flow.unacknowledged() >= 2:
+            if flow.may_send_bare():
+                self._timers.pop("refresh", None)
+                self._send_update()
+        elif flow.remote_credit() <= 1 and "refresh" not in self._timers:
+            self._arm("refresh", self._settings.refresh_s)
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
-        self._owes = False
         self._flow.send_data((), 0, None, 0, False)
 
     def _send_disconn(self) -> None:
@@ -1004,15 +1063,16 @@ class Connection:
         """SuspCommAck has come: the stream goes on elsewhere."""
         assert self.addresses is not None
         source, sink = self._source, self._sink
-        source.void_adverts()
+        source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
+        for receive in sink.receives:
+            receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
         self.suspended = Suspended(
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
             unread=sink.drain(),
             unsent=unsent,
-            receive_ended=sink.ended,
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
@@ -1047,7 +1107,8 @@ class Connection:
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:
-        self._source.void_adverts()
+        self._source.take_all_back()
+        self._source.ended = False  # a DisConn is sent again: the new connection knows nothing of it
         self._flow.reset()
         self._flow.posted = 0
         self._source.reset()
@@ -1084,7 +1145,11 @@ class Connection:
 
     def end_receive(self, receive: StreamReceive) -> None:
         """Tells the user."""
-        self._end_request(receive)
+        if receive.region is not None or receive.done:
+            self._end_request(receive)
+            return
+        receive.done = True
+        self._events.append(receive)
 
     def _end_request(self, request: StreamSend | StreamReceive) -> None:
         if request.done:
@@ -1099,10 +1164,9 @@ class Connection:
 
     def repost(self, buffer: Receive) -> None:
         """A private buffer that is free again."""
-        self._owes = True
         if self._down:
             self._flow.work.append(ReturnBuffer(buffer))
-        elif self._resize.busy or len(buffer.scatter[0]) != self._resize.target:
+        elif self._resizing or len(buffer.scatter[0]) != self._resize.target:
             self._resize.repost(buffer)
         else:
             self._flow.post(buffer)
@@ -1147,6 +1211,7 @@ class Connection:
 
     def mode_changed(self) -> None:
         """Tells the user."""
+        self._source.transact = self._sink.mode is _PIPELINED and self._strategy.transactions
         self._events.append(Event(EventKind.MODE_CHANGED))
 
     def size_changed(self, *, remote: bool) -> None:
@@ -1155,3 +1220,4 @@ class Connection:
             self._source.payload_max = self._flow.remote_size - 16
         else:
             self._sink.buffer_size = self._resize.local
+            self._resizing = True  # from now on every buffer is looked at

@@ -11,7 +11,11 @@ that bring the other end new credit. As a message without payload can always be 
 is posted again at once, and neither end can be left without a way to say so.
 
 `remote_credit` is the same number as the other end must see it. When it falls to one the other end has to be told
-of more (CA4-82); this implementation tells earlier, at half, unless something else is about to go out anyway.
+of more (CA4-82). That rule alone is neither enough nor does it come to rest (docs/sdp-model.md): an end with a credit
+of two could wait for ever to send payload, and two ends with two free buffers each would answer each other's updates
+for ever. So this end keeps one credit more behind its payload than it must, where the other end has five buffers or
+more; it tells of new credit earlier, unless something else is about to go out anyway; and what only mere updates have
+caused it tells after a pause.
 
 Withdrawing advertisements (`SrcAvailCancel`) asks for an `MSeqAck` that lags behind on purpose: `held_ack`.
 """
@@ -40,9 +44,9 @@ class Flow:
     """The state of both directions that no mechanism owns. Counters are 32-bit serial numbers."""
 
     __slots__ = (
-        "announce", "credit", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id", "peer_ack",
-        "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count", "tx_mseq", "unsignaled",
-        "work",
+        "announce", "credit", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id", "owes",
+        "payload_credit", "peer_ack", "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count",
+        "tx_mseq", "unsignaled", "work",
     )  # fmt: skip
 
     def __init__(self, receive_count: int, send_queue: int) -> None:
@@ -53,6 +57,7 @@ class Flow:
         self.announce: Callable[[], bool] | None = None  # asked whether OOB_PEND may ride on the next message
         self.sent_count = 0
         self.posted = 0
+        self.owes = False  # buffers were posted of which the other end has not been told, but for mere updates
         self.reset()
 
     def reset(self) -> None:
@@ -62,6 +67,7 @@ class Flow:
         self.held_ack: int | None = None  # what MSeqAck says instead, while a withdrawal is worked off
         self.peer_ack = 0  # of the message received last
         self.credit = 0
+        self.payload_credit = 3  # what a message with payload needs
         self.remote_size = 0  # bytes of the other end's private buffers
         self.last_bufs_sent = 0
         self.last_ack_sent = 0
@@ -74,6 +80,10 @@ class Flow:
     def remote_credit(self) -> int:
         """How many messages the other end may think it can send us."""
         return self.last_bufs_sent - ((self.rx_mseq - self.last_ack_sent) & MASK)
+
+    def unacknowledged(self) -> int:
+        """Messages received that the other end does not know to be received."""
+        return (self.rx_mseq - self.last_ack_sent) & MASK
 
     def brings_credit(self) -> bool:
         """Whether a message sent now would give the other end more credit than it has."""
@@ -88,7 +98,7 @@ class Flow:
 
     def may_send_payload(self) -> bool:
         """Whether a message with payload, or an advertisement, may be sent."""
-        return self.credit >= 3 and len(self.in_flight) < self.send_queue
+        return self.credit >= self.payload_credit and len(self.in_flight) < self.send_queue
 
     def room(self) -> int:
         """Work requests that the send queue still takes."""
@@ -119,6 +129,7 @@ class Flow:
     def post(self, receive: Receive) -> None:
         """Gives a private buffer to the transport."""
         self.posted += 1
+        self.owes = True
         self.work.append(receive)
 
     # --- sending ---
@@ -136,6 +147,7 @@ class Flow:
         self.credit -= 1
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = self.posted if self.posted < 0xFFFF else 0xFFFF
+        self.owes = False
         if self.announce is not None and self.announce():
             flags |= OOB_PEND
         self.sent_count += 1
@@ -164,6 +176,7 @@ class Flow:
         self.credit -= 1
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = min(self.posted, 0xFFFF)
+        self.owes = False
         if self.announce is not None and self.announce():
             flags |= OOB_PEND
         extended = header.encode()

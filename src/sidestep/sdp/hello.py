@@ -233,7 +233,7 @@ AnyHelloAck: TypeAlias = HelloAck | IwarpHelloAck
 class Refusal(StrEnum):
     """Why a Hello or a HelloAck is answered by a reject (InfiniBand: REJ 28; iWARP: close)."""
 
-    WRONG_MESSAGE = "wrong_message"  # neither a Hello nor, where that is expected, a HelloAck
+    WRONG_MESSAGE = "wrong_message"  # not the Hello or HelloAck of this kind of transport
     VERSION = "version"
     MAX_ADVERTS = "max_adverts"
     IP_VERSION = "ip_version"
@@ -243,14 +243,19 @@ class Refusal(StrEnum):
 
 
 def hello_refusal(
-    bsdh: Bsdh, hello: Header, *, majors: Set[int] = frozenset({2}), ip_versions: Set[int] = frozenset({4, 6})
+    bsdh: Bsdh,
+    hello: Header,
+    *,
+    iwarp: bool = False,
+    majors: Set[int] = frozenset({2}),
+    ip_versions: Set[int] = frozenset({4, 6}),
 ) -> Refusal | None:
     """What the server must refuse a client's message for, if anything: the checks that its form has not settled.
 
     `majors` are the versions this end accepts ({2}, with 1 for old peers; {1} over iWARP), `ip_versions` what its
     listener serves. A minor that differs is no reason: see `agreed`.
     """
-    if not isinstance(hello, Hello | IwarpHello):
+    if not isinstance(hello, Hello | IwarpHello) or isinstance(hello, IwarpHello) is not iwarp:
         return Refusal.WRONG_MESSAGE
     if hello.version.major not in majors:
         return Refusal.VERSION
@@ -259,9 +264,9 @@ def hello_refusal(
     return _window_refusal(bsdh, hello, hello.local_rcv_sz)
 
 
-def hello_ack_refusal(bsdh: Bsdh, ack: Header, *, major: int = 2) -> Refusal | None:
+def hello_ack_refusal(bsdh: Bsdh, ack: Header, *, iwarp: bool = False, major: int = 2) -> Refusal | None:
     """What the client must drop the attempt for, if anything; `major` is that of the Hello it has sent."""
-    if not isinstance(ack, HelloAck | IwarpHelloAck):
+    if not isinstance(ack, HelloAck | IwarpHelloAck) or isinstance(ack, IwarpHelloAck) is not iwarp:
         return Refusal.WRONG_MESSAGE
     if ack.version.major != major:
         return Refusal.VERSION

@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from sidestep.errors import SidestepError
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send
-from sidestep.sdp.wire import Mode
 
 
 class Region:
@@ -173,5 +172,3 @@ class Suspended:
     receive_size: int  # bytes of a private buffer: its HelloAck must say the same
     unread: bytes  # received and not read yet
     unsent: Sequence[StreamSend] = field(default_factory=tuple)
-    send_mode: Mode = Mode.COMBINED
-    receive_ended: bool = False  # the other end had sent DisConn

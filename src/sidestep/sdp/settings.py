@@ -30,16 +30,24 @@ class Settings:
     send_queue: int = 128  # work requests that the queue pair takes for sending
     reads_max: int = 4  # RDMA Reads under way at a time (IRD, ORD; responder resources, initiator depth)
     carrier: Carrier = Carrier.INFINIBAND
-    version: int = 0x22  # 2.2 as RDMA managers ask for; 0x11 speaks with implementations of A4 1.1
+    version: int | None = None  # None: 2.2 (0x22) as RDMA managers ask for, or 1.1 over iWARP; 0x11 for A4 1.1
     strategy: Callable[[], Strategy] = field(default=Strategy)
     advert_answer_s: float = 1.0  # an unanswered SrcAvail is then withdrawn, and its bytes go by Bcopy
     cancel_answer_s: float = 60.0  # an unanswered withdrawal then ends the connection
     close_s: float = 60.0  # for the other end's DisConn after close(), then the connection is reset
     last_ack_s: float = 1.0  # for the first closer's disconnect, after both have sent DisConn
-    probe_s: float = 0.05  # between requests for credit while payload waits on a credit of two
+    probe_s: float = 0.05  # between requests for credit while payload waits and a bare message could go
+    refresh_s: float = 0.01  # until credit is told of that mere updates have used up
     keepalive_s: float | None = None  # of silence, until a zero-length RDMA Write asks whether the other end lives
     suspend_s: float = 60.0  # for the new connection of a suspended one
     urgent_inline: bool = False  # SO_OOBINLINE: urgent bytes stay in the stream
+
+    @property
+    def wire_version(self) -> int:
+        """What Hello says: major in the high half."""
+        if self.version is not None:
+            return self.version
+        return 0x11 if self.carrier is Carrier.IWARP else 0x22
 
     def __post_init__(self) -> None:
         if not limits.SDP_BUFFER_SIZE_MIN <= self.receive_size <= limits.SDP_BUFFER_SIZE_MAX:

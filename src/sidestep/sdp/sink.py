@@ -26,6 +26,7 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import Register, StreamReceive
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Settings
+from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
     REQ_PIPE,
@@ -288,22 +289,21 @@ class Sink:
     def handle_src_avail(self, header: SrcAvail, payload: memoryview, buffer: Receive) -> None:
         """A SrcAvail: to be read, refused, or ignored because a SinkAvail of ours is outstanding (§12.2)."""
         count = len(payload)
-        if self.mode is Mode.BUFFERED:
-            raise PeerViolation("SrcAvail in mode Buffered", rule="src_avail_mode")
+        mode = MODES[self.mode]
+        name = self.mode.name.title()
+        if mode.src_avails == 0:
+            raise PeerViolation(f"SrcAvail in mode {name}", rule="src_avail_mode")
         if self.withdrawing:
             raise PeerViolation("SrcAvail before the withdrawal was answered", rule="src_avail_cancelling")
-        if self.mode is Mode.COMBINED:
-            if not count:
-                raise PeerViolation("SrcAvail without payload in mode Combined", rule="src_avail_payload")
-            if self.adverts or self.due:
-                raise PeerViolation("a second SrcAvail in mode Combined", rule="src_avail_second")
+        if mode.src_avail_payload != (count > 0):
+            raise PeerViolation(f"SrcAvail with {count} bytes of payload in mode {name}", rule="src_avail_payload")
+        if mode.src_avails is not None and (len(self.adverts) >= mode.src_avails or self.due):
+            raise PeerViolation(f"a second SrcAvail in mode {name}", rule="src_avail_second")
+        if count:
             self.deliver(payload, buffer, False)
-        else:
-            if count:
-                raise PeerViolation("SrcAvail with payload in mode Pipelined", rule="src_avail_payload")
-            if self.shown:
-                self.adverts.clear()
-                return
+        elif self.shown:
+            self.adverts.clear()  # our SinkAvail wins, and the source will know
+            return
         if self._host.adverts_of_peer() >= self._settings.max_adverts:
             raise PeerViolation("more advertisements than MaxAdverts allows", rule="adverts")
         self.adverts.append(SinkAdvert(header, count))
@@ -409,7 +409,7 @@ class Sink:
     def next_shown(self) -> StreamReceive | None:
         """The receive that a SinkAvail may show now; asks for its registration where that is what is missing."""
         if (
-            self.mode is not Mode.PIPELINED
+            not MODES[self.mode].sink_avails
             or self.cancel_sent
             or self.cancel_wanted
             or self.ended
@@ -527,10 +527,8 @@ class Sink:
 
     def handle_mode_change(self, mode: Mode) -> None:
         """ModeChange with S=0: the source, master but in Buffered mode, changes."""
-        legal = {
-            (Mode.COMBINED, Mode.BUFFERED), (Mode.COMBINED, Mode.PIPELINED), (Mode.PIPELINED, Mode.COMBINED)
-        }  # fmt: skip
-        if (self.mode, mode) not in legal or (mode is Mode.BUFFERED and (self.adverts or self.withdrawing)):
+        master = MODE_CHANGES.get((self.mode, mode))
+        if master is not Master.SOURCE or (mode is Mode.BUFFERED and (self.adverts or self.withdrawing)):
             raise PeerViolation(
                 f"the source changes {self.mode.name.title()} to {mode.name.title()}", rule="mode_transition"
             )

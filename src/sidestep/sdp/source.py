@@ -31,6 +31,7 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import Register, StreamReceive, StreamSend
 from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Settings
+from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
     BSDH_LEN,
@@ -97,7 +98,7 @@ class Source:
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "announced", "cancel_mseq", "cancel_wanted",
         "change_mseq", "ended", "ending", "forced", "frozen", "hint", "mode", "mode_wanted", "passed", "payload_max",
-        "pnd", "queue", "sinks", "urgent",
+        "pnd", "queue", "sinks", "transact", "urgent",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SourceHost) -> None:
@@ -112,6 +113,7 @@ class Source:
         self.ended = False  # DisConn was sent
         self.passed = 0  # bytes of the stream that are with the sink, or will be
         self.payload_max = 0  # bytes of payload in one Data message
+        self.transact = False  # payload may take a SinkAvail of ours along
         self.reset()
 
     def reset(self) -> None:
@@ -153,7 +155,7 @@ class Source:
                 return
             head = queue[0]
             if not self.adverts and (head.bcopy_only or head.length - head.offset <= self._strategy.bcopy_max):
-                if flow.credit < 3 or len(flow.in_flight) >= flow.send_queue:
+                if flow.credit < flow.payload_credit or len(flow.in_flight) >= flow.send_queue:
                     return
                 self._send_data(head)
             elif not self._send_large(head):
@@ -201,7 +203,12 @@ class Source:
 
     def _payload(self, view: memoryview, length: int, send: StreamSend, flags: int, signaled: bool) -> None:
         """A piece of one send, as Data, or with a SinkAvail of ours if there is one to send (Transaction)."""
-        if not flags and (offer := self._host.transaction()) and length <= self._flow.remote_size - _SINK_AVAIL_LEN:
+        if (
+            self.transact
+            and not flags
+            and (offer := self._host.transaction())
+            and length <= self._flow.remote_size - _SINK_AVAIL_LEN
+        ):
             header, receive = offer
             self._count_payload()
             self._flow.send_header(header, (view,), send=send)
@@ -239,7 +246,7 @@ class Source:
         """By Write or Read Zcopy, or marks the send for Bcopy; False if it has to wait."""
         if self.sinks and not self.adverts:
             return self._write(head)
-        if self.adverts and (self.mode is not Mode.PIPELINED or self.sinks):
+        if self.adverts and (MODES[self.mode].src_avails is not None or self.sinks):
             return False
         if head.bcopy_only or head.length - head.offset <= self._strategy.bcopy_max:
             return False  # its turn comes when the advertisements are processed
@@ -298,7 +305,7 @@ class Source:
             return False
         left = head.length - head.offset
         payload = 0
-        if self.mode is Mode.COMBINED:  # at least one byte goes along, and one is left to read
+        if MODES[self.mode].src_avail_payload:  # at least one byte goes along, and one is left to read
             payload = min(self._strategy.payload, flow.remote_size - _SRC_AVAIL_LEN, left - 1)
             if payload < 1:
                 head.bcopy_only = True
@@ -453,6 +460,10 @@ class Source:
             if not self.queue or self.queue[0] is not send:
                 self.queue.appendleft(send)
 
+    def take_all_back(self) -> None:
+        """The transport connection ends, the stream does not: whatever is not with the sink is to be sent anew."""
+        self._take_back(self._unread(), with_forced=True)
+
     def void_adverts(self, before: int | None = None) -> None:
         """The sink has dropped our SrcAvails (those sent before this message, if given)."""
         if not self.adverts or (before is not None and ge(self.adverts[0].mseq, before)):
@@ -482,7 +493,7 @@ class Source:
         """A SinkAvail: judged whether it is stale, then queued (§12.1, §12.2, §11.4); `buffer_size` is the sink's."""
         if header.length < buffer_size - BSDH_LEN:
             raise PeerViolation(f"SinkAvail of {header.length} bytes", rule="sink_avail_small")
-        if self.mode is Mode.PIPELINED:
+        if MODES[self.mode].sink_avails:
             if header.non_discards != self.pnd:
                 self.pnd = (self.pnd - 1) & MASK  # a payload message has used it up
                 return
@@ -538,7 +549,7 @@ class Source:
 
     def handle_mode_change(self, mode: Mode) -> None:
         """ModeChange with S=1: the sink, master in Buffered mode only, asks for Combined."""
-        if self.mode is not Mode.BUFFERED or mode is not Mode.COMBINED:
+        if MODE_CHANGES.get((self.mode, mode)) is not Master.SINK:
             raise PeerViolation(
                 f"the sink changes {self.mode.name.title()} to {mode.name.title()}", rule="mode_transition"
             )

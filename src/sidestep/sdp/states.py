@@ -17,10 +17,11 @@ tables.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from sidestep.sdp.wire import Mid
+from sidestep.sdp.wire import Mid, Mode
 
 
 class State(Enum):
@@ -76,6 +77,9 @@ TRANSITIONS: Final[dict[tuple[State, Stimulus], State]] = {
     (_S.ESTABLISHED, _E.RESET): _S.ABORTING,
     (_S.ESTABLISHED, _E.MOVED): _S.SUSPENDED,
     (_S.ESTABLISHED, _E.MOVES): _S.RESUMING,
+    (_S.FIN_WAIT, _E.MOVES): _S.RESUMING,
+    (_S.CLOSE_WAIT, _E.MOVED): _S.SUSPENDED,
+    (_S.CLOSE_WAIT, _E.MOVES): _S.RESUMING,
     (_S.FIN_WAIT, _E.END_RECEIVED): _S.TIME_WAIT,
     (_S.FIN_WAIT, _E.DISCONNECTED): _S.CLOSED,
     (_S.FIN_WAIT, _E.RESET): _S.ABORTING,
@@ -117,6 +121,54 @@ FORBIDDEN: Final[dict[State, dict[Mid, str]]] = {
 
 # States in which payload breaks a rule: its sender has ended its direction.
 NO_PAYLOAD: Final = frozenset({_S.CLOSE_WAIT, _S.LAST_ACK})
+
+_BARE: Final = frozenset(
+    {
+        Mid.DATA, Mid.SEND_SM, Mid.RDMA_RD_COMPL, Mid.SINK_AVAIL, Mid.SINK_AVAIL_CANCEL, Mid.MODE_CHANGE,
+        Mid.CH_RCV_BUF, Mid.CH_RCV_BUF_ACK, Mid.SUSP_COMM_ACK, Mid.ABORT_CONN, Mid.SINK_CANCEL_ACK,
+    }
+)  # fmt: skip
+_STREAM: Final = frozenset({Mid.SRC_AVAIL, Mid.SRC_AVAIL_CANCEL, Mid.RDMA_WR_COMPL, Mid.DIS_CONN, Mid.SUSP_COMM})
+
+# State -> what this end may send there; after its DisConn only messages without payload. In other states: nothing.
+SENDABLE: Final[dict[State, frozenset[Mid]]] = {
+    _S.ESTABLISHED: (_BARE | _STREAM) - {Mid.ABORT_CONN},
+    _S.FIN_WAIT: _BARE,
+    _S.CLOSE_WAIT: (_BARE | _STREAM) - {Mid.ABORT_CONN, Mid.SUSP_COMM},
+    _S.LAST_ACK: _BARE,
+}
+
+
+class Master(Enum):
+    """Who changes the mode of a half-connection: its Data Source, or its Data Sink (docs/wire/sdp.md §11.3)."""
+
+    SOURCE = "source"
+    SINK = "sink"
+
+
+# The four transitions there are; Buffered to Pipelined and back go through Combined.
+MODE_CHANGES: Final[dict[tuple[Mode, Mode], Master]] = {
+    (Mode.COMBINED, Mode.BUFFERED): Master.SOURCE,
+    (Mode.BUFFERED, Mode.COMBINED): Master.SINK,
+    (Mode.COMBINED, Mode.PIPELINED): Master.SOURCE,
+    (Mode.PIPELINED, Mode.COMBINED): Master.SOURCE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModeRules:
+    """What a mode allows in its half-connection (docs/wire/sdp.md §11.1)."""
+
+    src_avails: int | None  # SrcAvails that may be outstanding; None: as many as MaxAdverts allows
+    src_avail_payload: bool  # each SrcAvail has payload, or none has
+    sink_avails: bool  # whether SinkAvails, and with them Transactions and RDMA Writes, are allowed
+
+
+MODES: Final[dict[Mode, ModeRules]] = {
+    Mode.BUFFERED: ModeRules(src_avails=0, src_avail_payload=False, sink_avails=False),
+    Mode.COMBINED: ModeRules(src_avails=1, src_avail_payload=True, sink_avails=False),
+    Mode.PIPELINED: ModeRules(src_avails=None, src_avail_payload=False, sink_avails=True),
+}
 
 # What the rules that need a state are; those that a message breaks by itself are in header.RULES.
 RULES: Final = {

@@ -347,6 +347,8 @@ _HELLOS: Final[dict[tuple[int, int], type[Header]]] = {
     (int(record.MID), BSDH_LEN + record.LENGTH): record for record in (Hello, HelloAck, IwarpHello, IwarpHelloAck)
 }
 _DATA: Final = Data()  # it has no fields, and is by far the most frequent
+_unpack: Final = BSDH.unpack_from
+_new: Final = tuple.__new__
 
 
 class Decoded(NamedTuple):
@@ -362,11 +364,12 @@ def decode(message: memoryview) -> Decoded:
     size = len(message)
     if size < 16:
         raise violation("short_message", f"{size} bytes")
-    bsdh = Bsdh._make(BSDH.unpack_from(message))
-    if bsdh.length != size:
-        raise violation("length", f"Len {bsdh.length} in a message of {size} bytes")
-    if bsdh.mid == 0xFF:
-        return Decoded(bsdh, _DATA, message[16:])
+    fields = _unpack(message)
+    if fields[3] != size:
+        raise violation("length", f"Len {fields[3]} in a message of {size} bytes")
+    bsdh = _new(Bsdh, fields)  # half the time of Bsdh(*fields)
+    if fields[0] == 0xFF:
+        return _new(Decoded, (bsdh, _DATA, message[16:]))
     record = record_of(bsdh.mid, size)
     header_end = BSDH_LEN + record.LENGTH
     header = record.decode(message)
