@@ -105,7 +105,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class TimewaitExit:
-    """The last event: the queue pair may be destroyed and its number used again."""
+    """The last event: the number of the queue pair may be used again. It comes even if that was destroyed before."""
 
 
 ConnectionEvent: TypeAlias = Established | Rejected | Unreachable | Disconnected | TimewaitExit
