@@ -20,8 +20,8 @@ Rules that hold for every device:
 - A connection gets `Established` once, or `Rejected`, or `Unreachable`; after `Established` exactly one `Disconnected`;
   last of all `TimewaitExit` if `Established` had been told. Nothing comes after that.
 - With callbacks, `Established` is told before the first message is handed over, and `Disconnected` after the last.
-- A queue pair in error does not disconnect by itself (IBTA 12.9.7): who sees the error calls `disconnect`. Some devices
-  (iWARP) lose the connection with it and tell `Disconnected` on their own.
+- A queue pair in error does not disconnect by itself (IBTA 12.9.7): who sees the error calls `disconnect`. Devices
+  whose attributes say `error_disconnects` (iWARP) lose the connection with it and tell `Disconnected` at both ends.
 """
 
 from __future__ import annotations

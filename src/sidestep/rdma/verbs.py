@@ -96,6 +96,7 @@ class DeviceAttributes:
 
     # What differs between transports.
     acknowledged: bool = True  # a Send or Write completes when the other end has it (iWARP: when TCP has it)
+    error_disconnects: bool = False  # a queue pair in ERROR takes its connection with it, at both ends (iWARP)
     checks_local_memory: bool = True  # entries must lie in a region of the domain, else LOCAL_PROTECTION_ERROR
     read_sink_remote_write: bool = False  # the sink of an RDMA Read needs REMOTE_WRITE as well (some RNICs)
 
@@ -223,7 +224,7 @@ class QueuePair(ABC):
 
     @abstractmethod
     def modify_to_error(self) -> None:
-        """Ends all work: everything posted is flushed. The other end learns it from `disconnect`, if at all."""
+        """Ends all work: everything posted is flushed. The other end learns it as `error_disconnects` says."""
 
     @abstractmethod
     def destroy(self) -> None:
