@@ -106,7 +106,7 @@ class Connection:
 
     __slots__ = (
         "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
-        "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_reply_fault",
+        "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait", "_release_wanted", "_reply_fault",
         "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port",
         "_suspend_sent", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
         "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
@@ -137,6 +137,7 @@ class Connection:
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
         self._asks = False  # a keepalive is under way
+        self._refresh_wait = settings.probe_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
         self._suspend_port: int | None = None
@@ -755,7 +756,7 @@ class Connection:
 
     def _on_resize(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBuf)
-        self._resize.handle_request(message.header.size, message.bsdh.mseq_ack)
+        self._resize.handle_request(message.header.size)
 
     def _on_resized(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBufAck)
@@ -914,6 +915,12 @@ class Connection:
             self._send_update()
         self._probe_wait = min(2 * self._probe_wait, 1.0)
 
+    def _on_refresh_timeout(self) -> None:
+        flow = self._flow
+        if flow.remote_credit() <= 1 and flow.credit and flow.may_send_bare() and flow.brings_credit():
+            self._send_update()
+        self._refresh_wait = min(2 * self._refresh_wait, 1.0)
+
     def _on_keepalive_timeout(self) -> None:
         flow = self._flow
         traffic = flow.tx_mseq + flow.rx_mseq
@@ -936,6 +943,7 @@ class Connection:
         "last_ack": _on_last_ack_timeout,
         "abort": _on_abort_timeout,
         "probe": _on_probe_timeout,
+        "refresh": _on_refresh_timeout,
         "keepalive": _on_keepalive_timeout,
         "suspend": _on_suspend_timeout,
     }
@@ -1011,9 +1019,7 @@ class Connection:
                 self._send_update()
         remote_credit = flow.remote_credit()
         if flow.posted > remote_credit and flow.credit:
-            due = remote_credit <= 1 or (flow.owes and (remote_credit < 3 or 2 * remote_credit <= flow.posted))
-            if due and flow.may_send_bare() and flow.brings_credit():
-                self._send_update()
+            self._refresh(remote_credit)
         if flow.credit < 3 and flow.credit and self._source_waits():
             if "probe" not in self._timers:
                 self._arm("probe", self._probe_wait)
@@ -1032,6 +1038,36 @@ class Connection:
             or sink.adverts
             or flow.announce is not None
             or self._suspend_port is not None
+        )
+
+    def _refresh(self, remote_credit: int) -> None:
+        """Tells the other end of credit, if it is time (§9.4).
+
+        A mere update is not answered by another one, or two ends that both hold unread payload and have two free
+        buffers each would never stop. With three of them an answer leaves us two, which asks for nothing.
+        """
+        flow = self._flow
+        if flow.owes:
+            due = remote_credit < 3 or 2 * remote_credit <= flow.posted
+            self._refresh_wait = self._settings.probe_s
+        else:
+            due = remote_credit <= 1 and flow.posted >= 3
+        if due:
+            if flow.may_send_bare() and flow.brings_credit():
+                self._send_update()
+        elif remote_credit <= 1 and "refresh" not in self._timers and self._awaits_answer():
+            self._arm("refresh", self._refresh_wait)
+
+    def _awaits_answer(self) -> bool:
+        """Whether the other end has to say something that it may lack the credit for."""
+        source, sink = self._source, self._sink
+        return bool(
+            source.adverts
+            or source.cancel_mseq is not None
+            or sink.shown
+            or sink.cancel_sent
+            or self._resize.asked is not None
+            or self._suspend_sent
         )
 
     def _credit_low(self) -> bool:

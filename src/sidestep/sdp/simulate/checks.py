@@ -107,7 +107,7 @@ def _check_progress(user: User, reader: User) -> None:
     if not reader.waits_for_bytes or not sink.receives:
         return
     _need(not sink.ready, f"{reader.name} holds bytes and a receive")
-    _need(not sink.adverts, f"{reader.name} has a SrcAvail and a receive, and does not read")
+    _need(not sink.adverts or sink.due > 0, f"{reader.name} has a SrcAvail and a receive, and does not read")
     _need(
         not (source.queue or source.forced or source.adverts) or "probe" in connection._timers,
         f"{user.name} has bytes and {reader.name} a receive, and nothing happens",
