@@ -426,7 +426,9 @@ class Connection:
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
         self.now = now
-        for payload, _, _ in self._sink.ready:
+        for payload, _, byte in self._sink.ready:
+            if byte is not None and self._settings.urgent_inline:
+                return memoryview(bytes((byte,)))
             if len(payload):
                 return payload.toreadonly()
         if self._sink.adverts and not self._sink.receives:
