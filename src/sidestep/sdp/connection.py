@@ -1051,6 +1051,9 @@ class Connection:
         flow = self._flow
         if flow.owes:
             due = remote_credit < 3 or 2 * remote_credit <= flow.posted
+            sink = self._sink
+            if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
+                due = False  # the answer to an advertisement brings it, and must not lack the credit itself
             self._refresh_wait = self._settings.probe_s
         else:
             due = remote_credit <= 1 and flow.posted >= 3
