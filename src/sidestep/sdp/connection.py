@@ -107,11 +107,12 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
-        "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_reply_fault", "_resize", "_resizing",
-        "_settings", "_sink", "_source", "_strategy", "_suspend_again", "_suspend_answered", "_suspend_confirmed",
-        "_suspend_port", "_suspend_sent", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told",
-        "accepting", "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow",
+        "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait", "_release_wanted",
+        "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_again",
+        "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers", "_traffic",
+        "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
+        "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -139,6 +140,7 @@ class Connection:
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
         self._asks = False  # a keepalive is under way
+        self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
         self._suspend_port: int | None = None
@@ -433,7 +435,9 @@ class Connection:
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
         self.now = now
-        for payload, _, _ in self._sink.ready:
+        for payload, _, byte in self._sink.ready:
+            if byte is not None and self._settings.urgent_inline:
+                return memoryview(bytes((byte,)))
             if len(payload):
                 return payload.toreadonly()
         if self._sink.adverts and not self._sink.receives:
@@ -836,7 +840,7 @@ class Connection:
 
     def _on_resize(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBuf)
-        self._resize.handle_request(message.header.size, message.bsdh.mseq_ack)
+        self._resize.handle_request(message.header.size)
 
     def _on_resized(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBufAck)
@@ -1021,6 +1025,7 @@ class Connection:
     def _on_refresh_timeout(self) -> None:
         if self._sendable and self._flow.brings_credit() and self._flow.may_send_bare():
             self._send_update()
+        self._refresh_wait = min(2 * self._refresh_wait, 1.0)
 
     def _on_keepalive_timeout(self) -> None:
         flow = self._flow
@@ -1149,15 +1154,19 @@ class Connection:
 
     def _refresh(self) -> None:
         """Tells of new credit, if the other end is short of it and nothing else has told."""
-        flow = self._flow
+        flow, sink = self._flow, self._sink
+        remote_credit = flow.remote_credit()
         if not self._credit_low() or not flow.credit or not flow.brings_credit():
             self._timers.pop("refresh", None)
         elif flow.owes or flow.unacknowledged() >= 2:
+            self._refresh_wait = self._settings.refresh_s
+            if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
+                return  # the answer to an advertisement brings it, and must not lack the credit itself
             if flow.may_send_bare():
                 self._timers.pop("refresh", None)
                 self._send_update()
-        elif flow.remote_credit() <= 1 and "refresh" not in self._timers:
-            self._arm("refresh", self._settings.refresh_s)
+        elif remote_credit <= 1 and "refresh" not in self._timers:
+            self._arm("refresh", self._refresh_wait)
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""

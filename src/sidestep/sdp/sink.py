@@ -180,8 +180,7 @@ class Sink:
         receive = self.shown.popleft()
         receive.advert = False
         last = payload[-1] if urgent else None
-        inline = self._settings.urgent_inline
-        normal = payload[:-1] if urgent and not inline else payload
+        normal = payload[:-1] if urgent else payload
         room = receive.length
         taken = len(normal) if len(normal) < room else room
         receive.view[:taken] = normal[:taken]
