@@ -28,6 +28,7 @@ def build(kind: str, seed: int) -> Fabric:
     return Fabric(Random(seed), immediate=True, observer=Recorder() if kind == "watched" else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timed", "immediate", "watched"])
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(_step, max_size=12), seed=st.integers(0, 1000))

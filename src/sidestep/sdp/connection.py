@@ -48,7 +48,7 @@ from sidestep.sdp.requests import (
     Work,
 )
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.serial import MASK
+from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
@@ -107,8 +107,8 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow",
-        "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait", "_release_wanted",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
+        "_flow", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait", "_release_wanted",
         "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_again",
         "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers", "_traffic",
         "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
@@ -137,6 +137,7 @@ class Connection:
         self._readable_told = False
         self._end_told = False
         self._write_told = False
+        self._end_mseq = 0  # of our DisConn
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
         self._asks = False  # a keepalive is under way
@@ -853,7 +854,7 @@ class Connection:
             self._events.append(Event(EventKind.END_OF_STREAM))
         self._move(Stimulus.END_RECEIVED)
         if self.state is State.TIME_WAIT and not self._release_wanted:
-            self._disconnect()  # first closer: it sent DisConn before, and that has completed
+            self._leave()
 
     def _on_abort(self, message: Decoded, buffer: Receive) -> None:
         if self.state not in NO_PAYLOAD:
@@ -1010,6 +1011,8 @@ class Connection:
     def _on_last_ack_timeout(self) -> None:
         if self.state is State.LAST_ACK:
             self._move(Stimulus.TIMER)
+            self._disconnect()
+        elif self.state is State.TIME_WAIT:
             self._disconnect()
 
     def _on_abort_timeout(self) -> None:
@@ -1175,7 +1178,7 @@ class Connection:
     def _send_disconn(self) -> None:
         self._release_wanted = True
         self._source.end()
-        self._flow.send_header(DisConn(), then=self._disconn_sent)
+        self._end_mseq = self._flow.send_header(DisConn(), then=self._disconn_sent)
         self._move(Stimulus.END_SENT)
 
     def _disconn_sent(self) -> None:
@@ -1184,6 +1187,17 @@ class Connection:
         if self.state is State.LAST_ACK:
             self._arm("last_ack", self._settings.last_ack_s)
         elif self.state is State.TIME_WAIT:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Both directions have ended and this end was the first: it takes the transport connection down.
+
+        But not what is still on its way: over iWARP a completed Send has not arrived yet. If both DisConn have crossed
+        there is nothing more that would acknowledge ours, and the other end waits as well.
+        """
+        if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
+            self._arm("last_ack", self._settings.last_ack_s)
+        else:
             self._disconnect()
 
     def _tell_write_closed(self) -> None:

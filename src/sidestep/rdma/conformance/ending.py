@@ -169,7 +169,8 @@ def message_too_long_is_an_error(bench: Bench) -> None:
     active, passive = bench.pair()
     room = passive.post_recv(1, 8)
     behind = passive.post_recv(2, 64)
-    active.send(1, b"nine byte")
+    word = active.memory(b"byte")
+    active.qp.post_send(Send(1, (b"nine ", word.view)))  # the first entry alone would fit
     bench.eventually(lambda: len(passive.received) == 2, "the receives complete")
     statuses = [(each.wr_id, each.status) for each in passive.received]
     bench.equal(statuses, [(1, Status.LOCAL_LENGTH_ERROR), (2, Status.FLUSHED)], "the receive tells it")
