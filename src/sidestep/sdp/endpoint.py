@@ -11,8 +11,7 @@ touches to be registered (`DeviceAttributes.checks_local_memory`), see `cover`.
 Theory of operation of an end. A queue pair goes into error by a disconnect of either end, by a request that fails, or
 by an event of the device; who sees an error disconnects. Then two last requests are posted: as all work completes in
 order, the queues are empty when these are flushed, and no memory is in use any more. Only then is the connection told
-that it is disconnected, and the user's requests end. The queue pair itself lives until the connection manager has said
-its last word (`TimewaitExit`).
+that it is disconnected, and the user's requests end.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import (
-    CmState,
     ConnectionRequest,
     Disconnected,
     Established,
     Rejected,
-    TimewaitExit,
     Unreachable,
 )
 from sidestep.rdma.pools import MessagePool, RdmaElement, RdmaPool
@@ -89,7 +86,6 @@ _HEADERS_MAX: Final = BSDH_LEN + SinkAvail.LENGTH  # bytes of the longest header
 _REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LAST: Final = 0  # number of the two requests that show that a queue pair is flushed; the connection begins at 1
 _LAST_RECEIVE: Final = Receive(_LAST, ())
-_SILENT: Final = frozenset({CmState.REQUEST_SENT, CmState.REPLY_SENT, CmState.CLOSED})  # disconnect() tells nothing
 
 
 class Poster(Protocol):
@@ -112,8 +108,8 @@ class Stack:
         wake_at: Called with the time at which `handle_timeouts` is to be called, when that is earlier than before.
         private_bytes_max: Of private buffers; connections beyond it wait for some.
         private_bytes_kept: Of private buffers that nobody uses and that are kept for the next connection.
-        keep_registered: Whether users' buffers stay registered after use, for the next time. That is fast, but the
-            other end may go on using an advertised one, and a `bytearray` cannot be resized meanwhile.
+        keep_registered: Whether users' buffers stay registered after use, closed to the other end, for the next time.
+            That saves time, but keeps them alive, and a `bytearray` cannot be resized meanwhile.
 
     Raises:
         Unavailable: The device does not carry SDP.
@@ -147,7 +143,6 @@ class Stack:
         self.spares: MessagePool | None = None  # registered buffers for payload that cannot be registered
         if device.attributes.checks_local_memory:
             self.spares = MessagePool(self.domain, size=limits.SDP_CHECKED_MESSAGE_MAX, count=limits.SDP_SPARE_BUFFERS)
-        self._timewait: dict[cm.Connection, QueuePair] = {}  # not used any more, but not to be destroyed yet
         self._listeners: dict[tuple[int, cm.PrivateDataMatch | None], cm.Listener] = {}
         self._deadlines: list[tuple[float, int, Stream]] = []
         self._deadline_count = 0
@@ -248,9 +243,6 @@ class Stack:
         for stream in list(self.streams.values()):
             stream.abort()
             stream.lose_device()
-        for qp in self._timewait.values():
-            qp.destroy()
-        self._timewait.clear()
         self.buffers.close()
         self.regions.close()
         for region in self.lasting.take_all():
@@ -311,16 +303,6 @@ class Stack:
                 stream.lose_device()
         if self._events_before is not None:
             self._events_before(event)
-
-    def hold_until_timewait_exit(self, connection: cm.Connection, qp: QueuePair) -> None:
-        """A queue pair whose number may still be named by packets under way."""
-        self._timewait[connection] = qp
-
-    def timewait_exit(self, connection: cm.Connection) -> None:
-        """The connection manager's last word."""
-        qp = self._timewait.pop(connection, None)
-        if qp is not None:
-            qp.destroy()
 
     # --- memory ---
 
@@ -384,7 +366,7 @@ class Stream:
     """One connection on a stack."""
 
     __slots__ = (
-        "_cm", "_cm_over", "_collected", "_lasts_out", "_lent", "_poster", "_running", "_settings", "_want", "_wr_id",
+        "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_running", "_settings", "_want", "_wr_id",
         "address", "connection", "deadline", "posted", "qp", "request", "stack", "tell",
     )  # fmt: skip
 
@@ -400,7 +382,6 @@ class Stream:
         self.deadline: float | None = None
         self._poster: Poster | None = None  # where work goes: the queue pair, or what stands before it
         self._cm: cm.Connection | None = None
-        self._cm_over = True  # the connection manager will not name the queue pair any more
         self._lasts_out = 0  # of the two requests that show that a queue pair is flushed
         self._running = False
         self._wr_id = 0
@@ -423,7 +404,7 @@ class Stream:
         )
         qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq, capabilities, on_event=self._on_event)
         self.qp = self._poster = qp
-        self._cm, self._cm_over = None, True
+        self._cm = None
         stack.streams[qp.number] = self
         attributes = stack.device.attributes
         if attributes.checks_local_memory:
@@ -554,7 +535,6 @@ class Stream:
 
     def lose_device(self) -> None:
         """The device does nothing any more, or is not to: what is outstanding is not waited for."""
-        self._cm_over = True
         self._end()
         self.run()
 
@@ -657,8 +637,6 @@ class Stream:
             )
         except SidestepError as why:
             self.connection.handle_failure(why, Cause.RESOURCES, self.stack.clock())
-        else:
-            self._cm_over = False
 
     def _on_accept(self, order: Accept) -> None:
         device = self.stack.device
@@ -669,8 +647,6 @@ class Stream:
             self._cm = self.request.accept(self.qp, private_data, self._told_by_cm)
         except SidestepError as why:
             self.connection.handle_failure(why, Cause.RESOURCES, self.stack.clock())
-        else:
-            self._cm_over = False
 
     def _on_reject(self, order: Reject) -> None:
         assert self.request is not None
@@ -678,19 +654,13 @@ class Stream:
         self._flush()
 
     def _on_disconnect(self, order: Disconnect) -> None:
-        if self._cm is not None and not self._cm_over:
-            self._cm_over = self._cm.state in _SILENT
+        if self._cm is not None:
             self._cm.disconnect()
         self._flush()
 
     def _told_by_cm(self, told: cm.Connection, event: cm.ConnectionEvent) -> None:
-        if isinstance(event, TimewaitExit):
-            if told is self._cm:
-                self._cm_over = True
-            self.stack.timewait_exit(told)
-            return
         if told is not self._cm or self.qp is None:
-            return  # it is told of an attempt that was given up, or too late
+            return  # of an attempt that was given up, or of what is over
         connection, now = self.connection, self.stack.clock()
         if isinstance(event, Established):
             if connection.accepting:
@@ -699,13 +669,11 @@ class Stream:
                 connection.handle_accepted(whole(event.private_data), now)
         elif isinstance(event, Disconnected):
             self._flush()
-        else:
-            self._cm_over = True
-            if isinstance(event, Rejected):
-                connection.handle_refused(event.reason, now)
-            else:
-                assert isinstance(event, Unreachable)
-                connection.handle_unreachable(now)
+        elif isinstance(event, Rejected):
+            connection.handle_refused(event.reason, now)
+            self._flush()
+        elif isinstance(event, Unreachable):
+            connection.handle_unreachable(now)
             self._flush()
         self.run()
 
@@ -737,10 +705,7 @@ class Stream:
                 self._poster.close()
             self.qp = self._poster = None
             self._lasts_out = 0
-            if self._cm_over or self._cm is None:
-                qp.destroy()
-            else:
-                stack.hold_until_timewait_exit(self._cm, qp)
+            qp.destroy()  # its number is not used again before the connection manager allows it
         self._stop_wanting()
         for receive in self.posted:  # posted when it was in error already
             if receive.wr_id != _LAST:
