@@ -113,6 +113,7 @@ RESERVE_COPY_MAX: Final = 256 << 10  # bytes that reserve() gives at a time; the
 SDP_BUFFER_SIZE_MIN: Final = 37  # bytes of a private buffer: BSDH, SinkAH and one byte; a smaller offer is refused
 SDP_BUFFER_SIZE_MAX: Final = 16 << 20  # bytes we offer; a peer may offer up to 2**31 and is then sent less
 SDP_BUFFER_SIZE_DEFAULT: Final = 32784  # bytes: 32 KiB of payload, as SDP stacks have offered since 2006
+SDP_RESIZE_MAX: Final = 256 << 10  # bytes a private buffer grows to when a peer asks for more; it gets this much
 SDP_BUFFERS_MIN: Final = 5  # a connection, ours: with fewer, credit can run dry or be told of for ever; Misuse
 SDP_BUFFERS_MAX: Final = 4096  # a connection; what one that does not read can pin down
 SDP_BUFFERS_DEFAULT: Final = 64  # a connection: the number other stacks post

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from loopback_dut import LoopbackUnderTest
 
 from sidestep.rdma.conformance import CHECKS, Check, DeviceUnderTest, run
 from sidestep.rdma.loopback import Fabric, Timing
-from sidestep.rdma.verbs import Device, DeviceAttributes
+from sidestep.rdma.verbs import DeviceAttributes
 
 IWARP_LIKE = DeviceAttributes(
     request_private_data_max=512,
@@ -22,27 +23,6 @@ IWARP_LIKE = DeviceAttributes(
     scatter_max=4,
     inline_max=64,
 )
-
-
-class LoopbackUnderTest:
-    """Two devices of a fabric."""
-
-    nowhere: str | None = "nowhere"
-
-    def __init__(self, fabric: Fabric, attributes: DeviceAttributes | None = None) -> None:
-        self.fabric = fabric
-        self.active: Device = fabric.device("active", attributes)
-        self.passive: Device = fabric.device("passive", attributes)
-
-    def run(self) -> None:
-        self.fabric.run()
-
-    def run_until(self, condition: Callable[[], bool]) -> bool:
-        return self.fabric.run_until(condition)
-
-    def close(self) -> None:
-        self.active.close()
-        self.passive.close()
 
 
 def timed(seed: int, attributes: DeviceAttributes | None = None) -> DeviceUnderTest:

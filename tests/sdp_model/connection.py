@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from sdp_model.explorer import SIDES, Broken, Channel, Item, Step, Will
 from sdp_model.peer import Change, Message, Peer, Rules, SinkAdvert, Span, SrcAdvert
 
-UNLIMITED = 99  # credits and buffers where a model does not count them
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -106,11 +104,11 @@ class Connection:
 
     def stalled(self, peers: tuple[Peer, Peer], channels: tuple[Channel, Channel]) -> str | None:
         for name, peer in zip(SIDES, peers, strict=True):
-            if peer.withdrawing or peer.answering or peer.owes_cancel_ack:
+            if peer.withdrawing or peer.answering or peer.refusals_queued or peer.owes_cancel_ack:
                 return f"{name} has a cancel to answer"
             if any(one.untold for one in peer.srcs):
                 return f"{name} has a RdmaRdCompl to send"
-            if peer.cancel or peer.taking_back:
+            if peer.cancel is not None or peer.taking_back:
                 return f"{name} waits for the end of its cancel"
             if peer.controls_left:
                 return f"{name} has a payload-free message to send"
@@ -147,15 +145,15 @@ class Turn:
 
     # Flow control, §8 and §9.
 
-    def ack(self) -> int:
+    def acks(self) -> int:
         """§8, §12.3: MSeqAck stays below the MSeq of a SrcAvailCancel that is being worked off."""
-        return self.peer.held - 1 if self.peer.held else self.peer.rx
+        return self.peer.unsaid - self.peer.held
 
-    def adds_credit(self, ack: int) -> bool:
+    def adds_credit(self, acks: int) -> bool:
         """§9.3: Bufs and MSeqAck would raise what the peer can compute."""
-        return self.peer.posted + ack > self.peer.last_bufs + self.peer.last_ack
+        return self.peer.posted + acks > self.peer.last_bufs
 
-    def may_send(self, *, payload: bool, ack: int | None = None) -> bool:
+    def may_send(self, *, payload: bool, acks: int | None = None) -> bool:
         """§9.3, CA4-82: two credits stay in reserve, the last of them for messages that bring credits."""
         peer = self.peer
         if not self.bounds.credits or peer.credit > self.rules.payload_reserve:
@@ -164,38 +162,55 @@ class Turn:
             return False
         if peer.credit >= 2 or not self.rules.last_credit_only_for_credits:
             return True
-        return self.adds_credit(self.ack() if ack is None else ack)
+        return self.adds_credit(self.acks() if acks is None else acks)
 
     def must_refresh(self) -> bool:
-        """§9.4: a peer that may be down to one credit is told of new buffers, without waiting for anything."""
-        peer = self.peer
-        peer_credit = peer.last_bufs - (peer.rx - peer.last_ack)
-        return self.rules.refresh_duty and peer_credit <= 1 and self.adds_credit(self.ack())
+        """§9.4, and at two credits, with which the peer may be waiting to send payload, if it cannot know better.
+
+        It cannot know of buffers that were not there when Bufs was last announced. It is not told that an empty Data was
+        taken in, else two peers with three free buffers would tell each other so for ever; it can ask.
+        """
+        peer, rules = self.peer, self.rules
+        peer_credit = peer.last_bufs - peer.unsaid
+        if rules.refresh == "never" or not self.adds_credit(self.acks()):
+            return False
+        if rules.refresh == "when it helps" and 1 < peer_credit <= rules.payload_reserve:
+            return peer.posted > peer.last_bufs or peer.owed or self.acks() >= 2
+        return peer_credit <= (rules.payload_reserve if rules.refresh == "always" else 1)
 
     def send(self, message: Message) -> None:
         """§9.2: Bufs and MSeqAck are one snapshot."""
         peer = self.peer
-        ack = self.ack()
-        peer.tx += 1
+        acks = self.acks()
+        peer.unacked += 1
+        peer.unsaid -= acks
         if self.bounds.credits:
             peer.credit -= 1
-            peer.last_bufs, peer.last_ack = peer.posted, ack
-        self.sent.append(message._replace(ack=ack, bufs=peer.posted if self.bounds.credits else 0))
+            peer.last_bufs = peer.posted
+            peer.owed = False
+        self.sent.append(message._replace(acks=acks, bufs=peer.posted if self.bounds.credits else 0))
 
     def take_header(self, message: Message) -> None:
         """§9.1, and what MSeqAck confirms."""
         peer = self.peer
-        peer.rx += 1
+        peer.unsaid += 1
+        if peer.held:
+            peer.held += 1
+        peer.unacked -= message.acks
+        if peer.cancel is not None:
+            peer.cancel = max(0, peer.cancel - message.acks)
+        if peer.change:
+            left = peer.change.unacked - message.acks
+            peer.change = peer.change._replace(unacked=left) if left > 0 else None
         if self.bounds.credits:
             peer.posted -= 1
-            outstanding = peer.tx - message.ack if self.rules.credit_counts_ack else 0
-            peer.credit = message.bufs - outstanding
+            peer.credit = message.bufs - (peer.unacked if self.rules.credit_counts_ack else 0)
+            peer.peer_bufs = message.bufs
+            peer.owed = peer.owed or message.kind != "Data" or message.payload > 0
             if message.payload and not peer.offers:
                 peer.unread += 1
             else:
                 peer.posted += 1  # §9.5: at once, whatever the program does
-        if peer.change and message.ack >= peer.change.mseq:
-            peer.change = None
 
     # Source.
 
@@ -238,7 +253,7 @@ class Turn:
     def may_offer_source(self) -> bool:
         """§10.2 rule 1, §12.3 (none while a cancel is pending), §10.3 rule 4 (a valid SinkAvail goes first)."""
         peer = self.peer
-        if peer.dis_conn_sent or peer.rest or peer.cancel or peer.queue or not self.may_send(payload=True):
+        if peer.dis_conn_sent or peer.rest or peer.cancel is not None or peer.queue or not self.may_send(payload=True):
             return False
         limit = {"Buffered": 0, "Combined": 1, "Pipelined": self.bounds.adverts_max}[peer.mode]
         return len(peer.adverts) < limit
@@ -248,7 +263,7 @@ class Turn:
         peer = self.peer
         peer.keys += 1
         payload = 1 if peer.mode == "Combined" else 0
-        advert = SrcAdvert(peer.keys, peer.tx + 1, peer.head, length, payload)
+        advert = SrcAdvert(peer.keys, peer.head, length, payload)
         peer.adverts += (advert,)
         peer.head += length
         message = Message("SrcAvail", start=advert.start, payload=payload, key=advert.key, length=length)
@@ -264,11 +279,11 @@ class Turn:
             peer.head = peer.back
         elif peer.adverts:
             peer.head = peer.adverts[0].next_byte
-        peer.adverts, peer.cancel, peer.back = (), 0, -1
+        peer.adverts, peer.cancel, peer.back = (), None, -1
 
     def cancel_if_done(self) -> None:
         """§12.3: a cancel is complete too when no SrcAvail is left."""
-        if self.peer.cancel and not self.peer.adverts:
+        if self.peer.cancel is not None and not self.peer.adverts:
             self.withdraw()
 
     def on_rdma_rd_compl(self, message: Message) -> None:
@@ -290,13 +305,13 @@ class Turn:
         peer = self.peer
         if not peer.adverts:
             return  # §19
-        if peer.cancel and message.ack >= peer.cancel:
+        if peer.cancel == 0:
             self.withdraw()
             return
-        if peer.cancel and self.rules.crossing_send_sm == "ignored":
+        if peer.cancel is not None and self.rules.crossing_send_sm == "ignored":
             return
         oldest, *others = peer.adverts
-        if peer.cancel:
+        if peer.cancel is not None:
             peer.back = oldest.next_byte if peer.back < 0 else peer.back
         else:
             if peer.rest:
@@ -309,10 +324,10 @@ class Turn:
         """§12.3: always all SrcAvails. The rest of a refused advert is withdrawn with them."""
         peer = self.peer
         peer.cancels_left -= 1
-        peer.cancel = peer.tx + 1
         if peer.rest and not self.rules.rest_after_cancel:
             peer.back, peer.rest = peer.rest.start, None
         self.send(Message("SrcAvailCancel"))
+        peer.cancel = peer.unacked
 
     def on_sink_avail(self, message: Message) -> None:
         """§12.1 and §12.2; §11.4 for one that comes after the change to Combined."""
@@ -345,7 +360,7 @@ class Turn:
         voids = {
             "first": True,
             "valid": not stale,
-            "valid, sent before": not stale and bool(peer.adverts) and peer.adverts[0].mseq < change.mseq,
+            "valid, sent before": not stale and bool(peer.adverts) and peer.adverts[0].before_change,
             "none": False,
         }[rules.late_voids]
         if voids and peer.adverts:
@@ -415,9 +430,12 @@ class Turn:
             if peer.queue:
                 assert not peer.adverts, "a valid SinkAvail has overridden them"
             peer.queue, peer.answering = (), False
-            peer.change = Change(peer.tx + 1, peer.pnd)
+            peer.adverts = tuple(one._replace(before_change=True) for one in peer.adverts)
+        left_pipelined = peer.mode == "Pipelined"
         peer.mode = to
         self.send(Message("ModeChange", mode=to))
+        if left_pipelined:
+            peer.change = Change(peer.unacked, peer.pnd)
 
     def leave_buffered(self) -> None:
         """§11.3: the sink is master of Buffered."""
@@ -504,16 +522,27 @@ class Turn:
             self.on_payload(message)
         if peer.offers and self.rules.src_ignored_by_offer:
             return
-        peer.srcs += (SrcAdvert(message.key, peer.rx, message.start, message.length, message.payload),)
+        peer.srcs += (SrcAdvert(message.key, message.start, message.length, message.payload),)
         if len(peer.srcs) > self.bounds.adverts_max:
             raise Broken(f"{self.name} holds more SrcAvails than MaxAdverts")
 
     def may_serve(self) -> bool:
         """§10.2 sink rules 3 to 5: the oldest, not before the rest of a refused one is there, none after a cancel."""
         peer = self.peer
-        if peer.withdrawing or peer.reading or not peer.srcs or peer.unread:
+        if peer.withdrawing or peer.reading or not peer.srcs or peer.unread or self.still_sending():
             return False
         return not (peer.due and self.rules.reads_wait_for_rest)
+
+    def still_sending(self) -> bool:
+        """The program writes all it has before it reads."""
+        peer = self.peer
+        return peer.sends_first and bool(peer.head < peer.total or peer.adverts or peer.rest)
+
+    def must_refuse(self) -> bool:
+        """§10.2: both programs send and nobody receives, so each SrcAvail would wait for the other."""
+        peer = self.peer
+        crossing = self.still_sending() and peer.adverts and self.rules.refuses_when_crossing
+        return bool(crossing and peer.srcs and not peer.due and not peer.withdrawing)
 
     def start_read(self, count: int) -> None:
         peer = self.peer
@@ -550,6 +579,14 @@ class Turn:
         oldest = peer.srcs[0]
         peer.due += oldest.left
         peer.srcs = peer.srcs[1:]
+        if self.rules.replies_when_decided:
+            self.send(Message("SendSm"))
+        else:
+            peer.refusals_queued += 1
+            self.said = "decides to send SendSm"
+
+    def send_queued_refusal(self) -> None:
+        self.peer.refusals_queued -= 1
         self.send(Message("SendSm"))
 
     def on_src_avail_cancel(self, message: Message) -> None:
@@ -561,7 +598,7 @@ class Turn:
             return
         peer.withdrawing = True
         if self.rules.hold_ack != "never":
-            peer.held = peer.rx
+            peer.held = 1
         self.release_hold()
 
     def release_hold(self) -> None:
@@ -662,16 +699,16 @@ class Turn:
 
     def choices(self) -> Iterator[Choice]:
         """Everything that this peer may do by itself."""
-        yield from self.choices_of_credit()
-        yield from self.choices_of_source()
-        yield from self.choices_of_sink()
+        others = [*self.choices_of_credit(), *self.choices_of_source(), *self.choices_of_sink()]
+        yield from others
+        if self.bounds.credits and not any(will is Will.PROTOCOL and act is not Turn.end_read for will, act in others):
+            if self.must_refresh() and self.may_send(payload=False):
+                yield Will.PROTOCOL, lambda turn: turn.send(Message("Data"))
 
     def choices_of_credit(self) -> Iterator[Choice]:
         peer = self.peer
-        if peer.unread:
+        if peer.unread and not self.still_sending():
             yield Will.USER, Turn.consume
-        if self.bounds.credits and self.must_refresh() and self.may_send(payload=False):
-            yield Will.PROTOCOL, lambda turn: turn.send(Message("Data"))
         if peer.updates_left and self.may_send(payload=False):
             yield Will.WHIM, Turn.send_update
         if peer.controls_left and self.may_send(payload=False):
@@ -705,7 +742,7 @@ class Turn:
             for size in bounds.advert_sizes:
                 if size <= left:
                     yield Will.USER, lambda turn, size=size: turn.offer_source(size)
-        if peer.adverts and not peer.cancel and peer.cancels_left and plain:
+        if peer.adverts and peer.cancel is None and peer.cancels_left and plain:
             yield Will.WHIM, Turn.send_cancel
         if peer.queue:
             oldest = peer.queue[0]
@@ -747,8 +784,12 @@ class Turn:
                         yield Will.USER, lambda turn, size=size: turn.start_read(size)
             if bounds.refuse and oldest.left and not untold and not peer.due and plain:
                 yield Will.USER, Turn.refuse
-        if peer.withdrawing and not peer.reading and (not untold or not self.rules.read_told_before_cancel):
-            if self.may_send(payload=False, ack=peer.rx):
+        if self.must_refuse() and plain:
+            yield Will.PROTOCOL, Turn.refuse
+        if peer.refusals_queued and plain:
+            yield Will.PROTOCOL, Turn.send_queued_refusal
+        if peer.withdrawing and not peer.refusals_queued and not peer.reading and (not untold or not self.rules.read_told_before_cancel):
+            if self.may_send(payload=False, acks=peer.unsaid):
                 yield Will.PROTOCOL, Turn.answer_cancel
         if self.may_offer_sink():
             if peer.offers_left and plain:

@@ -133,7 +133,7 @@ class _Walk(Generic[P]):
         self.memory: tuple[dict[tuple[int, int], _Local | Broken], ...] = ({}, {})
         self.broken_label: dict[tuple[int, int, int], str] = {}
         self.cycles = cycles
-        self.edges: list[tuple[int, int]] = []
+        self.edges: list[tuple[int, int, str]] = []
 
     def local(self, side: int, peer: int, item: int) -> _Local | Broken:
         """The steps of one peer, worked out the first time they are asked for."""
@@ -167,12 +167,12 @@ class _Walk(Generic[P]):
             if fault is not None:
                 break
             index += 1
-        if fault is None and self.cycles:
-            endless = self.endless()
-            if endless is not None:
-                index, fault = endless, "endless: a cycle of steps that are no whims"
         trace = self.history(min(index, len(self.order) - 1))
-        label = self.last_label if fault is not None and self.last_label else None
+        if fault is None and self.cycles and (found := self.endless()):
+            fault = "endless: the steps behind the mark can go on for ever"
+            trace = [*self.history(found[0]), "-- mark --", *found[1]]
+        elif fault is not None and self.last_label:
+            trace.append(self.last_label)
         return Result(
             self.model.name,
             len(self.order),
@@ -180,7 +180,7 @@ class _Walk(Generic[P]):
             len(trace),
             time.process_time() - began,
             fault,
-            () if fault is None else (*trace, *([label] if label else [])),
+            () if fault is None else tuple(trace),
         )
 
     def visit(self, index: int) -> str | None:
@@ -242,7 +242,7 @@ class _Walk(Generic[P]):
                 self.order.append(after)
                 self.parent.append((index, label))
             if self.cycles and will is not Will.WHIM:
-                self.edges.append((index, number))
+                self.edges.append((index, number, label))
             yield will
 
     def history(self, index: int) -> list[str]:
@@ -252,22 +252,30 @@ class _Walk(Generic[P]):
             labels.append(label)
         return labels[::-1]
 
-    def endless(self) -> int | None:
-        """A state on a cycle of steps that are no whims, if there is one: what remains when ends are taken away."""
-        leaving = [0] * len(self.order)
+    def endless(self) -> tuple[int, list[str]] | None:
+        """A cycle of steps that are no whims: where it begins and its steps. It is what is left when all ends are taken away."""
+        after: list[list[tuple[int, str]]] = [[] for _ in self.order]
         before: list[list[int]] = [[] for _ in self.order]
-        for start, end in self.edges:
-            leaving[start] += 1
+        for start, end, label in self.edges:
+            after[start].append((end, label))
             before[end].append(start)
-        ready = [number for number, count in enumerate(leaving) if not count]
-        left = len(self.order)
-        while ready:
-            left -= 1
-            for start in before[ready.pop()]:
+        leaving = [len(steps) for steps in after]
+        ends = [number for number, count in enumerate(leaving) if not count]
+        for end in ends:
+            for start in before[end]:
                 leaving[start] -= 1
                 if not leaving[start]:
-                    ready.append(start)
-        return next(number for number, count in enumerate(leaving) if count) if left else None
+                    ends.append(start)
+        if len(ends) == len(self.order):
+            return None
+        place = next(number for number, count in enumerate(leaving) if count)
+        walked: dict[int, int] = {}
+        labels: list[str] = []
+        while place not in walked:
+            walked[place] = len(labels)
+            place, label = next((end, label) for end, label in after[place] if leaving[end])
+            labels.append(label)
+        return place, labels[walked[place] :]
 
 
 def explore(model: Model[P], *, states_max: int = 3_000_000, cycles: bool = False) -> Result:

@@ -109,8 +109,10 @@ class TimewaitExit:
 
 
 ConnectionEvent: TypeAlias = Established | Rejected | Unreachable | Disconnected | TimewaitExit
-ConnectionHandler: TypeAlias = "Callable[[Connection, ConnectionEvent], None]"
-RequestHandler: TypeAlias = "Callable[[ConnectionRequest], None]"
+ConnectionHandler: TypeAlias = (
+    "Callable[[Connection, ConnectionEvent], object]"  # what handlers return is of no meaning
+)
+RequestHandler: TypeAlias = "Callable[[ConnectionRequest], object]"
 
 
 @dataclass(frozen=True, slots=True)

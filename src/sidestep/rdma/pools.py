@@ -41,8 +41,8 @@ class Waiter(Generic[_T]):
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callable[[_T | SidestepError], None]) -> None:
-        self.callback: Callable[[_T | SidestepError], None] | None = callback
+    def __init__(self, callback: Callable[[_T | SidestepError], object]) -> None:
+        self.callback: Callable[[_T | SidestepError], object] | None = callback
 
     def cancel(self) -> None:
         """The callback is not called any more; too late if it was."""
@@ -121,7 +121,7 @@ class MessagePool:
         element.lent = True
         return element
 
-    def get(self, callback: Callable[[Element | SidestepError], None]) -> Waiter[Element]:
+    def get(self, callback: Callable[[Element | SidestepError], object]) -> Waiter[Element]:
         """Calls with a buffer: at once if there is one, else when one is given back, in the order of asking.
 
         The callback gets Unavailable if the pool is closed meanwhile.
@@ -253,7 +253,7 @@ class RdmaPool:
         return sum(waiter.callback is not None for waiter, *_ in self._waiters)
 
     def get(
-        self, buffer: Buffer, access: Access, callback: Callable[[RdmaElement | SidestepError], None]
+        self, buffer: Buffer, access: Access, callback: Callable[[RdmaElement | SidestepError], object]
     ) -> Waiter[RdmaElement]:
         """Calls with the buffer registered: at once if it is known, else when that is done.
 

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionManager
     from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
 
-CompletionHandler: TypeAlias = "Callable[[list[Completion]], None]"
-EventHandler: TypeAlias = "Callable[[AsyncEvent], None]"
-Registered: TypeAlias = "Callable[[MemoryRegion | SidestepError], None]"
+# What handlers return is of no meaning.
+CompletionHandler: TypeAlias = "Callable[[list[Completion]], object]"
+EventHandler: TypeAlias = "Callable[[AsyncEvent], object]"
+Registered: TypeAlias = "Callable[[MemoryRegion | SidestepError], object]"
 
 
 class QpState(IntEnum):
@@ -164,7 +165,7 @@ class CompletionQueue(ABC):
         """Takes out up to `max_count` completions, the oldest first; Misuse if the queue has a handler."""
 
     @abstractmethod
-    def arm(self, callback: Callable[[CompletionQueue], None], *, solicited_only: bool = False) -> None:
+    def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
         """Asks for one call when the next completion comes, or the next solicited receive or error (IBTA 11.4.2.2).
 
         Completions that are already there do not cause it: arm, then poll once more. A second `arm` before the call

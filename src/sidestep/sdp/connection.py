@@ -105,8 +105,8 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
-        "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_remote_before", "_reply_fault",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
+        "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_reply_fault",
         "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port",
         "_suspend_sent", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
         "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
@@ -118,7 +118,7 @@ class Connection:
         self._flow = Flow(settings.receive_count, settings.send_queue)
         self._source = Source(self._flow, settings, self._strategy, self)
         self._sink = Sink(self._flow, settings, self._strategy, self)
-        self._resize = Resize(self._flow, self, settings.receive_size)
+        self._resize = Resize(self._flow, self, settings.receive_size, settings.receive_size_max)
         self._control: deque[object] = deque()  # messages without payload, or what sends them, in order
         self._events: deque[Told] = deque()
         self._timers: dict[str, float] = {}
@@ -136,8 +136,8 @@ class Connection:
         self._write_told = False
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
+        self._asks = False  # a keepalive is under way
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
-        self._remote_before = 0
         self._reply_fault: PeerViolation | None = None
         self._suspend_port: int | None = None
         self._suspend_sent = False
@@ -203,11 +203,27 @@ class Connection:
             else:
                 self._flow.post(buffer)
         self._dirty = True
-        if not self._buffers_wanted or self._down:
+        if self._down:
+            return
+        if not self._buffers_wanted:
+            self._resize.supplied(buffers)
             return
         self._buffers_wanted = max(0, self._buffers_wanted - len(buffers))
         if not self._buffers_wanted:
             self._introduce()
+
+    def handle_buffers_failed(self, error: SidestepError, now: float) -> None:
+        """There are none: no connection, or no larger buffers."""
+        self.now = now
+        self._dirty = True
+        if self._down:
+            return
+        if not self._buffers_wanted:
+            self._resize.failed()
+            return
+        self._buffers_wanted = 0
+        self._flow.work.append(Reject(REJECT_CONSUMER) if self.accepting else Disconnect())
+        self._refuse(error, Cause.REFUSED)
 
     def _introduce(self) -> None:
         """Hello or HelloAck: our receives are posted, so they can be counted on."""
@@ -475,7 +491,6 @@ class Connection:
         self.now = now
         if not self._sendable:
             raise Misuse("not connected")
-        self._remote_before = self._flow.remote_size
         self._resize.ask(size)
         self._dirty = True
 
@@ -576,6 +591,8 @@ class Connection:
         elif state in (State.REQ_SENT, State.REP_SENT) and self.error is None:
             self.error, self.cause = Unavailable("the transport connection was refused"), Cause.REFUSED
             self._events.append(Event(EventKind.BROKEN, self.error))
+        elif state in (State.LAST_ACK, State.TIME_WAIT) and self.error is None:
+            self._tell_write_closed()  # the other end disconnects because it has our DisConn: no need to see the answer
         if not self._down:
             self._down = True
             self._flow.work.append(Disconnect())  # our half of it
@@ -654,6 +671,27 @@ class Connection:
             self._take(buffer, message, now)
         except PeerViolation as violation:
             self._break(violation, Cause.VIOLATION)
+            self._give_back(buffer)
+
+    def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
+        """No message came into this receive, and the queue pair is in error: one that does not fit, or worse."""
+        self.now = now
+        self._flow.work.append(ReturnBuffer(buffer))
+        error: SidestepError = Unavailable(f"the transport connection failed: {status.name}")
+        cause = Cause.TRANSPORT
+        if status is Status.LOCAL_LENGTH_ERROR:
+            error, cause = PeerViolation("a message that does not fit", rule="message_size"), Cause.VIOLATION
+        if status is not Status.FLUSHED:
+            self._break(error, cause, transport_ended=True)
+        self._hang_up()
+
+    def _give_back(self, buffer: Receive) -> None:
+        """The receive of a message that broke a rule, unless it was used by then."""
+        used = any(held is buffer for _, held, _ in self._sink.ready)
+        for work in self._flow.work:
+            used |= work is buffer or (isinstance(work, ReturnBuffer) and work.receive is buffer)
+        if not used:
+            self._flow.work.append(ReturnBuffer(buffer))
 
     def _take(self, buffer: Receive, message: memoryview, now: float) -> None:
         """Any message, by the tables. The order of work is that of docs/wire/sdp.md §19.1."""
@@ -669,7 +707,7 @@ class Connection:
             raise PeerViolation(f"{Mid(bsdh.mid).name} in state {self.state.value}", rule=rule)
         self._flow.take_header(bsdh.bufs, bsdh.mseq, bsdh.mseq_ack)
         if self._resizing:
-            self._resize.received(buffer)
+            self._resize.received()
         if self._source.change_mseq is not None:
             self._source.acknowledged(bsdh.mseq_ack)
         if bsdh.flags & OOB_PEND:
@@ -739,12 +777,11 @@ class Connection:
 
     def _on_resize(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBuf)
-        self._resize.handle_request(message.header.size)
+        self._resize.handle_request(message.header.size, message.bsdh.mseq_ack)
 
     def _on_resized(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBufAck)
-        self._resize.handle_answer(message.header.size, self._remote_before)
-        self._events.append(Event(EventKind.RESIZED))
+        self._resize.handle_answer(message.header.size)
 
     def _on_disconn(self, message: Decoded, buffer: Receive) -> None:
         self._sink.end()
@@ -795,7 +832,9 @@ class Connection:
         """A send-queue request has completed, and with it all that were posted before it."""
         self.now = now
         if status is not _DONE:
-            if status is not Status.FLUSHED and self.state in OPEN:
+            if status is Status.FLUSHED:
+                self._hang_up()
+            elif self.state in OPEN:
                 self._break(
                     Unavailable(f"the transport connection failed: {status.name}"),
                     Cause.TRANSPORT,
@@ -818,6 +857,15 @@ class Connection:
                 self._dirty = True
         if self._waiting:
             self._dirty = True
+
+    def _hang_up(self) -> None:
+        """The queue pair is in error. If that is not the connection manager's doing, nobody but us will end it."""
+        if self._down or self.state is State.RESUMING:
+            return
+        self._flow.work.append(Disconnect())
+        if self.state in (State.REQ_SENT, State.REP_SENT):  # nothing is told of an attempt that is given up
+            self._refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
+        self._down = True
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
@@ -888,10 +936,14 @@ class Connection:
     def _on_keepalive_timeout(self) -> None:
         flow = self._flow
         traffic = flow.tx_mseq + flow.rx_mseq
-        if traffic == self._traffic and self._sendable and flow.room():
-            flow.send_write((), 0, RKey(0), None)  # §18: a dead peer shows as a transport error
+        if traffic == self._traffic and not self._asks and self._sendable and flow.room():
+            self._asks = True
+            flow.send_write((), 0, RKey(0), self._lives)  # §18: a dead peer shows as a transport error
         self._traffic = traffic
         self._keep_alive()
+
+    def _lives(self) -> None:
+        self._asks = False
 
     def _on_suspend_timeout(self) -> None:
         self._break(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)
@@ -953,6 +1005,8 @@ class Connection:
         if not self._open or self._suspend_sent or self._down:
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
+        if sink.adverts and sink.receives:
+            sink.serve()  # there may be room for RDMA Reads now
         while control:
             if not flow.may_send_bare():
                 break
@@ -991,6 +1045,7 @@ class Connection:
             or source.cancel_wanted
             or source.mode_wanted is not None
             or sink.cancel_wanted
+            or sink.adverts
             or flow.announce is not None
             or self._suspend_port is not None
         )
@@ -1025,13 +1080,16 @@ class Connection:
 
     def _disconn_sent(self) -> None:
         self._release_wanted = False
-        if not self._write_told:
-            self._write_told = True
-            self._events.append(Event(EventKind.WRITE_CLOSED))
+        self._tell_write_closed()
         if self.state is State.LAST_ACK:
             self._arm("last_ack", self._settings.last_ack_s)
         elif self.state is State.TIME_WAIT:
             self._disconnect()
+
+    def _tell_write_closed(self) -> None:
+        if not self._write_told:
+            self._write_told = True
+            self._events.append(Event(EventKind.WRITE_CLOSED))
 
     # --- moving to another process (§15) ---
 
@@ -1220,4 +1278,8 @@ class Connection:
             self._source.payload_max = self._flow.remote_size - 16
         else:
             self._sink.buffer_size = self._resize.local
-            self._resizing = True  # from now on every buffer is looked at
+            self._resizing = self._resize.busy
+
+    def resized(self) -> None:
+        """Tells the user."""
+        self._events.append(Event(EventKind.RESIZED))

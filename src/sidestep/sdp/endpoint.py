@@ -19,7 +19,7 @@ from ipaddress import IPv4Address
 from typing import Any, Final, TypeAlias
 
 from sidestep import limits
-from sidestep.errors import Misuse, SidestepError
+from sidestep.errors import LimitReached, Misuse, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QueuePair
@@ -122,7 +122,7 @@ class Stack:
             if completion.status is _DONE:
                 stream.connection.handle_message(buffer, completion.byte_len, now)
             else:
-                stream.flushed(buffer)
+                stream.connection.handle_receive_failed(buffer, completion.status, now)
         if touched is not None:
             touched.run()
 
@@ -164,6 +164,18 @@ class Stack:
         heappush(self._deadlines, (at, self._deadline_count, stream))
 
 
+class _Slab:
+    """Private buffers that were registered together; their wr_ids follow each other."""
+
+    __slots__ = ("count", "first", "region", "returned")
+
+    def __init__(self, region: MemoryRegion, first: int, count: int) -> None:
+        self.region = region
+        self.first = first
+        self.count = count
+        self.returned = 0
+
+
 class Stream:
     """One connection on a stack."""
 
@@ -185,7 +197,7 @@ class Stream:
         self._disconnected = False
         self._running = False
         self._wr_id = 0
-        self._slabs: list[MemoryRegion] = []
+        self._slabs: list[_Slab] = []
         self._make_qp(settings)
 
     def _make_qp(self, settings: Settings) -> None:
@@ -263,7 +275,13 @@ class Stream:
     def _on_need_buffers(self, order: NeedBuffers) -> None:
         """One slab for all of them."""
         slab = memoryview(bytearray(order.count * order.size))
-        self._slabs.append(self.stack.domain.register(slab, Access.LOCAL_WRITE))
+        try:
+            region = self.stack.domain.register(slab, Access.LOCAL_WRITE)
+        except (LimitReached, Unavailable) as error:
+            self.connection.handle_buffers_failed(error, self.stack.clock())
+            return
+        first = self._wr_id + 1
+        self._slabs.append(_Slab(region, first, order.count))
         buffers = []
         for index in range(order.count):
             self._wr_id += 1
@@ -271,7 +289,15 @@ class Stream:
         self.connection.handle_buffers(buffers, self.stack.clock())
 
     def _on_return_buffer(self, order: ReturnBuffer) -> None:
-        """Its slab lives as long as the connection."""
+        """The last one of a slab takes it along."""
+        wr_id = order.receive.wr_id
+        for slab in self._slabs:
+            if slab.first <= wr_id < slab.first + slab.count:
+                slab.returned += 1
+                if slab.returned == slab.count:
+                    slab.region.deregister()
+                    self._slabs.remove(slab)
+                return
 
     def _on_register(self, order: Register) -> None:
         request, connection, clock = order.request, self.connection, self.stack.clock
@@ -335,17 +361,14 @@ class Stream:
             self._gone()
         self.run()
 
-    def flushed(self, buffer: Receive) -> None:
-        """A receive that no message came into."""
-
     def _gone(self) -> None:
         """The queue pair is done with."""
         if self.qp is not None:
             self.stack.streams.pop(self.qp.number, None)
             self.qp.destroy()
             self.qp = None
-        for region in self._slabs:
-            region.deregister()
+        for slab in self._slabs:
+            slab.region.deregister()
         self._slabs.clear()
 
     _ORDERS: Final[dict[type, Callable[[Stream, Any], None]]] = {

@@ -192,6 +192,15 @@ class Flow:
         """Posts an RDMA Write; it takes no credit and no sequence number."""
         self.work.append(RdmaWrite(self._begin(None, then), gather, va, rkey))
 
+    def ask_completion(self) -> None:
+        """Makes the transport tell of unsignaled messages that nothing else may follow: an RDMA Write of nothing.
+
+        Without room in the send queue there is no need: the last that fit in are signaled.
+        """
+        if self.unsignaled and self.room():
+            self.unsignaled = 0
+            self.send_write((), 0, RKey(0), None)
+
     def send_read(self, scatter: tuple[memoryview, ...], va: int, rkey: RKey, then: Done) -> None:
         """Posts an RDMA Read; likewise."""
         self.work.append(RdmaRead(self._begin(None, then), scatter, va, rkey))

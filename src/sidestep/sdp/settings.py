@@ -24,6 +24,7 @@ class Settings:
     """Sizes in bytes, times in seconds."""
 
     receive_size: int = limits.SDP_BUFFER_SIZE_DEFAULT  # of a private buffer, headers included: LocalRcvSz
+    receive_size_max: int = limits.SDP_RESIZE_MAX  # what it may grow to when the other end asks
     receive_count: int = limits.SDP_BUFFERS_DEFAULT  # private buffers posted while nothing is unread
     remote_size: int = limits.SDP_BUFFER_SIZE_DEFAULT  # what the other end's should be: DesRemRcvSz, a wish
     max_adverts: int = 16  # advertisements the other end may have outstanding: MaxAdverts

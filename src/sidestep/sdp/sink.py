@@ -328,6 +328,8 @@ class Sink:
                 room = receive.length - receive.planned
                 if not self._strategy.wants_read(advert.left - advert.planned, room):
                     if receive.planned > receive.filled:
+                        if receive.waitall:
+                            return  # it ends full, or not yet: what comes next is its
                         break  # what is being read is enough for this receive
                     if not advert.reading and advert is self.adverts[0]:
                         self.refuse()

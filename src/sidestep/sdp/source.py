@@ -251,7 +251,10 @@ class Source:
         if head.bcopy_only or head.length - head.offset <= self._strategy.bcopy_max:
             return False  # its turn comes when the advertisements are processed
         if self.mode_wanted is Mode.BUFFERED:
-            return False  # until the advertisements are processed and the mode has changed
+            if self.adverts:
+                return False  # until they are processed and the mode has changed
+            head.bcopy_only = True
+            return True
         if self.mode is Mode.BUFFERED or not self._strategy.wants_zcopy(head.length - head.offset):
             head.bcopy_only = True
             return True
@@ -259,9 +262,13 @@ class Source:
         if mode is not self.mode and self.change_mseq is None:
             self.mode_wanted = mode
             return True
-        # an advertisement that waits for one of the other end's could wait for ever: do as other stacks do
         if self._host.holds_advert() or not self._host.adverts_left():
-            return False
+            if self.adverts:
+                return False
+            # an advertisement that waits for one of the other end's could wait for ever, and so could we for room
+            # among those that may be outstanding, if all of them are SinkAvails: do as other stacks do
+            head.bcopy_only = True
+            return True
         return self._advertise(head)
 
     def _write(self, head: StreamSend) -> bool:
@@ -303,15 +310,14 @@ class Source:
             return False
         if not flow.may_send_payload():
             return False
-        left = head.length - head.offset
+        length = min(head.length - head.offset, self._strategy.advert_max, limits.SDP_ADVERT_MAX)
         payload = 0
         if MODES[self.mode].src_avail_payload:  # at least one byte goes along, and one is left to read
-            payload = min(self._strategy.payload, flow.remote_size - _SRC_AVAIL_LEN, left - 1)
+            payload = min(self._strategy.payload, flow.remote_size - _SRC_AVAIL_LEN, length - 1)
             if payload < 1:
                 head.bcopy_only = True
                 return True
             self._count_payload()
-        length = min(left, self._strategy.advert_max, limits.SDP_ADVERT_MAX)
         offset = head.offset
         header = SrcAvail(length, head.region.rkey, head.region.va + offset)
         views = (head.view[offset : offset + payload],) if payload else ()
@@ -485,6 +491,8 @@ class Source:
                     self.announced = False  # the peer was told of a byte that never comes; the next one is told anew
                 self.urgent.remove(send)
                 self._watch_urgent()
+            if send.pending:
+                self._flow.ask_completion()
             self._host.end_send(send)
 
     # --- what the sink shows us ---

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sidestep.errors import SidestepError
 from sidestep.rdma.conformance import completion, connection, data, ending, memory, pooling
 from sidestep.rdma.conformance.harness import Bench, DeviceUnderTest, NotApplicable, Violation
 from sidestep.rdma.conformance.registry import CHECKS, Check
@@ -33,6 +34,8 @@ def run(check: Check, make: Callable[[], DeviceUnderTest]) -> str | None:
         check.body(Bench(dut))
     except NotApplicable as why:
         return str(why)
+    except SidestepError as error:
+        raise Violation(f"{check.rule} {type(error).__name__} was raised: {error}") from error
     finally:
         dut.close()
     return None

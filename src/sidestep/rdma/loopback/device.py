@@ -155,11 +155,13 @@ class LoopbackDevice(Device):
         self.tell(AsyncEvent(EventKind.PORT_ACTIVE if active else EventKind.PORT_ERROR, self))
         if not active:
             for qp in self._queue_pairs():
+                for end in qp.link.ends:
+                    end.watch_out()
                 qp.expect_silence()
 
     def die(self) -> None:
         """Nothing works any more."""
-        self.port_active = False
+        self.port_active = False  # without a word: who is dead tells nothing of ports
         for qp in self._queue_pairs():
             qp.modify_to_error()
         self.tell(AsyncEvent(EventKind.DEVICE_FATAL, self, "the device failed"))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.qp import LoopbackQueuePair
     from sidestep.rdma.loopback.settings import Span
 
-Notice: TypeAlias = "HandledQueue | Callable[[], None]"
+Notice: TypeAlias = "HandledQueue | Callable[[], object]"
 
 
 class Timer:
@@ -41,8 +41,8 @@ class Timer:
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
         """It does not happen; calling this again, or too late, does nothing."""
@@ -109,12 +109,14 @@ class Fabric:
         """
         qp.link.cut = True
         for end in qp.link.ends:
+            end.watch_out()
             end.expect_silence()
 
     def reset(self, qp: LoopbackQueuePair) -> None:
         """Breaks the connection of a queue pair so that both ends are told at once, as a TCP reset does with iWARP."""
         qp.link.cut = True
         for end in qp.link.ends:
+            end.watch_out()
             end.connection_reset()
 
     def fail(self, device: LoopbackDevice) -> None:
@@ -131,14 +133,14 @@ class Fabric:
 
     # Time.
 
-    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Calls at a moment of virtual time, or as soon as possible if that is past."""
         timer = Timer(callback)
         self._event_number += 1
         heappush(self._events, (max(when, self.now), self._event_number, timer, _nothing, ()))
         return timer
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Calls after some seconds of virtual time."""
         return self.call_at(self.now + delay_s, callback)
 

@@ -309,7 +309,7 @@ class LoopbackConnection(Connection):
     def send_again_and_again(
         self,
         kind: CmKind,
-        give_up: Callable[[], None],
+        give_up: Callable[[], object],
         *,
         service_id: int = 0,
         private_data: bytes = b"",

@@ -338,6 +338,10 @@ class LoopbackQueuePair(QueuePair):
 
     # Silence and errors.
 
+    def watch_out(self) -> None:
+        """Something may be lost from now on: the short way is closed."""
+        self._slow = True
+
     def expect_silence(self) -> None:
         """Something was lost: whatever is outstanding gets no answer, and fails after a while."""
         if self._silence_timer is None and self.state is RTS and self.awaits_answer:
@@ -394,7 +398,7 @@ class LoopbackQueuePair(QueuePair):
 
     def _set_state(self, state: QpState) -> None:
         self.state = state
-        self._slow = state is not RTS or not self.fabric.plain
+        self._slow = state is not RTS or not self.fabric.plain or self.link.cut
 
     # Memory.
 
@@ -427,10 +431,10 @@ class LoopbackQueuePair(QueuePair):
                         room, used = next(rooms, None), 0
                     assert room is not None, "the length was checked"
                     count = min(left, len(room) - used)
-                    room[used : used + count] = part[begun : begun + count]
+                    target, chunk = room[used : used + count], part[begun : begun + count]
+                    target[:] = chunk
                     if observer is not None:
-                        source = buffer_address(part) + begun
-                        self._saw_placed(kind, source, buffer_address(room) + used, count)
+                        self._saw_placed(kind, buffer_address(chunk), buffer_address(target), count)
                     begun += count
                     used += count
                     left -= count

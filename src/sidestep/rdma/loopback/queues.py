@@ -63,7 +63,7 @@ class HandledQueue(LoopbackQueue):
         """Misuse: the handler gets them."""
         raise Misuse("a completion queue with a handler is not polled")
 
-    def arm(self, callback: Callable[[CompletionQueue], None], *, solicited_only: bool = False) -> None:
+    def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
         """Misuse: the handler is called anyway."""
         raise Misuse("a completion queue with a handler is not armed")
 
@@ -76,7 +76,7 @@ class PolledQueue(LoopbackQueue):
     def __init__(self, device: LoopbackDevice, capacity: int) -> None:
         super().__init__(device, capacity)
         self._entries: deque[Completion] = deque()
-        self._armed: Callable[[CompletionQueue], None] | None = None
+        self._armed: Callable[[CompletionQueue], object] | None = None
         self._solicited_only = False
         self._dead = False
 
@@ -97,7 +97,7 @@ class PolledQueue(LoopbackQueue):
         entries = self._entries
         return [entries.popleft() for _ in range(min(max_count, len(entries)))]
 
-    def arm(self, callback: Callable[[CompletionQueue], None], *, solicited_only: bool = False) -> None:
+    def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
         """One call for the next completion."""
         self._solicited_only = solicited_only and (self._armed is None or self._solicited_only)
         self._armed = callback

@@ -46,7 +46,7 @@ class Faults:
     fails with RNR_RETRY_EXCEEDED, always.
     """
 
-    lose_connection: float = 0.0  # per message of a queue pair: it and all that would follow, both ways, is lost
+    lose_connection: float = 0.0  # per message of a queue pair: as `Fabric.cut`, and the message is lost as well
     complete_with_error: float = 0.0  # per request: it is not carried out, and fails with one of `error_statuses`
     error_statuses: tuple[Status, ...] = (Status.REMOTE_OPERATION_ERROR, Status.RETRY_EXCEEDED, Status.FATAL)
     error_by_wr_id: dict[int, Status] = field(default_factory=dict)  # the next request of that id; then removed

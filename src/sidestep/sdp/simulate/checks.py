@@ -126,6 +126,7 @@ def at_end(conversation: Conversation) -> None:
             continue
         _check_leftovers(conversation, user.stream)
         _check_memory(user)
+        _need(not user.open_receives, f"{user.name}: {user.open_receives} receives never ended")
         _check_events(user, gentle=gentle)
     _need(not conversation.fabric.queue_pairs, f"queue pairs are left: {conversation.fabric.queue_pairs}")
     for stack in conversation.stacks:

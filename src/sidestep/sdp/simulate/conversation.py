@@ -109,6 +109,8 @@ class Conversation:
 
     def _was_told(self) -> None:
         self._told += 1
+        if self.fabric.faults is not None and self.users[0].book.events:
+            self.fabric.faults.fail_registration = self.plan.fail_registration
         if self._told > self.plan.trouble_after and not self._trouble_begun:
             self._begin_trouble()
 
@@ -199,9 +201,9 @@ class Conversation:
 
     def _over(self) -> bool:
         left, right = self.users
-        if left.closed and right.closed:
+        if left.done and right.done:
             return True
-        return left.closed and not self.joined[1] and self.fabric.idle
+        return left.done and not self.joined[1] and self.fabric.idle
 
     def describe(self) -> str:
         """Both ends, for people."""

@@ -58,6 +58,7 @@ class Refused(Enum):
     GIVEN_UP = "given up at once"
     UNREACHABLE = "no such device"
     REJECTED = "the listener aborts"
+    NO_MEMORY = "an end cannot have private buffers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Plan:
     immediate: bool
     ends: tuple[EndPlan, EndPlan]  # the connecting one first
     faults: Faults | None
+    fail_registration: float  # chance, once there is a connection
     trouble: Rudeness | Breakage | Refused | None
     trouble_after: int  # things told to users before the trouble begins
     trouble_delay_s: float
@@ -137,7 +139,10 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
     version = rng.choice((None, 0x22, 0x11)) if carrier is Carrier.INFINIBAND else None
     timing = _timing(rng)
     trouble = _trouble(rng, kind)
+    fail_registration = rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0
     faults = _faults(rng, trouble)
+    if fail_registration and faults is None:
+        faults = Faults()
     if trouble is Refused.VERSION:
         carrier = Carrier.INFINIBAND
     keepalive_s = rng.choice((0.01, 1.0)) if kind is Kind.FAULTY else None
@@ -159,6 +164,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         immediate=rng.random() < 0.1,
         ends=(ends[0], ends[1]),
         faults=faults,
+        fail_registration=fail_registration,
         trouble=trouble,
         trouble_after=int(rng.expovariate(1 / 12)),
         trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
@@ -192,7 +198,7 @@ def _trouble(rng: Random, kind: Kind) -> Rudeness | Breakage | Refused | None:
 def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None) -> Faults | None:
     faults = Faults(
         lose_cm=0.15 if rng.random() < 0.1 else 0.0,
-        fail_registration=rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0,
+        fail_registrations_next=1 if trouble is Refused.NO_MEMORY else 0,
         lose_connection=rng.choice((0.005, 0.03)) if trouble is Breakage.LOSSY else 0.0,
         complete_with_error=rng.choice((0.01, 0.05)) if trouble is Breakage.ERRORS else 0.0,
     )

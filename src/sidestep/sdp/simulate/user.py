@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sidestep.sdp.simulate.plan import Habits
 
 _SCRIBBLE: Final = 0xEE
+_READABLE: Final = Event(EventKind.READABLE)
 _REQUESTS_MAX: Final = 400  # sends, and as many receives: then the rest is asked for in one piece
 
 
@@ -126,7 +127,7 @@ class User:
         """Something has happened."""
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
-        if self.closed:
+        if self.closed and not isinstance(told, StreamReceive) and told != _READABLE:
             raise Surprise(f"{self.name} is told {told} after CLOSED")
         if isinstance(told, StreamSend):
             self._on_sent(told)
@@ -135,6 +136,16 @@ class User:
         else:
             self._on_event(told)
         self._told()
+
+    @property
+    def done(self) -> bool:
+        """Whether it does nothing more: what had arrived before the end may be read after it."""
+        return self.closed and (self._over or self._read_over)
+
+    @property
+    def open_receives(self) -> int:
+        """Receives that have not ended."""
+        return len(self._open_receives)
 
     @property
     def waits_for_bytes(self) -> bool:
@@ -158,15 +169,17 @@ class User:
                 raise Surprise(f"{self.name} is told of an error: {event.error!r}")
         elif kind is EventKind.CLOSED:
             self.closed = True
-            self._over = True
-            if self._open_sends or self._open_receives:
-                raise Surprise(f"{self.name}: {len(self._open_sends)} sends and {len(self._open_receives)} receives never end")
+            self._write_over = True
+            if self.book.error is None and not self.ends_gracefully:
+                self._over = True
+            if self._open_sends:
+                raise Surprise(f"{self.name}: {len(self._open_sends)} sends never end")
 
     def _on_sent(self, request: StreamSend) -> None:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
-        if not request.done or request.pending and request.error is None:
+        if not request.done or request.pending and not self.connection._transport_done:
             raise Surprise(f"{self.name}: a send ends with done {request.done} and {request.pending} pieces pending")
         if not 0 <= request.passed <= request.length:
             raise Surprise(f"{self.name}: {request.passed} of {request.length} bytes have passed")
@@ -194,6 +207,7 @@ class User:
             if self._gentle:
                 raise Surprise(f"{self.name}: a receive fails: {request.error!r}")
             self._read_over = True
+            self._over = True
         elif not filled and not request.cancelled:
             self._read_over = True
         elif filled and self._read_over:
@@ -207,7 +221,7 @@ class User:
 
     def _look_for_mark(self) -> None:
         connection = self.connection
-        if not connection.at_mark:
+        if not connection.at_mark or connection._events:  # other receives have ended before that byte
             return
         offset = len(self.book.stream)
         if not self.book.marks or self.book.marks[-1][0] != offset:
