@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 
 import click
 
@@ -18,6 +21,10 @@ from sidestep.counters import NAMES
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
+from sidestep.rdma import verbs
+from sidestep.rdma.conformance import CHECKS
+from sidestep.rdma.loopback import manager, settings
+from sidestep.sdp import header, states, wire
 
 HERE = Path(__file__).parent
 WIDTH = 100
@@ -130,7 +137,165 @@ STATES = {
     State.PINNED: "plain TCP for good; the reason says why",
 }
 
-PAGES = {"commands.md": commands_page, "limits.md": limits_page, "states.md": states_page}
+
+def sdp_page() -> str:
+    """The tables of SDP: messages, states, modes, rules."""
+    messages = [
+        (
+            f"`{int(mid):#04x}`",
+            one.__name__,
+            str(header.BSDH_LEN + one.LENGTH),
+            "may follow" if one.PAYLOAD else "",
+            "yes" if one.SOLICITED else "",
+            first_line(one),
+        )
+        for mid, one in wire.MESSAGES.items()
+    ]
+    moves = "\n".join(f"    {a.name} --> {b.name} : {why.value}" for (a, why), b in states.TRANSITIONS.items())
+    names = "\n".join(f"    {state.name} : {state.value}" for state in states.State)
+    modes = "\n".join(
+        f"    {a.name.title()} --> {b.name.title()} : by the {master.value}"
+        for (a, b), master in states.MODE_CHANGES.items()
+    )
+    sendable = [
+        (f"`{state.name}`", ", ".join(wire.MESSAGES[mid].__name__ for mid in sorted(mids)))
+        for state, mids in states.SENDABLE.items()
+    ]
+    forbidden = [
+        (
+            f"`{state.name}`",
+            ", ".join(f"{wire.MESSAGES[mid].__name__} (`{rule}`)" for mid, rule in rules.items()),
+            "a violation" if state in states.NO_PAYLOAD else "taken",
+        )
+        for state, rules in states.FORBIDDEN.items()
+    ]
+    rules_of_modes = [
+        (
+            mode.name.title(),
+            {None: "as many as MaxAdverts", 0: "none", 1: "one"}[rules.src_avails],
+            "" if rules.src_avails == 0 else "at least a byte" if rules.src_avail_payload else "none",
+            "yes" if rules.sink_avails else "no",
+        )
+        for mode, rules in states.MODES.items()
+    ]
+    rules = [(f"`{name}`", text) for name, text in {**header.RULES, **states.RULES}.items()]
+    return f"""{NOTICE}
+
+# SDP: messages, states, modes and rules
+
+The facts behind these tables, with their sources: [wire/sdp.md](../wire/sdp.md). How the core works:
+[sdp.md](../sdp.md).
+
+## Messages
+
+{table("MID", "message", "bytes", "payload", "solicited", "meaning", rows=messages)}
+
+## States of a connection
+
+```mermaid
+stateDiagram-v2
+{names}
+    [*] --> CLOSED
+{moves}
+```
+
+What an end may send:
+
+{table("state", "messages", rows=sendable)}
+
+What breaks a rule when it comes (everything else is taken, or judged by the mechanism it belongs to; in states that
+are not here messages have crossed the end of the connection and are dropped):
+
+{table("state", "messages", "payload", rows=forbidden)}
+
+## Flow-control modes
+
+Each half-connection has one; both begin in Combined.
+
+```mermaid
+stateDiagram-v2
+    [*] --> Combined
+{modes}
+```
+
+{table("mode", "SrcAvails outstanding", "payload of a SrcAvail", "SinkAvails", rows=rules_of_modes)}
+
+## Rules
+
+A message that breaks one of these ends the connection: with AbortConn first where DisConn had been sent, by taking
+the transport connection down at once where not. `rule` of the error has the name.
+
+{table("rule", "what it says", rows=rules)}
+"""
+
+
+def rdma_page() -> str:
+    """What devices declare, what the loopback device can be told, and what every device is checked for."""
+    handshake = [
+        (f"`{state.name}`", kind.name, first_line(does)) for (state, kind), does in manager.TRANSITIONS.items()
+    ]
+    checks = [
+        (group, table("check", "rule", "from", rows=[(f"`{each}`", each.rule, each.clause) for each in members]))
+        for group, members in groupby(CHECKS, key=lambda each: each.group)
+    ]
+    suite = "\n\n".join(f"### {group}\n\n{rows}" for group, rows in checks)
+    return f"""{NOTICE}
+
+# RDMA: attributes, the loopback device, and the checks of the conformance suite
+
+What these are for, and how to write a device: [rdma.md](../rdma.md).
+
+## What a device declares
+
+`DeviceAttributes`; the defaults are those of an InfiniBand device.
+
+{table("attribute", "default", "meaning", rows=fields_of(verbs, "DeviceAttributes"))}
+
+`QpCapabilities`, asked for with each queue pair:
+
+{table("capability", "default", "meaning", rows=fields_of(verbs, "QpCapabilities"))}
+
+## The loopback device
+
+`Timing`: how long things take in virtual time. A pair is the least and the most.
+
+{table("field", "default", "meaning", rows=fields_of(settings, "Timing"))}
+
+`Faults`: what goes wrong.
+
+{table("field", "default", "meaning", rows=fields_of(settings, "Faults"))}
+
+Its connection manager:
+
+{table("state", "message", "what it means there", rows=handshake)}
+
+## The conformance suite
+
+{len(CHECKS)} checks; each is seen to fail against a device that breaks its rule (`tests/rdma/rdma_mutants.py`).
+
+{suite}
+"""
+
+
+def fields_of(module: ModuleType, name: str) -> Iterator[tuple[str, str, str]]:
+    """Each `name: type = value  # comment` of a record: name, value and comment."""
+    body = inspect.getsource(getattr(module, name))
+    for field, value, comment in re.findall(r"(?m)^    ([a-z_]+): .*? = (.*?)  # (.*)$", body):
+        yield f"`{field}`", f"`{value}`", comment
+
+
+def first_line(record: object) -> str:
+    """What a record says of itself."""
+    return (record.__doc__ or "").strip().splitlines()[0]
+
+
+PAGES = {
+    "commands.md": commands_page,
+    "limits.md": limits_page,
+    "rdma.md": rdma_page,
+    "sdp.md": sdp_page,
+    "states.md": states_page,
+}
 
 
 def main() -> int:

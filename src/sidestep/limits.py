@@ -108,3 +108,37 @@ ERRNO_END: Final = 4096  # errnos are below: what a protocol raises beyond it is
 # Python's sockets, where bytes do not go by ring.
 PEEK_COPY_MAX: Final = 256 << 10  # bytes that peek() copies; what lies behind them is seen after consume()
 RESERVE_COPY_MAX: Final = 256 << 10  # bytes that reserve() gives at a time; the view says how many there are
+
+# SDP (docs/wire/sdp.md has the clauses).
+SDP_BUFFER_SIZE_MIN: Final = 37  # bytes of a private buffer: BSDH, SinkAH and one byte; a smaller offer is refused
+SDP_BUFFER_SIZE_MAX: Final = 16 << 20  # bytes we offer; a peer may offer up to 2**31 and is then sent less
+SDP_BUFFER_SIZE_DEFAULT: Final = 32784  # bytes: 32 KiB of payload, as SDP stacks have offered since 2006
+SDP_RESIZE_MAX: Final = 256 << 10  # bytes a private buffer grows to when a peer asks for more; it gets this much
+SDP_BUFFERS_MIN: Final = 5  # a connection, ours: with fewer, credit can run dry or be told of for ever; Misuse
+SDP_BUFFERS_MAX: Final = 4096  # a connection; what one that does not read can pin down
+SDP_BUFFERS_DEFAULT: Final = 64  # a connection: the number other stacks post
+SDP_SEND_QUEUE_MIN: Final = 8  # work requests: an RDMA Write and the message behind it, and room to make progress
+SDP_SENDS_QUEUED_MAX: Final = 4096  # of the user, on one connection; the next is LimitReached
+SDP_RECEIVES_QUEUED_MAX: Final = 4096  # of the user, on one connection; the next is LimitReached
+SDP_ADVERT_MAX: Final = 1 << 31  # bytes of one advertisement; more is a violation: advert_length
+SDP_URGENT_AHEAD_MAX: Final = 65535  # bytes between OOB_PEND and the urgent byte; the announcement waits until then
+SDP_GATHER_MAX: Final = 15  # sends of the user in one message: beyond it the header is no longer what costs
+SDP_PRIVATE_BYTES_MAX: Final = 1 << 30  # bytes of private buffers of one device; then new connections wait for some
+SDP_SPARE_BUFFERS: Final = 16  # registered ones of a device that wants it so: for payload that cannot be registered
+SDP_CHECKED_MESSAGE_MAX: Final = 64 << 10  # bytes of a message on such a device: what a spare buffer holds
+SDP_SIGNAL_EVERY: Final = 32  # unsignaled Sends until one is signaled, so that the send queue is known to move
+
+# RDMA. What a device can do itself is in its attributes.
+RDMA_BACKLOG_DEFAULT: Final = 128  # connection requests of a listener not answered yet; the next one is rejected
+POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one gets LimitReached
+RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
+RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
+FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
+
+# Captures that are read. A capture is a file of anybody's: its sizes are not believed.
+CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
+CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off
+CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
+CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
+CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out
+CAPTURE_HEX_MAX: Final = 16 << 20  # characters of hex that are read; more is refused

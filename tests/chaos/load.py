@@ -83,7 +83,8 @@ class Load:
         assert self.driver.stdin is not None
         deadline_s = time.monotonic() + timeout_s
         self.driver.stdin.close()
-        assert self.driver.wait(timeout_s) == 0
+        code = self.driver.wait(timeout_s)
+        assert code == 0, f"the driver ended with {code}"
         # the last bytes may still be on their way to the server
         finished = reached(lambda: all(e.server.done for e in self.entries()), deadline_s - time.monotonic())
         assert finished, "the server does not get to the end"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -28,6 +29,7 @@ COMMANDS: Final = {
     "check": "sidestep.cli.check",
     "doctor": "sidestep.cli.doctor",
     "provider": "sidestep.cli.provider",
+    "sdp": "sidestep.cli.sdp",
     "demo": "sidestep.cli.demo",
 }
 
@@ -35,21 +37,27 @@ COMMANDS: Final = {
 class LazyGroup(click.Group):
     """A group that imports a subcommand only when it is asked for: `sidestep run` must not pay for tables."""
 
+    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.modules = modules
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of `COMMANDS`."""
-        return list(COMMANDS)
+        """All names, in the order of the help page."""
+        return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, or None."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.modules:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        command = getattr(importlib.import_module(self.modules[cmd_name]), cmd_name)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{COMMANDS[cmd_name]}.{cmd_name} is not a command")
+            raise TypeError(f"{self.modules[cmd_name]}.{cmd_name} is not a command")
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="sidestep")
 def cli() -> None:
     """Run TCP programs over shared memory, unchanged.

@@ -1,5 +1,7 @@
 """Types of the extension made from ring_module.c."""
 
+from typing_extensions import Buffer
+
 class Ring:
     """A mapping of a ring as a buffer."""
 
@@ -7,3 +9,5 @@ class Ring:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def exports(self) -> int: ...
+
+def buffer_address(buffer: Buffer, /) -> int: ...

@@ -1,5 +1,5 @@
 /*
- * ring_module.c - sidestep.native._ring: a mapping as a buffer of Python, in the limited API.
+ * ring_module.c - sidestep.native._ring: a mapping as a buffer of Python, and where a buffer lies, in the limited API.
  *
  * A Ring owns the mapping that sidestep_map() made. Views hold the Ring, so the memory stays for as long as there are any;
  * `exports` counts them, so that bytes are not given up under one.
@@ -102,6 +102,25 @@ static PyType_Spec ring_spec = {
 	.slots = ring_slots,
 };
 
+/* Where the bytes are: proof that they were not copied, and what a registration is found by. */
+static PyObject *ring_buffer_address(PyObject *module, PyObject *buffer)
+{
+	Py_buffer view;
+
+	(void)module;
+	if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	PyObject *address = PyLong_FromVoidPtr(view.buf);
+	PyBuffer_Release(&view);
+	return address;
+}
+
+static PyMethodDef module_methods[] = {
+	{"buffer_address", ring_buffer_address, METH_O,
+         "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
+	{0},
+};
+
 static int module_exec(PyObject *module)
 {
 	PyObject *type = PyType_FromModuleAndSpec(module, &ring_spec, NULL);
@@ -119,7 +138,8 @@ static PyModuleDef_Slot module_slots[] = {
 static struct PyModuleDef module_def = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "sidestep.native._ring",
-	.m_doc = "Mappings of rings as buffers.",
+	.m_doc = "Mappings of rings as buffers, and addresses of buffers.",
+	.m_methods = module_methods,
 	.m_slots = module_slots,
 };
 

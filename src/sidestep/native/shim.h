@@ -140,7 +140,8 @@ struct conn {
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
-	uint32_t lent; /* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0 */
+	/* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0; shim_lock to write */
+	_Atomic uint32_t lent;
 	struct conn *next_free;
 };
 

@@ -491,7 +491,7 @@ void conn_forget(int fd, bool closing)
 		conn_abandon(conn, fd);
 	if (closing && !lasting && !linger(conn, fd))
 		tell_close(conn, fd);
-	if (closing && !lasting && unlikely(conn->lent))
+	if (closing && !lasting && unlikely(atomic_load(&conn->lent)))
 		end_lent(conn, fd, false);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (conn->members)
@@ -559,7 +559,7 @@ void conn_family_exit(void)
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
 			tell_close(conn, (int)fd);
-			if (unlikely(conn->lent))
+			if (unlikely(atomic_load(&conn->lent)))
 				end_lent(conn, (int)fd, true);
 			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
 			if (foreign_pids)

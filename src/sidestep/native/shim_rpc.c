@@ -211,7 +211,7 @@ static struct conn *answered(uint64_t token)
 	struct conn *conn = pending_take(token);
 
 	if (conn)
-		conn->lent = 0;
+		atomic_store(&conn->lent, 0);
 	return conn;
 }
 
@@ -672,7 +672,7 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 	memcpy(fds + fds_len, channel, (size_t)channel_len * sizeof(int));
 	bool sent = rpc_send(record, fds, fds_len + channel_len);
 	if (sent && wants & WELCOME_POSSESSION)
-		conn->lent = rpc_serial;
+		atomic_store(&conn->lent, rpc_serial);
 	if (path >= 0)
 		raw_close(path);
 	return sent;
@@ -686,10 +686,12 @@ bool rpc_lent(struct conn *conn)
 {
 	int queued = 0;
 
-	if (likely(!conn->lent))
+	if (likely(!atomic_load(&conn->lent)))
 		return false;
 	shim_lock_take();
-	bool lent = conn->lent != rpc_serial || rpc_fd < 0 || real.ioctl(rpc_fd, SIOCOUTQ, &queued) < 0 || queued > 0;
+	uint32_t serial = atomic_load(&conn->lent); /* the answer may have come in between */
+	bool lent =
+	    serial && (serial != rpc_serial || rpc_fd < 0 || real.ioctl(rpc_fd, SIOCOUTQ, &queued) < 0 || queued > 0);
 	shim_lock_drop();
 	return lent;
 }

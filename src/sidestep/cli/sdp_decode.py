@@ -1,0 +1,115 @@
+"""`sidestep sdp decode`: messages and captures in words."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from sidestep.cli.shown import printable
+from sidestep.errors import Misuse, Unavailable
+from sidestep.observe.capture.decode import Decoder
+from sidestep.observe.capture.events import What
+from sidestep.observe.capture.files import is_capture
+from sidestep.observe.capture.hexed import looks_like_hex, messages_in
+from sidestep.sdp import words
+
+_INDENT = " " * 8
+
+
+@click.command()
+@click.argument("source", required=False, default="-", metavar="[HEX|FILE]")
+@click.option("-v", "--verbose", is_flag=True, help="Every field of every message, in a line of its own.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def decode(source: str, verbose: bool, as_json: bool) -> None:
+    """Show SDP messages in words.
+
+    HEX is a message. FILE, or else standard input, is either messages in hex, a blank line between two, or a capture:
+    pcap or pcapng, of RoCE (both versions), InfiniBand or iWARP. Of a capture the connections that carry SDP are found
+    by their beginnings, messages of several packets are put together, and RDMA Reads and Writes, the connection
+    manager and trouble beneath are told in a line each.
+
+    Broken messages are shown as far as they can be read.
+
+    Exit code 1 if there is nothing to show, or the capture is damaged: what lies before that place is shown.
+    """
+    stream, name = _opened(source)
+    with stream:
+        start = stream.read(4)
+        if is_capture(start):
+            shown = _show_capture(Decoder(stream, name, start), name, verbose=verbose, as_json=as_json)
+        else:
+            shown = _show_messages(start + stream.read(), name, verbose=verbose, as_json=as_json)
+    if not shown:
+        sys.exit(1)
+
+
+def _show_capture(decoder: Decoder, name: str, *, verbose: bool, as_json: bool) -> bool:
+    shown = False
+    for event in decoder.events():
+        shown = True
+        if as_json:
+            click.echo(json.dumps(event.as_json()))
+            continue
+        seconds = (event.time_ns - decoder.begin_ns) / 1e9
+        click.echo(f"{event.frame:6} {seconds:12.6f}  {event.source} > {event.destination}  {printable(event.line())}")
+        if verbose and event.what is What.SDP:
+            _echo_fields(words.read(event.message, event.missing))
+    if not shown:
+        click.echo(f"sidestep: no SDP in the {decoder.frames} frames of {name}", err=True)
+        click.echo(f"hint: {_why_nothing(decoder)}", err=True)
+    return shown
+
+
+def _why_nothing(decoder: Decoder) -> str:
+    if decoder.unknown_links:
+        links = ", ".join(map(str, sorted(decoder.unknown_links)))
+        return f"link types {links} cannot be read: capture on an Ethernet, IP or InfiniBand link"
+    return "a capture must hold the beginning of a connection: the CM REQ, or over TCP the MPA Request"
+
+
+def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> bool:
+    try:
+        messages = messages_in(text.decode("ascii"), name)
+    except UnicodeDecodeError as error:
+        raise Misuse(
+            f"{name} is neither a capture nor hex: byte {error.start} is {text[error.start]:#04x}",
+            remedy="give a pcap or pcapng file, or messages in hex",
+        ) from error
+    for message in messages:
+        reading = words.read(message)
+        if as_json:
+            click.echo(json.dumps(words.as_json(reading)))
+        elif verbose:
+            click.echo("\n".join(words.lines_of(reading)))
+        else:
+            click.echo(words.line_of(reading))
+    if not messages:
+        click.echo(f"sidestep: {name} is empty", err=True)
+    return bool(messages)
+
+
+def _echo_fields(reading: words.Reading) -> None:
+    for line in words.lines_of(reading):
+        click.echo(_INDENT + line)
+
+
+def _opened(source: str) -> tuple[BinaryIO, str]:
+    """What to read, and what to call it."""
+    if source == "-":
+        return sys.stdin.buffer, "standard input"
+    path = Path(source)
+    try:
+        if path.is_file():
+            return path.open("rb"), source
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # as a message may be
+            raise Unavailable(f"{source} cannot be read: {error.strerror}") from error
+    if looks_like_hex(source):
+        return io.BytesIO(source.encode()), "the message"
+    raise Misuse(f"there is no file {source[:200]}, and it is not hex", remedy="give a file, or a message in hex")

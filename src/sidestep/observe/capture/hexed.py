@@ -1,0 +1,54 @@
+"""Messages written in hex: plain, as a hex dump, or as in docs/wire/sdp.md."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sidestep import limits
+from sidestep.errors import Misuse
+
+_OFFSET: Final = re.compile(r"\s*([0-9a-fA-F]{4,8})(:|(?=\s\s))")
+_TEXT_COLUMN: Final = re.compile(r"\|.*\|\s*$")  # hexdump -C
+_REPEATED: Final = re.compile(r"([0-9a-fA-F]{2})\*([0-9]{1,4})(?![0-9])")
+_SEPARATORS: Final = re.compile(r"0x|[\s,:;-]")
+
+
+def looks_like_hex(text: str) -> bool:
+    """Whether a word of a command line is hex rather than the name of a file."""
+    return re.fullmatch(r"[0-9a-fA-Fx*\s,:;-]+", text) is not None
+
+
+def messages_in(text: str, name: str) -> list[bytes]:
+    """The messages of a text; a blank line stands between two, and `#` begins a comment.
+
+    `00*24` is 24 zero bytes. An offset at the start of a line and characters at its end, as dumps have them, are left
+    out. `Misuse` names the line that is not hex.
+    """
+    if len(text) > limits.CAPTURE_HEX_MAX:
+        raise Misuse(f"{name}: more than {limits.CAPTURE_HEX_MAX} characters of hex", remedy="split it")
+    messages = []
+    block = bytearray()
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        content = line.split("#")[0].strip()
+        if content:
+            block += _bytes_of(content, len(block), f"{name}, line {number}")
+        elif not line.strip() and block:
+            messages.append(bytes(block))
+            block.clear()
+    return messages
+
+
+def _bytes_of(line: str, offset: int, where: str) -> bytes:
+    if (found := _OFFSET.match(line)) is not None and int(found[1], 16) == offset:
+        line = line[found.end() :].lstrip()
+        if found[2]:
+            line = re.split(r"\s\s", line)[0]  # xxd
+        line = _TEXT_COLUMN.sub("", line)
+    digits = _SEPARATORS.sub("", _REPEATED.sub(lambda match: match[1] * int(match[2]), line))
+    try:
+        return bytes.fromhex(digits)
+    except ValueError as error:
+        raise Misuse(
+            f"{where} is not hex: {line[:60]!r}", remedy="write two digits a byte; a file is given by its name"
+        ) from error

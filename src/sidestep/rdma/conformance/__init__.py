@@ -1,0 +1,41 @@
+"""One suite that every device must pass: rules of `verbs`, `cm` and `pools`, each as a small check.
+
+    for check in CHECKS:
+        outcome = run(check, make_devices)   # None, or why the check does not apply; Violation if a rule is broken
+
+The suite needs no test framework. With pytest: `@pytest.mark.parametrize("check", CHECKS, ids=str)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sidestep.errors import SidestepError
+from sidestep.rdma.conformance import completion, connection, data, ending, memory, pooling
+from sidestep.rdma.conformance.harness import Bench, DeviceUnderTest, NotApplicable, Violation
+from sidestep.rdma.conformance.registry import CHECKS, Check
+
+__all__ = ["CHECKS", "Bench", "Check", "DeviceUnderTest", "NotApplicable", "Violation", "run"]
+
+_MODULES = (data, memory, ending, completion, connection, pooling)  # importing them fills CHECKS
+
+
+def run(check: Check, make: Callable[[], DeviceUnderTest]) -> str | None:
+    """Runs one check on two new devices.
+
+    Returns:
+        None if the rule is kept, else why the check does not apply to this device.
+
+    Raises:
+        Violation: The rule is broken.
+    """
+    dut = make()
+    try:
+        check.body(Bench(dut))
+    except NotApplicable as why:
+        return str(why)
+    except SidestepError as error:
+        raise Violation(f"{check.rule} {type(error).__name__} was raised: {error}") from error
+    finally:
+        dut.close()
+    return None

@@ -1,0 +1,305 @@
+"""What every device offers: memory regions, queue pairs and completion queues, named after the verbs.
+
+Who uses a device (SDP's endpoint, the pools, the conformance suite) knows this file, `work` and `cm`, and nothing of
+what is beneath. Rules that hold for every device:
+
+- **Nobody is called back from inside a call.** Completions, events and answers come later, from where the device is
+  driven (a `run` of the loopback fabric, the provider's loop). So a handler may post, register and disconnect freely.
+- **Work of one queue pair is begun and completed in the order of posting.** A Send arrives after the Writes posted
+  before it were placed; an RDMA Read may deliver its bytes after a Send posted behind it arrived (IBTA 9.5, RFC 5040
+  5.5).
+- **Errors end a queue pair.** The request that failed is completed with its status, all others with `FLUSHED`, in
+  order, receives too; then nothing more happens on it. What no completion tells comes as an `AsyncEvent`.
+- **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
+
+What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
+call. Not offered: shared receive queues, memory windows, atomics, immediate data, unreliable datagrams.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Buffer
+
+    from sidestep.errors import SidestepError
+    from sidestep.rdma.cm import ConnectionManager
+    from sidestep.rdma.work import Access, Completion, LKey, Receive, RKey, SendRequest
+
+# What handlers return is of no meaning.
+CompletionHandler: TypeAlias = "Callable[[list[Completion]], object]"
+EventHandler: TypeAlias = "Callable[[AsyncEvent], object]"
+Registered: TypeAlias = "Callable[[MemoryRegion | SidestepError], object]"
+
+
+class QpState(IntEnum):
+    """What a queue pair takes (IBTA 10.3.1); the values of `ibv_qp_state`. SQD and SQE are not used."""
+
+    RESET = 0  # destroyed: takes nothing
+    INIT = 1  # takes receives
+    RTR = 2  # ready to receive: messages arrive; sending is Misuse
+    RTS = 3  # ready to send: everything
+    ERROR = 6  # what is posted is flushed; nothing arrives
+
+
+class EventKind(IntEnum):
+    """What happened outside of any work request; the values of `ibv_event_type`."""
+
+    CQ_ERROR = 0  # more completions than room: the queue is dead, its queue pairs are in error
+    QP_FATAL = 1  # the connection broke, or the other end ended it with an error (iWARP: Terminate)
+    QP_REQUEST_ERROR = 2  # the other end sent what this one cannot take
+    QP_ACCESS_ERROR = 3  # the other end broke a rule of access: key, rights, bounds
+    COMMUNICATION_ESTABLISHED = 4  # a message arrived before the connection manager's last word
+    DEVICE_FATAL = 8  # nothing works any more; all queue pairs are in error
+    PORT_ACTIVE = 9
+    PORT_ERROR = 10  # the link is down; connections live on until they give up
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """One event, told once."""
+
+    kind: EventKind
+    source: QueuePair | CompletionQueue | Device
+    why: str = ""  # for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAttributes:
+    """What a device can do. The defaults are those of an InfiniBand device."""
+
+    # Private data of the connection manager (IBTA 12.6).
+    request_private_data_max: int = 92  # bytes; SDP needs 76 at least
+    reply_private_data_max: int = 196  # bytes
+    reject_private_data_max: int = 148  # bytes
+    private_data_padded: bool = True  # arrives with zeros up to the size above; else as long as it was sent
+
+    # Bounds.
+    queue_pairs_max: int = 65536  # at a time
+    work_requests_max: int = 16384  # of one queue
+    completions_max: int = 65536  # of one completion queue
+    regions_max: int = 65536  # at a time
+    region_bytes_max: int = 1 << 40  # bytes of one region
+    message_max: int = 1 << 31  # bytes of one Send, Write or Read (IBTA 9.7.8)
+    gather_max: int = 16  # entries of a Send or Write
+    scatter_max: int = 16  # entries of a receive
+    read_scatter_max: int = 16  # entries of an RDMA Read; iWARP: 1
+    inline_max: int = 256  # bytes of all `bytes` entries of a gather: copied by the device, needs no region
+    read_depth_max: int = 16  # RDMA Reads of one queue pair under way, each way
+
+    # What differs between transports.
+    acknowledged: bool = True  # a Send or Write completes when the other end has it (iWARP: when TCP has it)
+    error_disconnects: bool = False  # a queue pair in ERROR takes its connection with it, at both ends (iWARP)
+    checks_local_memory: bool = True  # entries must lie in a region of the domain, else LOCAL_PROTECTION_ERROR
+    read_sink_remote_write: bool = False  # the sink of an RDMA Read needs REMOTE_WRITE as well (some RNICs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QpCapabilities:
+    """How much work a queue pair holds."""
+
+    max_send_wr: int = 128  # posted and not completed; an unsignaled one counts until a later signaled one is
+    max_recv_wr: int = 128  # posted, and no message has come
+    initiator_depth: int = 4  # RDMA Reads of this end under way; more wait, and what is behind them
+    responder_resources: int = 4  # RDMA Reads of the other end under way
+
+
+class MemoryRegion(ABC):
+    """Memory that a device may use, and the other end as far as `access` says.
+
+    While it is registered the buffer stays alive and cannot be resized.
+    """
+
+    __slots__ = ("access", "length", "lkey", "rkey", "va", "valid", "view")
+
+    view: memoryview  # the registered bytes
+    va: int  # opaque 64-bit address of the first byte, chosen by the device; need not be aligned
+    length: int  # bytes
+    access: Access
+    rkey: RKey
+    lkey: LKey
+    valid: bool  # False once deregistered or invalidated: its keys mean nothing any more
+
+    @abstractmethod
+    def deregister(self) -> None:
+        """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing."""
+
+    @abstractmethod
+    def rekey(self) -> None:
+        """Voids the keys, at once, and makes new ones: who knows only the old ones has no access any more.
+
+        Address, memory and access stay, so it costs much less than registering; an invalidated region is valid again.
+
+        Raises:
+            Misuse: The region is deregistered.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.deregister()
+
+
+class CompletionQueue(ABC):
+    """Where completions arrive, of any number of queue pairs.
+
+    Either they are polled, and a call tells when there is something to poll (`arm`); or each batch is handed to the
+    handler given to `create_cq`, which is the fast way. A queue with a handler is never full.
+    """
+
+    __slots__ = ()
+
+    capacity: int  # completions it holds; one more is an error: EventKind.CQ_ERROR
+
+    @abstractmethod
+    def poll(self, max_count: int) -> list[Completion]:
+        """Takes out up to `max_count` completions, the oldest first; Misuse if the queue has a handler."""
+
+    @abstractmethod
+    def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
+        """Asks for one call when the next completion comes, or the next solicited receive or error (IBTA 11.4.2.2).
+
+        Completions that are already there do not cause it: arm, then poll once more. A second `arm` before the call
+        replaces the callback; "any" wins over "solicited only". Misuse if the queue has a handler.
+        """
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Misuse while a queue pair uses it."""
+
+
+class QueuePair(ABC):
+    """One end of a connection: a queue of work to send and a queue of receives."""
+
+    __slots__ = ("on_event",)
+
+    number: int  # 24 bits
+    state: QpState
+    capabilities: QpCapabilities
+    domain: ProtectionDomain
+    send_cq: CompletionQueue
+    recv_cq: CompletionQueue
+    initiator_depth: int  # as agreed with the other end; 0 before the connection is made
+    on_event: EventHandler | None  # of this queue pair's events; without one they go to the device's
+
+    @property
+    @abstractmethod
+    def receives_posted(self) -> int:
+        """Receives posted and not yet used by a message."""
+
+    @property
+    @abstractmethod
+    def sends_outstanding(self) -> int:
+        """Requests that occupy the send queue."""
+
+    @abstractmethod
+    def post_send(self, request: SendRequest) -> None:
+        """Hands over one request; its memory belongs to the device until it is completed.
+
+        In ERROR the request is flushed.
+
+        Raises:
+            Misuse: Before RTS, after `destroy`, or more entries or bytes than the device takes.
+            LimitReached: The send queue is full.
+        """
+
+    @abstractmethod
+    def post_recv(self, receive: Receive) -> None:
+        """Hands over room for one message; messages take them in the order of posting. In ERROR it is flushed.
+
+        Raises:
+            Misuse: After `destroy`, or more entries than the device takes.
+            LimitReached: The receive queue is full.
+        """
+
+    @abstractmethod
+    def modify_to_error(self) -> None:
+        """Ends all work: everything posted is flushed. The other end learns it as `error_disconnects` says."""
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost."""
+
+
+class ProtectionDomain(ABC):
+    """What belongs together: a key of this domain is good for queue pairs of this domain only."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def register(self, buffer: Buffer, access: Access) -> MemoryRegion:
+        """Makes a region of contiguous memory; a hardware device pins it, which takes time and counts against a limit.
+
+        Raises:
+            Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer.
+            LimitReached: Too many regions, or too much memory.
+            Unavailable: The device could not; Bcopy needs no registration.
+        """
+
+    @abstractmethod
+    def register_later(self, buffer: Buffer, access: Access, done: Registered) -> None:
+        """The same without waiting: `done` is called with the region, or with what `register` would have raised.
+
+        Misuse is raised at once.
+        """
+
+    @abstractmethod
+    def create_qp(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities | None = None,
+        *,
+        remote_access: Access | None = None,
+        on_event: EventHandler | None = None,
+    ) -> QueuePair:
+        """Makes a queue pair in INIT; the connection manager brings it to RTS.
+
+        `remote_access` is what the other end may do at most, whatever a region says; everything unless given.
+
+        Raises:
+            Misuse: More than the device's attributes allow, or a queue of another device.
+            LimitReached: The device has no more queue pairs.
+        """
+
+    @abstractmethod
+    def deallocate(self) -> None:
+        """Misuse while it has regions or queue pairs."""
+
+
+class Device(ABC):
+    """One adapter, real or made of software."""
+
+    __slots__ = ("on_event",)
+
+    name: str
+    address: str  # what the other end gives to `connect`
+    attributes: DeviceAttributes
+    cm: ConnectionManager
+    on_event: EventHandler | None  # asynchronous events; without a handler they are dropped
+
+    @abstractmethod
+    def alloc_pd(self) -> ProtectionDomain:
+        """Makes a protection domain."""
+
+    @abstractmethod
+    def create_cq(self, capacity: int, handler: CompletionHandler | None = None) -> CompletionQueue:
+        """Makes a completion queue; with a handler, each batch of completions is handed to it as it comes.
+
+        Raises:
+            Misuse: A capacity the device does not offer.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends everything: listeners, connections, queue pairs, regions. Calling it again does nothing."""

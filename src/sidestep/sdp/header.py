@@ -1,0 +1,128 @@
+"""What all SDP messages share: the 16-byte base header, the identifiers, and the rules a message can break by itself.
+
+All fields are big-endian (docs/wire/sdp.md §0.3). What a message may do in which state is not decided here.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import ClassVar, Final, NamedTuple, Self
+
+from sidestep.errors import PeerViolation
+
+BSDH: Final = Struct(">BBHIII")  # SDP (A4) BSDH: MID, Flags, Bufs, Len, MSeq, MSeqAck
+BSDH_LEN: Final = 16
+
+# Flags, plain integers because they are tested for every message. The other five bits are sent as 0 and not looked at.
+OOB_PRES: Final = 1  # the last payload byte is the urgent one; in Data only
+OOB_PEND: Final = 2  # an urgent byte is on its way; in any message
+REQ_PIPE: Final = 4  # the Data Sink would like the mode Pipelined; in RdmaRdCompl, and in RdmaWrCompl as the draft says
+
+LENGTH_MAX: Final = 1 << 31  # bytes: the most that a Len or a size field may name (draft-pinkerton-iwarp-sdp)
+BUFFER_SIZE_MIN: Final = 37  # bytes of a Private Buffer: BSDH, SinkAH and one byte
+
+
+class Mid(IntEnum):
+    """Message identifiers. 0x40 to 0x7F are for experiments, all others that are not here are reserved."""
+
+    HELLO = 0x00
+    HELLO_ACK = 0x01
+    DIS_CONN = 0x02
+    ABORT_CONN = 0x03
+    SEND_SM = 0x04
+    RDMA_WR_COMPL = 0x05
+    RDMA_RD_COMPL = 0x06
+    MODE_CHANGE = 0x07
+    SRC_AVAIL_CANCEL = 0x08
+    SINK_AVAIL_CANCEL = 0x09
+    SINK_CANCEL_ACK = 0x0A
+    CH_RCV_BUF = 0x0B
+    CH_RCV_BUF_ACK = 0x0C
+    SUSP_COMM = 0x0D
+    SUSP_COMM_ACK = 0x0E
+    SINK_AVAIL = 0xFD
+    SRC_AVAIL = 0xFE
+    DATA = 0xFF
+
+
+class Mode(IntEnum):
+    """The flow-control mode of a half-connection; the codes of ModeChange."""
+
+    BUFFERED = 0
+    COMBINED = 1
+    PIPELINED = 2
+
+
+# The rules that a message breaks by itself, whatever the state of the connection.
+RULES: Final = {
+    "short_message": "a message holds at least the 16 bytes of its base header",
+    "length": "Len is the number of bytes received",
+    "unknown_mid": "reserved and experimental message identifiers are not used",
+    "short_header": "Len covers the extended header of the message",
+    "stray_payload": "only Data, SrcAvail and SinkAvail carry payload",
+    "hello_length": "a Hello is 92 bytes (iWARP: 32), a HelloAck 196 (iWARP: 28)",
+    "mode_change_code": "ModeChange names one of the four transitions there are",
+    "src_avail_length": "SrcAvail offers 1 to 2^31 bytes, and more than it carries as payload",
+    "sink_avail_length": "SinkAvail offers 1 to 2^31 bytes",
+    "rdma_length": "RdmaRdCompl and RdmaWrCompl report at most 2^31 bytes",
+    "buffer_size": "a Private Buffer has 37 to 2^31 bytes",
+    "suspend_service_id": "SuspComm names an SDP service ID with a port",
+}
+
+
+def violation(rule: str, found: str) -> PeerViolation:
+    """The error for a broken rule: what was found, and what the rule is."""
+    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)
+
+
+class Bsdh(NamedTuple):
+    """The base header of a message."""
+
+    mid: int
+    flags: int
+    bufs: int  # receive buffers posted, less messages received
+    length: int  # bytes of the whole message
+    mseq: int
+    mseq_ack: int
+
+    def encode(self) -> bytes:
+        """Its 16 bytes."""
+        return BSDH.pack(*self)
+
+    @classmethod
+    def decode(cls, message: memoryview) -> Self:
+        """The first 16 bytes, unjudged; `PeerViolation` if they are not all there."""
+        if len(message) < BSDH_LEN:
+            raise violation("short_message", f"{len(message)} bytes")
+        return cls._make(BSDH.unpack_from(message))
+
+
+class Header:
+    """A message without its base header and its payload: the base of all records of this protocol."""
+
+    __slots__ = ()
+
+    MID: ClassVar[Mid]
+    LENGTH: ClassVar[int] = 0  # bytes of the extended header
+    PAYLOAD: ClassVar[bool] = False  # whether bytes of the stream may follow
+    SOLICITED: ClassVar[bool] = False  # whether it is sent with a solicited event, when no OOB flag is set
+
+    def encode(self) -> bytes:
+        """The extended header, without the base header."""
+        return b""
+
+    @classmethod
+    def decode(cls, message: memoryview) -> Self:
+        """Read it from the whole message, whose base header has been looked at."""
+        return cls()
+
+    def fault(self, payload_len: int) -> str | None:
+        """The rule of `RULES` that it breaks with so many bytes of payload, if any."""
+        return None
+
+    @classmethod
+    def need(cls, message: memoryview) -> None:
+        """`PeerViolation` if the message ends before the extended header does."""
+        if len(message) < BSDH_LEN + cls.LENGTH:
+            raise violation("short_header", f"{cls.__name__} of {len(message)} bytes")

@@ -1,0 +1,278 @@
+"""What must be true of a conversation: whenever all is quiet, and when it has ended."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from sidestep.rdma.loopback.memory import LoopbackDomain
+from sidestep.sdp.requests import EventKind
+from sidestep.sdp.simulate.plan import Kind
+from sidestep.sdp.simulate.user import Book, Surprise, User
+from sidestep.sdp.states import OPEN, State
+
+if TYPE_CHECKING:
+    from sidestep.sdp.connection import Connection
+    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.simulate.conversation import Conversation
+
+
+def _need(truth: bool, what: str) -> None:
+    if not truth:
+        raise Surprise(what)
+
+
+# --- when all is quiet ---
+
+
+def at_rest(conversation: Conversation) -> None:
+    """Nothing is on its way: what the two ends know of each other must agree."""
+    left, right = conversation.users
+    if left.stream is None or right.stream is None:
+        return
+    if left.connection.state not in OPEN or right.connection.state not in OPEN:
+        return
+    if left.connection.error is not None or right.connection.error is not None:
+        return
+    if left.connection._down or right.connection._down or _is_broken(left) or _is_broken(right):
+        return
+    for user, other in ((left, right), (right, left)):
+        _check_buffers(user)
+        _check_credit(user.name, user.connection, other.connection)
+        _check_direction(user.name, user.connection, other.connection)
+        _check_progress(user, other)
+
+
+def _is_broken(user: User) -> bool:
+    assert user.stream is not None
+    qp = user.stream.qp
+    return qp is None or qp.state.name != "RTS" or qp.link.cut  # type: ignore[attr-defined]
+
+
+def _check_buffers(user: User) -> None:
+    assert user.stream is not None
+    connection, stream, name = user.connection, user.stream, user.name
+    flow, resize = connection._flow, connection._resize
+    assert stream.qp is not None
+    _need(flow.posted == len(stream.posted), f"{name} counts {flow.posted} posted buffers of {len(stream.posted)}")
+    _need(
+        stream.qp.receives_posted == flow.posted,
+        f"{name} counts {flow.posted} posted buffers, the device {stream.qp.receives_posted}",
+    )
+    held = held_buffers(connection)
+    if not resize.busy:
+        _need(
+            flow.posted + held == flow.receive_count,
+            f"{name}: {flow.posted} buffers posted, {held} held, {flow.receive_count} in all",
+        )
+    for in_flight in flow.in_flight:
+        _need(in_flight[2] is None, f"{name} waits for a completion, and nothing is on its way")
+
+
+def held_buffers(connection: Connection) -> int:
+    """Private buffers that hold bytes nobody has read."""
+    return len({id(buffer) for _, buffer, _ in connection._sink.ready if buffer is not None})
+
+
+def _check_credit(name: str, sender: Connection, receiver: Connection) -> None:
+    credit, thought = sender._flow.credit, receiver._flow.remote_credit()
+    _need(sender._flow.tx_mseq == receiver._flow.rx_mseq, f"a message of {name} is lost")
+    if receiver._flow.held_ack is None:
+        _need(credit == max(thought, 0), f"{name} has a credit of {credit}, the other end thinks {thought}")
+    _need(credit <= receiver._flow.posted, f"{name} has a credit of {credit}, {receiver._flow.posted} are posted")
+
+
+def _check_direction(name: str, sender: Connection, receiver: Connection) -> None:
+    source, sink = sender._source, receiver._sink
+    _need(source.mode is sink.mode or bool(receiver._control), f"{name} sends {source.mode.name}, the other end takes {sink.mode.name}")
+    _need(source.pnd == sink.nd, f"{name}: PND {source.pnd}, ND {sink.nd}")
+    if not source.ended:
+        _need(
+            len(source.sinks) == len(sink.shown),
+            f"{name} knows {len(source.sinks)} SinkAvails, {len(sink.shown)} are out",
+        )
+    if source.cancel_mseq is None and not receiver._control:
+        _need(
+            len(source.adverts) == len(sink.adverts),
+            f"{name} has {len(source.adverts)} SrcAvails out, {len(sink.adverts)} are known",
+        )
+        owed = sum(end - start for _, start, end in source.forced)
+        _need(owed == sink.due, f"{name} owes {owed} bytes by Data, the other end expects {sink.due}")
+
+
+def _check_progress(user: User, reader: User) -> None:
+    """Who waits for bytes that are there must get them without the help of a timer."""
+    connection = user.connection
+    source, sink = connection._source, reader.connection._sink
+    if not reader.waits_for_bytes or not sink.receives:
+        return
+    if reader.connection._control and "refresh" in connection._timers:
+        return  # an answer lacks a credit, and will get it: tiny pools only
+    _need(not sink.ready, f"{reader.name} holds bytes and a receive")
+    _need(not sink.adverts or sink.due > 0, f"{reader.name} has a SrcAvail and a receive, and does not read")
+    _need(
+        not (source.queue or source.forced or source.adverts) or "probe" in connection._timers,
+        f"{user.name} has bytes and {reader.name} a receive, and nothing happens",
+    )
+
+
+# --- when it has ended ---
+
+
+def at_end(conversation: Conversation) -> None:
+    """Both ends are done: the books agree, and nothing is left behind."""
+    left, right = conversation.users
+    gentle = conversation.plan.kind is Kind.CLEAN
+    for user in (left, right):
+        if user.stream is None:
+            continue
+        _check_leftovers(conversation, user.stream)
+        _check_memory(user)
+        _need(not user.open_receives, f"{user.name}: {user.open_receives} receives never ended")
+        _check_events(user, gentle=gentle)
+    _need(not conversation.fabric.queue_pairs, f"queue pairs are left: {conversation.fabric.queue_pairs}")
+    for stack in conversation.stacks:
+        domain = stack.domain
+        assert isinstance(domain, LoopbackDomain)
+        _need(not domain.regions, f"{stack.device.name}: {len(domain.regions)} regions are left")
+        _need(not stack.streams, f"{stack.device.name}: streams are left")
+        _need(stack.next_deadline() is None, f"{stack.device.name}: a deadline is left")
+    if left.stream is not None and right.stream is not None:
+        inline = [end.settings.urgent_inline for end in conversation.plan.ends]
+        _check_stream(left, right, inline=inline[1], whole=gentle)
+        _check_stream(right, left, inline=inline[0], whole=gentle)
+
+
+def _check_leftovers(conversation: Conversation, stream: Stream) -> None:
+    connection, name = stream.connection, conversation.names[0]
+    del name
+    _need(connection.state is State.CLOSED, f"the state is {connection.state}")
+    _need(connection.next_deadline() is None, "a closed connection has a timer")
+    _need(connection.poll_work() is None, "a closed connection has work")
+    _need(not connection._flow.in_flight, "a closed connection has work requests in flight")
+    for request in (*connection._source.queue, *connection._sink.receives):
+        raise Surprise(f"a closed connection has {request}")
+
+
+def _check_memory(user: User) -> None:
+    for received in user.book.received:
+        _need(bytes(received.memory) == received.content, f"{user.name}: a receive changed after it had ended")
+    for sent in user.book.sent:
+        _need(sent.request.done, f"{user.name}: a send never ended")
+        _need(sent.request.region is None, f"{user.name}: the region of a send is left")
+
+
+def _check_events(user: User, *, gentle: bool) -> None:
+    book, name = user.book, user.name
+    for kind in (EventKind.ESTABLISHED, EventKind.WRITE_CLOSED, EventKind.END_OF_STREAM, EventKind.BROKEN, EventKind.CLOSED):
+        most = 1
+        _need(book.count(kind) <= most, f"{name} is told {kind} {book.count(kind)} times")
+        if gentle and kind is not EventKind.BROKEN:
+            _need(book.count(kind) == 1, f"{name} is never told {kind}")
+    _need(book.count(EventKind.CLOSED) == 1, f"{name} is never told the last word")
+
+
+def _check_stream(sender: User, reader: User, *, inline: bool, whole: bool) -> None:
+    """The bytes that were received are those that were sent, each once, in order; all of them if `whole`."""
+    got, name = reader.book.stream, f"{sender.name} to {reader.name}"
+    if whole:
+        expected, marks = _expected(sender.book, inline=inline)
+        if bytes(got) != expected:
+            same = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), -1)
+            raise Surprise(f"{name}: {len(got)} bytes of {len(expected)}, the first difference at {same}")
+    else:
+        expected = _expected_prefix(sender.book, bytes(got), inline=inline, name=name)
+        marks = None
+    for offset, peeked in reader.book.peeked:
+        seen = bytes(got[offset : offset + len(peeked)])
+        _need(peeked.startswith(seen), f"{name}: peeked {peeked!r} at {offset}, then came {seen!r}")
+    if marks is not None:
+        _check_marks(sender, reader, marks, name)
+
+
+def _expected(book: Book, *, inline: bool) -> tuple[bytes, dict[int, list[int]]]:
+    """The stream as it must arrive, and the urgent bytes by offset: their own if `inline`, else that of what follows."""
+    stream = bytearray()
+    marks: dict[int, list[int]] = {}
+    for sent in book.sent:
+        request = sent.request
+        part = sent.content[: request.passed]
+        if request.urgent and request.passed == request.length:
+            marks.setdefault(len(stream) + len(part) - 1, []).append(part[-1])
+            if not inline:
+                part = part[:-1]
+        stream += part
+    return bytes(stream), marks
+
+
+def _check_marks(sender: User, reader: User, marks: dict[int, list[int]], name: str) -> None:
+    for received in reader.book.received:
+        inside = [at for at in marks if received.start < at < received.start + received.length]
+        _need(not inside, f"{name}: a receive of {received.start} + {received.length} goes over the mark at {inside}")
+    for offset, byte in reader.book.marks:
+        _need(offset in marks, f"{name}: a mark at {offset}, the urgent bytes are at {marks}")
+        had = byte is None or any(byte in bytes_there for bytes_there in marks.values())
+        _need(had, f"{name}: an urgent byte {byte}, sent were {marks}")
+    announced = reader.book.count(EventKind.URGENT)
+    urgent = sum(1 for sent in sender.book.sent if sent.request.urgent)
+    passed = sum(1 for sent in sender.book.sent if sent.request.urgent and sent.request.passed == sent.request.length)
+    _need(passed <= announced <= urgent, f"{name}: {announced} urgent bytes announced, {passed} of {urgent} were sent")
+
+
+def _expected_prefix(book: Book, got: bytes, *, inline: bool, name: str) -> bytes:
+    """What may have arrived where the connection broke: sends that ended well exactly, others up to some byte."""
+    ends = {0}  # offsets of `got` up to which it is explained
+    for sent in book.sent:
+        request = sent.request
+        least = request.passed
+        most = request.passed if request.error is None else request.length
+        nexts: set[int] = set()
+        for at in ends:
+            if at == len(got):
+                return got
+            for taken in ([least] if most == least else [*range(least, most + 1)]):
+                part = sent.content[:taken]
+                if request.urgent and taken == request.length and not inline:
+                    part = part[:-1]
+                rest = got[at:]
+                if len(rest) <= len(part):
+                    if part.startswith(rest):
+                        return got
+                elif rest.startswith(part) and (taken == most or request.cancelled):
+                    nexts.add(at + len(part))
+        ends = nexts
+        if not ends:
+            break
+    if len(got) in ends:
+        return got
+    raise Surprise(f"{name}: {len(got)} bytes arrived that were not sent so; explained up to {sorted(ends)}")
+
+
+# --- for people ---
+
+
+def describe(conversation: Conversation, index: int) -> str:
+    """The state of one end."""
+    user = conversation.users[index]
+    if user.stream is None:
+        return f"{user.name}: no connection"
+    connection = user.connection
+    flow, source, sink = connection._flow, connection._source, connection._sink
+    forced = sum(end - start for _, start, end in source.forced)
+    return "\n".join(
+        (
+            f"{user.name}: {connection.state.value}, error {connection.error!r}, timers {connection._timers}",
+            f"  credit {flow.credit}, posted {flow.posted}, held {held_buffers(connection)} of {flow.receive_count}, "
+            f"the other end thinks {flow.remote_credit()}, in flight {len(flow.in_flight)} of {flow.send_queue}",
+            f"  sends: {len(source.queue)} queued, {len(source.adverts)} advertised, {forced} bytes demanded, "
+            f"{len(source.sinks)} SinkAvails, mode {source.mode.name}, PND {source.pnd}, "
+            f"ending {source.ending}, ended {source.ended}, cancel {source.cancel_mseq}, wanted {source.mode_wanted}",
+            f"  receives: {len(sink.receives)} queued, {len(sink.shown)} shown, {len(sink.ready)} pieces ready, "
+            f"{len(sink.adverts)} SrcAvails, {sink.due} due, mode {sink.mode.name}, ND {sink.nd}, ended {sink.ended}, "
+            f"withdrawing {sink.withdrawing}, reads {sink.reads}, control {len(connection._control)}",
+            f"  user: {len(user.book.stream)} bytes received, {len(user.book.sent)} sends, {len(user.book.events)} events",
+        )
+    )
+
+
+__all__ = ["accumulate", "at_end", "at_rest", "describe", "held_buffers"]

@@ -1,0 +1,221 @@
+"""One conversation of two stacks over a loopback fabric, under virtual time, from one seed.
+
+    outcome = converse(seed)            # Surprise if something is wrong
+    told = report(seed)                 # the same again with everything recorded, in words
+
+Equal seeds give equal conversations, message for message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Address
+from random import Random
+from typing import Final
+
+from sidestep.errors import LimitReached, SidestepError
+from sidestep.rdma.loopback import Fabric, LoopbackDevice
+from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.simulate import checks
+from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
+from sidestep.sdp.simulate.user import Surprise, User
+from sidestep.sdp.simulate.trace import Trace
+
+PORT: Final = 5001
+_LIMIT_S: Final = 3600.0
+_EVENTS_MAX: Final = 100_000
+_ADDRESSES: Final = Addresses(IPv4Address("10.0.0.1"), 40000, IPv4Address("10.0.0.2"), PORT)
+
+
+class _Stack(Stack):
+    """A stack whose deadlines are timers of the fabric."""
+
+    def __init__(self, device: LoopbackDevice, settings: Settings) -> None:
+        super().__init__(device, lambda: device.fabric.now, settings)
+        self.fabric = device.fabric
+        self.made: list[Stream] = []
+
+    def arm(self, stream: Stream, at: float) -> None:
+        """Remembers the deadline of a stream."""
+        super().arm(stream, at)
+        self.fabric.call_at(at, self.handle_timeouts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    seed: int
+    kind: Kind
+    messages: tuple[int, int]  # SDP messages that each end has sent
+    received: tuple[int, int]  # bytes that each user got
+    steps: int  # events of the fabric
+    ended_s: float  # virtual time when both users had heard the last word
+
+
+class Conversation:
+    """One conversation."""
+
+    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+        rng = Random(plan.seed ^ 0x5D90)
+        self.plan = plan
+        self._trace = trace
+        self.fabric = Fabric(
+            Random(rng.getrandbits(64)),
+            immediate=plan.immediate,
+            timing=plan.timing,
+            faults=plan.faults,
+            observer=trace,
+            run_limit=_EVENTS_MAX,
+        )
+        self.names = ("left", "right")
+        self.stacks = [self._stack(name, end) for name, end in zip(self.names, plan.ends, strict=True)]
+        self.users = [self._user(index, Random(rng.getrandbits(64))) for index in range(2)]
+        self.joined = [False, False]  # there is a connection at this end
+        self._told = 0
+        self._trouble_begun = False
+
+    def _stack(self, name: str, end: EndPlan) -> _Stack:
+        return _Stack(self.fabric.device(name, self.plan.attributes), end.settings)
+
+    def _user(self, index: int, rng: Random) -> User:
+        return User(
+            self.names[index],
+            rng,
+            self.plan.ends[index].habits,
+            self._later,
+            self._was_told,
+            lambda: self.fabric.now,
+            gentle=self.plan.kind is Kind.CLEAN,
+            note=None if self._trace is None else partial(self._note, self.names[index]),
+        )
+
+    def _note(self, name: str, text: str) -> None:
+        assert self._trace is not None
+        self._trace.note(self.fabric.now, name, text)
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.fabric.call_later(delay_s, partial(self._act, action))
+
+    def _act(self, action: Callable[[], None]) -> None:
+        if self.fabric.idle:
+            checks.at_rest(self)
+        action()
+
+    # --- trouble ---
+
+    def _was_told(self) -> None:
+        self._told += 1
+        if self.fabric.faults is not None and self.users[0].book.events:
+            self.fabric.faults.fail_registration = self.plan.fail_registration
+        if self._told > self.plan.trouble_after and not self._trouble_begun:
+            self._begin_trouble()
+
+    def _begin_trouble(self) -> None:
+        plan = self.plan
+        self._trouble_begun = True
+        if isinstance(plan.trouble, Rudeness | Breakage):
+            self.fabric.call_later(plan.trouble_delay_s, self._make_trouble)
+
+    def _make_trouble(self) -> None:
+        plan, index = self.plan, self.plan.trouble_end
+        user = self.users[index]
+        if isinstance(plan.trouble, Rudeness):
+            if user.stream is None or user.closed:
+                return
+            if plan.trouble is Rudeness.ABORT:
+                user.abort()
+            else:
+                lingers = {Rudeness.CLOSE: None, Rudeness.LINGER: 0.5, Rudeness.LINGER_ZERO: 0.0}
+                user.close(lingers[plan.trouble])
+            return
+        if plan.trouble is Breakage.DEVICE:
+            self.fabric.fail(self.stacks[index].device)  # type: ignore[arg-type]
+            return
+        found = [qp for qp in self.fabric.queue_pairs.values() if qp.device is self.stacks[index].device]
+        if found and plan.trouble is Breakage.CUT:
+            self.fabric.cut(found[-1])
+        elif found and plan.trouble is Breakage.RESET:
+            self.fabric.reset(found[-1])
+
+    # --- the course of it ---
+
+    def run(self) -> Outcome:
+        """From connect to the last word, and checks it.
+
+        Raises:
+            Surprise: Something is wrong.
+        """
+        try:
+            self._begin()
+            if not self.fabric.run_until(self._over, limit_s=_LIMIT_S):
+                checks.at_rest(self)
+                raise Surprise("nothing more happens, and the connection has not ended")
+            ended_s = self.fabric.now
+            while self.fabric.step():
+                pass
+        except LimitReached as reached:
+            raise Surprise(f"it goes on and on: {reached.message}") from reached
+        except SidestepError as error:
+            raise Surprise(f"{type(error).__name__}: {error.message}") from error
+        checks.at_end(self)
+        sent = [self._sent_count(user) for user in self.users]
+        return Outcome(
+            self.plan.seed,
+            self.plan.kind,
+            (sent[0], sent[1]),
+            (len(self.users[0].book.stream), len(self.users[1].book.stream)),
+            self.fabric._event_number,
+            ended_s,
+        )
+
+    def _sent_count(self, user: User) -> int:
+        return user.connection._flow.sent_count if user.stream is not None else 0
+
+    def _begin(self) -> None:
+        plan = self.plan
+        left, right = self.users
+        if plan.trouble is not Refused.NOBODY:
+            self.stacks[1].listen(PORT, self._accepted)
+        address = "nowhere" if plan.trouble is Refused.UNREACHABLE else self.names[1]
+        stream = self.stacks[0].connect(address, _ADDRESSES, left.tell)
+        self.joined[0] = True
+        left.join(stream)
+        if plan.trouble is Refused.GIVEN_UP:
+            self.fabric.call_later(plan.trouble_delay_s, left.abort)
+        self.fabric.call_later(0.0, self._was_told)
+        del right
+
+    def _accepted(self, stream: Stream) -> None:
+        user = self.users[1]
+        if user.stream is not None:
+            raise Surprise("a second connection")
+        stream.tell = user.tell
+        self.joined[1] = True
+        user.join(stream)
+        if self.plan.trouble is Refused.REJECTED:
+            self.fabric.call_later(self.plan.trouble_delay_s, user.abort)
+
+    def _over(self) -> bool:
+        left, right = self.users
+        if left.done and right.done:
+            return True
+        return left.done and not self.joined[1] and self.fabric.idle
+
+    def describe(self) -> str:
+        """Both ends, for people."""
+        return "\n".join(checks.describe(self, index) for index in range(2))
+
+
+def converse(seed: int, *, kind: Kind | None = None) -> Outcome:
+    """Runs the conversation of a seed.
+
+    Raises:
+        Surprise: Something is wrong.
+    """
+    return Conversation(draw(seed, kind=kind)).run()
+
+

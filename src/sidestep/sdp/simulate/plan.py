@@ -1,0 +1,293 @@
+"""What one seed decides: the settings of both ends, the fabric, what goes wrong, and how the users behave.
+
+Everything is drawn with a few dozen numbers so that small buffers, few credits and short sends are common: what waits
+for room is where the faults are. Nothing is drawn that would make a conversation long; a hundred messages are enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from random import Random
+from typing import Final
+
+from sidestep import limits
+from sidestep.rdma.loopback import Faults, Timing
+from sidestep.rdma.verbs import DeviceAttributes
+from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.strategy import Strategy
+
+_NEVER: Final = 1 << 40
+_MESSAGES_MAX: Final = 100
+
+
+class Kind(Enum):
+    """What is to be expected of a conversation."""
+
+    CLEAN = "clean"  # nothing goes wrong: all bytes arrive and both ends close gracefully
+    RUDE = "rude"  # an end aborts, or closes before all is read
+    FAULTY = "faulty"  # the transport fails
+    REFUSED = "refused"  # there is no connection
+
+
+class Rudeness(Enum):
+    """How an end leaves before its time."""
+
+    ABORT = "abort"
+    CLOSE = "close"
+    LINGER = "close with a linger of some seconds"
+    LINGER_ZERO = "close with a linger of 0"
+
+
+class Breakage(Enum):
+    """How the transport fails."""
+
+    CUT = "cut"
+    RESET = "reset"
+    DEVICE = "device fails"
+    LOSSY = "some message is lost for good"
+    ERRORS = "some request fails"
+
+
+class Refused(Enum):
+    """Why there is no connection."""
+
+    NOBODY = "nobody listens"
+    VERSION = "another version"
+    GIVEN_UP = "given up at once"
+    UNREACHABLE = "no such device"
+    REJECTED = "the listener aborts"
+    NO_MEMORY = "an end cannot have private buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How the program at one end behaves. Chances are 0 to 1, delays seconds, sizes bytes."""
+
+    total: int  # bytes to send
+    send_sizes: tuple[int, ...]  # drawn from
+    send_window: int  # sends that it has outstanding
+    send_gap: float  # chance of a pause before a send
+    urgent: float  # chance that a send ends in an urgent byte
+    bcopy_only: float
+    cancel_send: float
+    receive_sizes: tuple[int, ...]
+    receive_window: int
+    receive_gap: float
+    waitall: float
+    cancel_receive: float
+    peek: float
+    waits_for_readable: bool  # receives only when told that there is something
+    pause_s: tuple[float, float]
+    long_pause_s: tuple[float, float]
+    long_pauses: float  # chance that a pause is a long one
+    starts_early: bool  # uses the stream before it is established
+    reenters: float  # chance to go on from inside of the telling
+    wish: float  # chance of a wish (mode, size) at each step
+    resizes: tuple[int, ...]  # sizes that it asks for
+    closes_at_once: bool  # close() instead of shutdown_write() where the other end has ended already
+
+
+@dataclass(frozen=True, slots=True)
+class EndPlan:
+    """One end."""
+
+    settings: Settings
+    habits: Habits
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One conversation."""
+
+    seed: int
+    kind: Kind
+    timing: Timing
+    attributes: DeviceAttributes
+    immediate: bool
+    ends: tuple[EndPlan, EndPlan]  # the connecting one first
+    faults: Faults | None
+    fail_registration: float  # chance, once there is a connection
+    trouble: Rudeness | Breakage | Refused | None
+    trouble_after: int  # things told to users before the trouble begins
+    trouble_delay_s: float
+    trouble_end: int  # which end makes it
+    moves: tuple[int, ...]  # ends whose socket moves to another process, in this order
+    moves_after: int  # things told before
+
+
+_IWARP: Final = DeviceAttributes(
+    request_private_data_max=512,
+    reply_private_data_max=512,
+    reject_private_data_max=512,
+    private_data_padded=False,
+    read_scatter_max=1,
+    acknowledged=False,
+    checks_local_memory=False,
+    read_sink_remote_write=True,
+)
+_INFINIBAND: Final = DeviceAttributes(checks_local_memory=False)
+
+
+def draw(seed: int, *, kind: Kind | None = None) -> Plan:
+    """The plan of a seed; `kind` overrides what it would be."""
+    rng = Random(seed)
+    drawn = rng.choices(list(Kind), (60, 18, 18, 4))[0]
+    kind = kind or drawn
+    carrier = Carrier.IWARP if rng.random() < 0.25 else Carrier.INFINIBAND
+    version = rng.choice((None, 0x22, 0x11)) if carrier is Carrier.INFINIBAND else None
+    timing = _timing(rng)
+    trouble = _trouble(rng, kind)
+    fail_registration = rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0
+    faults = _faults(rng, trouble)
+    if fail_registration and faults is None:
+        faults = Faults()
+    if trouble is Refused.VERSION:
+        carrier = Carrier.INFINIBAND
+    keepalive_s = rng.choice((0.01, 1.0)) if kind is Kind.FAULTY else None
+    ends = [
+        EndPlan(
+            _settings(rng, carrier, version, keepalive_s, patient=kind is Kind.CLEAN),
+            _habits(rng),
+        )
+        for _ in range(2)
+    ]
+    ends = [replace(end, habits=_bounded(end.habits, ends[1 - index].settings)) for index, end in enumerate(ends)]
+    if trouble is Refused.VERSION:
+        ends = [EndPlan(_with_version(end.settings, major), end.habits) for end, major in zip(ends, (1, 2), strict=True)]
+    return Plan(
+        seed=seed,
+        kind=kind,
+        timing=timing,
+        attributes=_IWARP if carrier is Carrier.IWARP else _INFINIBAND,
+        immediate=rng.random() < 0.1,
+        ends=(ends[0], ends[1]),
+        faults=faults,
+        fail_registration=fail_registration,
+        trouble=trouble,
+        trouble_after=int(rng.expovariate(1 / 12)),
+        trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
+        trouble_end=rng.randrange(2),
+        moves=(),
+        moves_after=int(rng.expovariate(1 / 10)),
+    )
+
+
+def _timing(rng: Random) -> Timing:
+    wire = rng.choice(((0.0, 0.0), (1e-6, 5e-6), (1e-6, 5e-6), (1e-6, 1e-4), (1e-5, 1e-3)))
+    return Timing(
+        wire_s=wire,
+        read_s=rng.choice(((0.0, 0.0), (0.0, 2e-5), (0.0, 1e-3))),
+        cm_s=rng.choice(((0.0, 0.0), (5e-6, 1e-4), (5e-6, 1e-2))),
+        registration_s=rng.choice(((0.0, 0.0), (5e-6, 5e-5), (5e-6, 2e-3))),
+        bandwidth=rng.choice((None, None, 1e9, 1e8)),
+    )
+
+
+def _trouble(rng: Random, kind: Kind) -> Rudeness | Breakage | Refused | None:
+    if kind is Kind.RUDE:
+        return rng.choice(list(Rudeness))
+    if kind is Kind.FAULTY:
+        return rng.choice(list(Breakage))
+    if kind is Kind.REFUSED:
+        return rng.choice(list(Refused))
+    return None
+
+
+def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None) -> Faults | None:
+    faults = Faults(
+        lose_cm=0.15 if rng.random() < 0.1 else 0.0,
+        fail_registrations_next=1 if trouble is Refused.NO_MEMORY else 0,
+        lose_connection=rng.choice((0.005, 0.03)) if trouble is Breakage.LOSSY else 0.0,
+        complete_with_error=rng.choice((0.01, 0.05)) if trouble is Breakage.ERRORS else 0.0,
+    )
+    return None if faults == Faults() else faults
+
+
+def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: float | None, *, patient: bool) -> Settings:
+    size = _size(rng)
+    return Settings(
+        receive_size=size,
+        receive_count=rng.choice((3, 4, 5, 6, 8, 8, 16, 16, 64)),
+        remote_size=_size(rng),
+        max_adverts=rng.choice((1, 1, 2, 3, 8, 255)),
+        send_queue=rng.choice((limits.SDP_SEND_QUEUE_MIN, limits.SDP_SEND_QUEUE_MIN + 1, 12, 16, 32, 128)),
+        reads_max=rng.choice((1, 2, 4, 16)),
+        carrier=carrier,
+        version=version,
+        strategy=_strategy(rng, size),
+        advert_answer_s=rng.choice((1e-4, 1e-2, 1.0)),
+        cancel_answer_s=10.0,
+        close_s=60.0 if patient else rng.choice((0.01, 1.0, 60.0)),
+        last_ack_s=rng.choice((1e-3, 1.0)),
+        probe_s=rng.choice((1e-4, 0.05)),
+        keepalive_s=keepalive_s,
+        urgent_inline=rng.random() < 0.3,
+    )
+
+
+def _with_version(settings: Settings, major: int) -> Settings:
+    return replace(settings, version=major << 4 | major)
+
+
+def _bounded(habits: Habits, other: Settings) -> Habits:
+    """No more than a hundred messages each way, if all goes by Bcopy."""
+    return replace(habits, total=min(habits.total, _MESSAGES_MAX * (other.receive_size - 16)))
+
+
+def _size(rng: Random) -> int:
+    least = limits.SDP_BUFFER_SIZE_MIN
+    return rng.choice(
+        (least, least + 1, rng.randint(least, 100), rng.randint(64, 600), rng.randint(64, 600), 4096, 32784, 40000)
+    )
+
+
+def _strategy(rng: Random, size: int) -> partial[Strategy]:
+    bcopy_max = rng.choice((0, 1, 16, 100, 100, 500, 2000, _NEVER))
+    return partial(
+        Strategy,
+        bcopy_max=bcopy_max,
+        read_min=rng.choice((1, 1, 16, 300, _NEVER)),
+        sink_min=rng.choice((None, 1, 1, size + 1, 2 * size)),
+        advert_max=rng.choice((50, 300, 1000, 1 << 20)),
+        adverts_in_flight=rng.choice((1, 2, 8)),
+        payload=rng.choice((1, 1, 20, 64)),
+        transactions=rng.random() < 0.7,
+        pipelined=rng.random() < 0.8,
+        refusals=rng.choice((1, 2, 4, 1000)),
+        rest=rng.choice((1, 8, 64)),
+    )
+
+
+def _habits(rng: Random) -> Habits:
+    often = partial(_sometimes, rng)
+    scale = rng.choice((1, 40, 200, 200, 1000, 6000))
+    return Habits(
+        total=0 if rng.random() < 0.05 else int(scale * rng.uniform(0.5, 12)),
+        send_sizes=tuple(max(1, int(scale * rng.uniform(0.02, 4))) for _ in range(rng.choice((1, 2, 4)))),
+        send_window=rng.choice((1, 1, 2, 3, 8)),
+        send_gap=often(0.5),
+        urgent=often(0.3) if rng.random() < 0.3 else 0.0,
+        bcopy_only=often(0.3) if rng.random() < 0.2 else 0.0,
+        cancel_send=often(0.5) if rng.random() < 0.3 else 0.0,
+        receive_sizes=tuple(max(1, int(scale * rng.uniform(0.05, 8))) for _ in range(rng.choice((1, 2, 4)))),
+        receive_window=rng.choice((1, 1, 2, 4, 8)),
+        receive_gap=often(0.6),
+        waitall=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        cancel_receive=often(0.5) if rng.random() < 0.3 else 0.0,
+        peek=often(0.5) if rng.random() < 0.2 else 0.0,
+        waits_for_readable=rng.random() < 0.3,
+        pause_s=rng.choice(((0.0, 0.0), (1e-6, 1e-5), (1e-6, 1e-3))),
+        long_pause_s=rng.choice(((1e-3, 1e-2), (0.1, 3.0))),
+        long_pauses=rng.choice((0.0, 0.1, 0.3)),
+        starts_early=rng.random() < 0.5,
+        reenters=rng.choice((0.0, 0.5, 1.0)),
+        wish=rng.choice((0.0, 0.0, 0.1, 0.4)),
+        resizes=tuple(_size(rng) for _ in range(3)) if rng.random() < 0.2 else (),
+        closes_at_once=rng.random() < 0.5,
+    )
+
+
+def _sometimes(rng: Random, chance: float) -> float:
+    return chance if rng.random() < 0.5 else 0.0

@@ -1,0 +1,580 @@
+"""The receive half of a connection: the Data Sink of one direction of the stream.
+
+Theory of operation. Bytes reach the user in the order of the stream, from four places (docs/wire/sdp.md §10):
+
+- `ready`: payload that no receive waited for, still in its private buffers, and urgent marks between.
+- `due`: bytes that the source owes by Data, because SendSm refused the rest of its advertisement.
+- `adverts`: SrcAvails, to be read by RDMA Read into the user's memory, the oldest first.
+- RDMA Writes of the source into receives that a SinkAvail has shown it (`shown`).
+
+As the source sends no payload while a SrcAvail of its own is incomplete, whatever is in `ready` precedes whatever is
+in `adverts`. A SinkAvail goes out only when all of that is empty and nothing is due, and only for the receives at the
+head of the queue; so the bytes that follow belong to the oldest receive shown. A payload message always takes one: its
+bytes go there instead (§12.1), and `nd` (NonDiscards) counts the payload messages that found none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Final, Protocol
+
+from sidestep import limits
+from sidestep.errors import PeerViolation
+from sidestep.rdma.work import Access, Receive, RKey
+from sidestep.sdp.flow import Flow
+from sidestep.sdp.requests import Register, StreamReceive
+from sidestep.sdp.serial import MASK
+from sidestep.sdp.settings import Settings
+from sidestep.sdp.states import MODE_CHANGES, MODES, Master
+from sidestep.sdp.strategy import Strategy
+from sidestep.sdp.wire import (
+    REQ_PIPE,
+    Mode,
+    ModeChange,
+    RdmaRdCompl,
+    SendSm,
+    SinkAvail,
+    SinkAvailCancel,
+    SrcAvail,
+)
+
+_READ_MAX: Final = 1 << 30  # bytes of one RDMA Read: every device takes as much
+
+
+class SinkAdvert:
+    """A SrcAvail of the other end that is not processed."""
+
+    __slots__ = ("left", "planned", "read", "reading", "rkey", "unreported", "va")
+
+    def __init__(self, header: SrcAvail, payload: int) -> None:
+        self.rkey = RKey(header.rkey)
+        self.va = header.va + payload  # the payload is not read once more
+        self.left = header.length - payload  # bytes to read
+        self.planned = 0  # bytes of them for which a read is posted
+        self.read = 0  # bytes of them that have come
+        self.reading = 0  # RDMA Reads under way
+        self.unreported = 0  # bytes read that no RdmaRdCompl has told of
+
+
+class SinkHost(Protocol):
+    """What the receive half needs of its connection."""
+
+    def end_receive(self, receive: StreamReceive) -> None:
+        """Tell the user."""
+
+    def control(self, action: object) -> None:
+        """Queue a message without payload, or what sends one."""
+
+    def adverts_left(self) -> int:
+        """Advertisements, of both kinds, that this end may still send."""
+
+    def adverts_of_peer(self) -> int:
+        """Advertisements of the other end that are outstanding."""
+
+    def waits_for_reader(self) -> bool:
+        """Whether a SrcAvail of our own waits to be read."""
+
+    def withdraw_control(self, action: object) -> bool:
+        """Take a queued message back; False if it has gone."""
+
+    def repost(self, receive: Receive) -> None:
+        """Give a private buffer to the transport again."""
+
+    def mode_changed(self) -> None:
+        """The user may want to know."""
+
+
+class Sink:
+    """One receive half."""
+
+    __slots__ = (
+        "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
+        "ended", "frozen", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
+        "urgent_byte", "urgent_pending", "withdrawing",
+    )  # fmt: skip
+
+    def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
+        self._flow, self._settings, self._strategy, self._host = flow, settings, strategy, host
+        self.receives: deque[StreamReceive] = deque()
+        # (bytes, their private buffer or None, None), or (empty, None, the urgent byte) for a mark
+        self.ready: deque[tuple[memoryview, Receive | None, int | None]] = deque()
+        self.ready_bytes = 0
+        self.ended = False  # DisConn has come
+        self.urgent_pending = 0  # OOB_PEND seen, byte not yet
+        self.urgent_byte: int | None = None  # of the mark that was reached or is ahead, not taken yet
+        self.buffer_size = settings.receive_size  # of our private buffers, as the source knows it
+        self.adverts: deque[SinkAdvert] = deque()
+        self.shown: deque[StreamReceive] = deque()
+        self.reads = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """As at the start of a transport connection; what has arrived stays."""
+        self.mode = Mode.COMBINED
+        self.frozen = False  # no RDMA Read is begun any more: the connection moves
+        self.nd = 0
+        self.due = 0
+        self.adverts.clear()
+        self.reads = 0
+        self.refusal: object = None  # the SendSm that is queued and has not gone
+        self.unrefused = 0  # bytes due because of it
+        self.withdrawing = False
+        self.cancel_wanted = False
+        self.cancel_sent = False
+        for receive in self.receives:
+            receive.advert = False
+            receive.reads = 0
+            receive.planned = receive.filled
+        self.shown.clear()
+
+    @property
+    def readable(self) -> bool:
+        """Whether a receive would end, or begin an RDMA Read, at once."""
+        return bool(self.ready or self.adverts or self.ended)
+
+    @property
+    def unserved(self) -> bool:
+        """Whether bytes stand before those that a SinkAvail could ask for."""
+        return bool(self.ready or self.adverts or self.due)
+
+    # --- payload ---
+
+    def deliver(self, payload: memoryview, buffer: Receive, urgent: bool) -> None:
+        """Takes the payload of a message; `urgent`: its last byte is out of band."""
+        length = len(payload)
+        if self.shown:
+            self._deliver_shown(payload, buffer, urgent)
+            return
+        self.nd = (self.nd + 1) & MASK
+        if self.due:
+            if length > self.due and self.adverts:
+                raise PeerViolation(f"{length} bytes where SendSm asked for {self.due}", rule="payload_amid_advert")
+            self.due = self.due - length if self.due > length else 0
+        elif self.adverts and not self.withdrawing:
+            raise PeerViolation("payload while a SrcAvail is incomplete", rule="payload_amid_advert")
+        if urgent:
+            self._deliver_urgent(payload, buffer)
+            return
+        receives = self.receives
+        if receives and not self.ready:  # the usual case: somebody waits
+            receive = receives[0]
+            if receive.reads == 0:
+                filled = receive.filled
+                room = receive.length - filled
+                if length <= room:
+                    end = filled + length
+                    receive.view[filled:end] = payload
+                    receive.filled = receive.planned = end
+                    if length == room or not receive.waitall:
+                        receives.popleft()
+                        self._host.end_receive(receive)
+                    self._host.repost(buffer)
+                    return
+        self.ready.append((payload, buffer, None))
+        self.ready_bytes += length
+        self.serve()
+
+    def _deliver_shown(self, payload: memoryview, buffer: Receive, urgent: bool) -> None:
+        """The payload of exactly one message goes into the oldest receive shown (§12.1)."""
+        receive = self.shown.popleft()
+        receive.advert = False
+        last = payload[-1] if urgent else None
+        normal = payload[:-1] if urgent else payload
+        room = receive.length
+        taken = len(normal) if len(normal) < room else room
+        receive.view[:taken] = normal[:taken]
+        receive.filled = receive.planned = taken
+        if taken:  # none, if the urgent byte came alone: then it goes on waiting
+            self.receives.popleft()
+            self._host.end_receive(receive)
+        if taken < len(normal):
+            self.ready.append((normal[taken:], buffer, None))
+            self.ready_bytes += len(normal) - taken
+        else:
+            self._host.repost(buffer)
+        if last is not None:
+            self._mark(last)
+        self._settle_cancel()
+        self.serve()
+
+    def _deliver_urgent(self, payload: memoryview, buffer: Receive) -> None:
+        """A message that ends in an urgent byte: the mark stands before that byte."""
+        last = payload[-1]
+        if len(payload) > 1:
+            self.ready.append((payload[:-1], buffer, None))
+            self.ready_bytes += len(payload) - 1
+        else:
+            self._host.repost(buffer)
+        self._mark(last)
+        self.serve()
+
+    def _mark(self, byte: int) -> None:
+        self.ready.append((memoryview(b""), None, byte))
+        self.urgent_pending = max(0, self.urgent_pending - 1)
+        self.urgent_byte = byte
+
+    # --- the user ---
+
+    def serve(self) -> None:
+        """Gives receives what there is: buffered bytes first, then RDMA Reads, then the end."""
+        receives = self.receives
+        while receives:
+            receive = receives[0]
+            if receive.advert or receive.reads:
+                break
+            if self.ready:
+                if self._fill(receive):
+                    receives.popleft()
+                    self._host.end_receive(receive)
+                    continue
+                if self.ready:
+                    continue
+            if self.due or self.withdrawing:
+                break
+            if self.adverts:
+                break
+            if self.ended:
+                receives.popleft()
+                self._host.end_receive(receive)
+                continue
+            break
+        if self.adverts and not self.due and not self.withdrawing and not self.ready and not self.frozen:
+            self._read()
+
+    def _fill(self, receive: StreamReceive) -> bool:
+        """Copies from `ready`; whether the receive has ended."""
+        ready = self.ready
+        while ready:
+            payload, buffer, byte = ready[0]
+            if byte is not None:
+                if receive.filled:
+                    return True  # a read stops at the mark
+                ready.popleft()
+                if not self._settings.urgent_inline:
+                    continue  # passed; the byte is had by receive_urgent()
+                receive.view[0] = byte
+                receive.filled = receive.planned = 1
+                self.urgent_byte = None
+                if receive.length == 1 or not receive.waitall:
+                    return True
+                continue
+            filled = receive.filled
+            taken = min(len(payload), receive.length - filled)
+            receive.view[filled : filled + taken] = payload[:taken]
+            receive.filled = receive.planned = filled + taken
+            self.ready_bytes -= taken
+            if taken == len(payload):
+                ready.popleft()
+                if buffer is not None:
+                    self._host.repost(buffer)
+            else:
+                ready[0] = (payload[taken:], buffer, None)
+            if receive.filled == receive.length:
+                return True
+        return receive.filled > 0 and not receive.waitall
+
+    def take_urgent(self) -> int | None:
+        """The urgent byte, once; None if there is none to take."""
+        byte, self.urgent_byte = self.urgent_byte, None
+        return byte
+
+    @property
+    def at_mark(self) -> bool:
+        """Whether the next byte to read is the urgent one."""
+        return bool(self.ready) and self.ready[0][2] is not None
+
+    # --- Read Zcopy (§10.2) ---
+
+    def handle_src_avail(self, header: SrcAvail, payload: memoryview, buffer: Receive) -> None:
+        """A SrcAvail: to be read, refused, or ignored because a SinkAvail of ours is outstanding (§12.2)."""
+        count = len(payload)
+        mode = MODES[self.mode]
+        name = self.mode.name.title()
+        if mode.src_avails == 0:
+            raise PeerViolation(f"SrcAvail in mode {name}", rule="src_avail_mode")
+        if self.withdrawing:
+            raise PeerViolation("SrcAvail before the withdrawal was answered", rule="src_avail_cancelling")
+        if mode.src_avail_payload != (count > 0):
+            raise PeerViolation(f"SrcAvail with {count} bytes of payload in mode {name}", rule="src_avail_payload")
+        if mode.src_avails is not None and (len(self.adverts) >= mode.src_avails or self.due):
+            raise PeerViolation(f"a second SrcAvail in mode {name}", rule="src_avail_second")
+        if count:
+            self.deliver(payload, buffer, False)
+        elif self.shown:
+            self.adverts.clear()  # our SinkAvail wins, and the source will know
+            return
+        if self._host.adverts_of_peer() >= self._settings.max_adverts:
+            raise PeerViolation("more advertisements than MaxAdverts allows", rule="adverts")
+        self.adverts.append(SinkAdvert(header, count))
+        self.serve()
+
+    def _read(self) -> None:
+        """Starts the RDMA Reads that receives, the read depth and the send queue allow; or refuses."""
+        host, flow = self._host, self._flow
+        if not self.receives:
+            if host.waits_for_reader() and not self.reads:
+                self.refuse()  # both ends wait to be read: one has to give way (§10.2)
+            return
+        for receive in self.receives:
+            if receive.advert:
+                return
+            while receive.planned < receive.length:
+                advert = next((one for one in self.adverts if one.planned < one.left), None)
+                if advert is None:
+                    return
+                if self.reads >= self._settings.reads_max or flow.room() < 2:
+                    return  # each completion comes here again
+                if self._settings.local_access is not None and not self._is_registered(receive):
+                    return  # the answer comes here again
+                room = receive.length - receive.planned
+                if not self._strategy.wants_read(advert.left - advert.planned, room):
+                    if receive.planned > receive.filled:
+                        if receive.waitall:
+                            return  # it ends full, or not yet: what comes next is its
+                        break  # what is being read is enough for this receive
+                    if not advert.reading and advert is self.adverts[0]:
+                        self.refuse()
+                    return
+                count = min(advert.left - advert.planned, room, _READ_MAX)
+                view = receive.view[receive.planned : receive.planned + count]
+                va = advert.va + advert.planned
+                advert.planned += count
+                receive.planned += count
+                advert.reading += 1
+                receive.reads += 1
+                self.reads += 1
+                flow.send_read((view,), va, advert.rkey, partial(self._read_done, advert, receive, count))
+
+    def _is_registered(self, receive: StreamReceive) -> bool:
+        """Whether a device that wants it so may read into this; if it never will, the bytes are asked for by Data."""
+        if receive.region is not None:
+            return True
+        if receive.register_failed:
+            self.refuse()
+        elif not receive.registering:
+            receive.registering = True
+            assert self._settings.local_access is not None
+            self._flow.work.append(Register(receive, self._settings.local_access))
+        return False
+
+    def _read_done(self, advert: SinkAdvert, receive: StreamReceive, count: int) -> None:
+        self.reads -= 1
+        advert.reading -= 1
+        advert.read += count
+        if not advert.unreported:
+            pipe = self._strategy.wants_pipelined(receive.length) and not receive.waitall
+            self._host.control(partial(self._report, advert, REQ_PIPE if pipe else 0))
+        advert.unreported += count
+        if advert.read == advert.left and self.adverts and self.adverts[0] is advert:
+            self.adverts.popleft()
+        receive.reads -= 1
+        receive.filled += count
+        if not receive.reads and (receive.filled == receive.length or not receive.waitall or receive.cancelled):
+            self.receives.popleft()  # reads end in the order in which they were posted
+            self._host.end_receive(receive)
+        if self.withdrawing and not self.reads:
+            self._withdrawn()
+        self.serve()
+
+    def _report(self, advert: SinkAdvert, flags: int) -> None:
+        count, advert.unreported = advert.unreported, 0
+        self._flow.send_header(RdmaRdCompl(count), flags=flags)
+
+    def refuse(self) -> None:
+        """SendSm for the oldest advertisement: its rest is to come by Data."""
+        if self.due or self.withdrawing or not self.adverts or self.adverts[0].reading:
+            return
+        advert = self.adverts.popleft()
+        self.due = advert.left - advert.read
+        self.refusal = partial(self._send_refusal)
+        self._host.control(self.refusal)
+
+    def _send_refusal(self) -> None:
+        self.refusal = None
+        self._flow.send_header(SendSm())
+
+    def handle_src_avail_cancel(self, mseq: int) -> None:
+        """All SrcAvails are withdrawn: what is being read is still taken (§12.3)."""
+        if self.withdrawing:
+            raise PeerViolation("a second SrcAvailCancel before the first was answered", rule="cancel_second")
+        unsent = self.refusal is not None and self._host.withdraw_control(self.refusal)
+        if unsent:
+            self.refusal = None
+        self.due = 0  # the source knows what it was asked for, and may now do as it likes
+        if not self.adverts and not unsent:
+            return
+        self.withdrawing = True
+        self._flow.held_ack = (mseq - 1) & MASK
+        self.unrefused = int(unsent)
+        if not self.reads:
+            self._withdrawn()
+
+    def _withdrawn(self) -> None:
+        """No RDMA Read runs any more. MSeqAck may advance: only that of a SendSm has a meaning for the source."""
+        dropped = self.unrefused > 0 or any(advert.read < advert.left for advert in self.adverts)
+        self.adverts.clear()
+        self.unrefused = 0
+        self._flow.held_ack = None
+        self.withdrawing = False
+        if dropped:
+            self._host.control(SendSm())
+
+    # --- Write Zcopy (§10.3) ---
+
+    def next_shown(self) -> StreamReceive | None:
+        """The receive that a SinkAvail may show now; asks for its registration where that is what is missing."""
+        if (
+            not MODES[self.mode].sink_avails
+            or self.cancel_sent
+            or self.cancel_wanted
+            or self.ended
+            or self.unserved
+            or self.withdrawing
+            or self.reads
+        ):
+            return None
+        for receive in self.receives:
+            if receive.advert:
+                continue
+            if (
+                receive.waitall  # may end short (§20)
+                or receive.filled
+                or receive.register_failed
+                or receive.cancelled
+                or receive.length <= self.buffer_size  # what makes the stale rule work
+                or not self._strategy.wants_sink_avail(receive.length)
+                or not self._host.adverts_left()
+            ):
+                return None
+            if receive.region is None or not receive.region.remote:
+                if not receive.registering:
+                    receive.registering = True
+                    self._flow.work.append(Register(receive, Access.LOCAL_WRITE | Access.REMOTE_WRITE))
+                return None
+            return receive
+        return None
+
+    def offer(self, receive: StreamReceive) -> SinkAvail:
+        """The message that shows it."""
+        assert receive.region is not None
+        length = min(receive.length, limits.SDP_ADVERT_MAX)
+        return SinkAvail(length, receive.region.rkey, receive.region.va, self.nd)
+
+    def advertised(self, receive: StreamReceive) -> None:
+        """That message goes out."""
+        receive.advert = True
+        self.shown.append(receive)
+
+    def show(self) -> None:
+        """Sends the SinkAvails that may be sent."""
+        flow = self._flow
+        while self.receives and flow.may_send_payload() and (receive := self.next_shown()) is not None:
+            flow.send_header(self.offer(receive))
+            self.advertised(receive)
+
+    def handle_write_completed(self, length: int) -> None:
+        """RdmaWrCompl: the oldest receive shown is complete."""
+        if not self.shown:
+            raise PeerViolation(f"RdmaWrCompl of {length} bytes, nothing is advertised", rule="write_unasked")
+        receive = self.shown[0]
+        if length > receive.length:
+            raise PeerViolation(f"RdmaWrCompl of {length} bytes into {receive.length}", rule="write_excess")
+        self.shown.popleft()
+        receive.advert = False
+        if length:
+            receive.filled = receive.planned = length
+            self.receives.popleft()
+            self._host.end_receive(receive)
+        self._settle_cancel()
+        self.serve()
+
+    def cancel(self) -> None:
+        """Takes all SinkAvails back."""
+        if self.shown and not self.cancel_sent:
+            self.cancel_wanted = True
+
+    def pump(self) -> bool:
+        """Sends the withdrawal that is wanted; False if it has to wait."""
+        if not self.cancel_wanted:
+            return True
+        if not self.shown:
+            self.cancel_wanted = False
+            return True
+        if not self._flow.may_send_bare():
+            return False
+        self._flow.send_header(SinkAvailCancel())
+        self.cancel_wanted, self.cancel_sent = False, True
+        return True
+
+    def handle_sink_cancel_ack(self) -> None:
+        """The SinkAvails that are left are void. Without a withdrawal of ours it means nothing."""
+        if self.cancel_sent:
+            self._hide()
+            self.serve()
+
+    def _hide(self) -> None:
+        """No receive is shown any more: the source has dropped, or will drop, what it knew of them."""
+        for receive in self.shown:
+            receive.advert = False
+        self.shown.clear()
+        self._settle_cancel()
+
+    def _settle_cancel(self) -> None:
+        """A withdrawal is done once nothing is shown; the receives for which it was asked end with what they hold."""
+        if self.shown:
+            return
+        if not self.cancel_sent and not self.cancel_wanted:
+            return
+        self.cancel_sent = self.cancel_wanted = False
+        self.drop_cancelled()
+
+    def drop_cancelled(self) -> None:
+        """Receives that the user has cancelled end, but for those that are shown or being read into."""
+        kept: deque[StreamReceive] = deque()
+        dropped: list[StreamReceive] = []
+        for receive in self.receives:
+            (dropped if receive.cancelled and not receive.advert and not receive.reads else kept).append(receive)
+        self.receives = kept
+        for receive in dropped:
+            self._host.end_receive(receive)
+
+    # --- modes and the end ---
+
+    def handle_mode_change(self, mode: Mode) -> None:
+        """ModeChange with S=0: the source, master but in Buffered mode, changes."""
+        master = MODE_CHANGES.get((self.mode, mode))
+        if master is not Master.SOURCE or (mode is Mode.BUFFERED and (self.adverts or self.withdrawing)):
+            raise PeerViolation(
+                f"the source changes {self.mode.name.title()} to {mode.name.title()}", rule="mode_transition"
+            )
+        if self.mode is Mode.PIPELINED:
+            self._hide()
+        self.mode = mode
+        self._host.mode_changed()
+        self.serve()
+
+    def ask_combined(self) -> None:
+        """Buffered to Combined: the one transition of which the sink is the master."""
+        if self.mode is Mode.BUFFERED:
+            self.mode = Mode.COMBINED
+            self._host.control(ModeChange(True, Mode.COMBINED))
+            self._host.mode_changed()
+
+    def end(self) -> None:
+        """DisConn has come: our SinkAvails are void, and receives end with what they have."""
+        if self.adverts or self.due:
+            raise PeerViolation("DisConn before all that was advertised was delivered", rule="end_amid_advert")
+        self.ended = True
+        self._hide()
+        self.serve()
+
+    def drain(self) -> bytes:
+        """What was received and not read, for who takes the connection over."""
+        unread = b"".join(payload for payload, _, _ in self.ready)
+        for _, buffer, _ in self.ready:
+            if buffer is not None:
+                self._host.repost(buffer)
+        self.ready.clear()
+        self.ready_bytes = 0
+        return unread

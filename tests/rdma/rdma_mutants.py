@@ -1,0 +1,753 @@
+"""Loopback devices that each break one rule, and the checks that must notice.
+
+A mutant is a function that patches the loopback device through a `pytest.MonkeyPatch`. Together they make every check
+of the conformance suite fail once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pytest
+
+from sidestep.errors import LimitReached, Misuse
+from sidestep.rdma.cm import CmState, PrivateDataMatch, Unreachable
+from sidestep.rdma.loopback.device import LoopbackDevice
+from sidestep.rdma.loopback.fabric import Fabric
+from sidestep.rdma.loopback.manager import (
+    TRANSITIONS,
+    LoopbackConnection,
+    LoopbackListener,
+    LoopbackManager,
+    LoopbackRequest,
+)
+from sidestep.rdma.loopback.memory import Keys, LoopbackDomain, LoopbackRegion
+from sidestep.rdma.loopback.observer import CmMessage, Kind
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
+from sidestep.rdma.loopback.queues import HandledQueue, PolledQueue
+from sidestep.rdma.loopback.settings import CmKind
+from sidestep.rdma.loopback.timed import TimedQueuePair
+from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
+from sidestep.rdma.verbs import QpState
+from sidestep.rdma.work import Completion, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
+
+Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, tuple[Mutant, tuple[str, ...]]] = {}
+
+
+def caught_by(*checks: str) -> Callable[[Mutant], Mutant]:
+    def add(mutant: Mutant) -> Mutant:
+        MUTANTS[mutant.__name__] = (mutant, checks)
+        return mutant
+
+    return add
+
+
+def _around(patch: pytest.MonkeyPatch, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+    patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+# The data path.
+
+
+@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole")
+def loses_the_last_byte(patch: pytest.MonkeyPatch) -> None:
+    def make(place: Any) -> Any:
+        def short(
+            self: LoopbackQueuePair, kind: Kind, gather: Iterable[memoryview], scatter: Iterable[memoryview]
+        ) -> Any:
+            parts = list(gather)
+            return place(self, kind, [*parts[:-1], parts[-1][:-1]] if parts else (), scatter)
+
+        return short
+
+    _around(patch, LoopbackQueuePair, "place", make)
+
+
+@caught_by("empty_send_takes_a_receive")
+def drops_empty_messages(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        return lambda self, request, length: take(self, request, length) if length else Status.SUCCESS
+
+    _around(patch, LoopbackQueuePair, "take_send", make)
+
+
+@caught_by("gather_is_sent_in_order")
+def gathers_backwards(patch: pytest.MonkeyPatch) -> None:
+    def make(place: Any) -> Any:
+        return lambda self, kind, gather, scatter: place(self, kind, tuple(gather)[::-1], scatter)
+
+    _around(patch, LoopbackQueuePair, "place", make)
+
+
+@caught_by("scatter_is_filled_in_order", "read_scatters")
+def scatters_backwards(patch: pytest.MonkeyPatch) -> None:
+    def make(place: Any) -> Any:
+        return lambda self, kind, gather, scatter: place(self, kind, gather, tuple(scatter)[::-1])
+
+    _around(patch, LoopbackQueuePair, "place", make)
+
+
+@caught_by("messages_arrive_in_order", "poll_takes_the_oldest")
+def uses_the_newest_receive(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        def newest(self: LoopbackQueuePair, request: Send, length: int) -> Any:
+            self._receives.rotate(1)
+            return take(self, request, length)
+
+        return newest
+
+    _around(patch, LoopbackQueuePair, "take_send", make)
+
+
+@caught_by("write_places_its_bytes", "bounds_do_not_hide_the_rest_of_a_buffer")
+def forgets_the_offset(patch: pytest.MonkeyPatch) -> None:
+    def grant(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> memoryview | Status:
+        region = self.own(key)
+        return Status.REMOTE_ACCESS_ERROR if region is None else region.view[:length]
+
+    patch.setattr(LoopbackDomain, "grant", grant)
+
+
+@caught_by("write_comes_before_a_later_send")
+def places_writes_late(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        def later(self: LoopbackQueuePair, request: RdmaWrite, length: int) -> Status:
+            self.fabric.call_later(1e-3, lambda: take(self, request, length))
+            return Status.SUCCESS
+
+        return later
+
+    _around(patch, LoopbackQueuePair, "take_write", make)
+
+
+@caught_by("read_fetches_bytes")
+def tells_no_length(patch: pytest.MonkeyPatch) -> None:
+    def make(complete: Any) -> Any:
+        return lambda self, request, status, byte_len=0: complete(self, request, status, 0)
+
+    _around(patch, LoopbackQueuePair, "complete", make)
+
+
+@caught_by("reads_beyond_the_depth_wait")
+def refuses_reads_beyond_the_depth(patch: pytest.MonkeyPatch) -> None:
+    def make(post: Any) -> Any:
+        def strict(self: TimedQueuePair, request: Any) -> None:
+            if isinstance(request, RdmaRead) and self._reads >= self.initiator_depth:
+                raise LimitReached("too many reads")
+            post(self, request)
+
+        return strict
+
+    _around(patch, TimedQueuePair, "post_send", make)
+
+
+@caught_by("read_with_a_depth_of_zero_fails", "read_depth_is_agreed")
+def agrees_on_no_depth(patch: pytest.MonkeyPatch) -> None:
+    def make(on_reply: Any) -> Any:
+        def greedy(self: LoopbackConnection, message: CmMessage) -> None:
+            on_reply(self, message)
+            self.qp.initiator_depth = self.qp.capabilities.initiator_depth
+
+        return greedy
+
+    patch.setitem(TRANSITIONS, (CmState.REQUEST_SENT, CmKind.REP), make(LoopbackConnection.on_reply))
+
+
+@caught_by("fence_waits_for_reads")
+def knows_no_fence(patch: pytest.MonkeyPatch) -> None:
+    def make(may_leave: Any) -> Any:
+        def unfenced(self: TimedQueuePair, request: Any) -> Any:
+            return may_leave(self, request if isinstance(request, LocalInvalidate) else replace(request, fence=False))
+
+        return unfenced
+
+    _around(patch, TimedQueuePair, "_may_leave", make)
+
+
+@caught_by("requests_complete_in_order")
+def swaps_completions(patch: pytest.MonkeyPatch) -> None:
+    held: list[Any] = []
+
+    def make(complete: Any) -> Any:
+        def swapped(self: LoopbackQueuePair, request: Any, status: Status, byte_len: int = 0) -> None:
+            if status is Status.SUCCESS and not held:
+                held.append((request, status, byte_len))
+                return
+            complete(self, request, status, byte_len)
+            while held:
+                complete(self, *held.pop())
+
+        return swapped
+
+    _around(patch, LoopbackQueuePair, "complete", make)
+
+
+@caught_by("unsignaled_requests_are_silent")
+def tells_everything(patch: pytest.MonkeyPatch) -> None:
+    def make(complete: Any) -> Any:
+        def loud(self: LoopbackQueuePair, request: Any, status: Status, byte_len: int = 0) -> None:
+            complete(self, replace(request, signaled=True), status, byte_len)
+
+        return loud
+
+    _around(patch, LoopbackQueuePair, "complete", make)
+
+
+@caught_by("solicited_is_told_to_the_receiver", "arm_for_solicited_only")
+def keeps_the_bell_to_itself(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        return lambda self, request, length: take(self, replace(request, solicited=False), length)
+
+    _around(patch, LoopbackQueuePair, "take_send", make)
+
+
+@caught_by("completed_memory_is_free")
+def completes_before_it_reads(patch: pytest.MonkeyPatch) -> None:
+    def make(leave: Any) -> Any:
+        def early(self: TimedQueuePair, sent: Any) -> None:
+            leave(self, sent)
+            sent.status = Status.SUCCESS
+            self._complete_answered()
+
+        return early
+
+    _around(patch, TimedQueuePair, "_leave", make)
+
+
+@caught_by("empty_write_checks_no_key")
+def checks_the_key_of_nothing(patch: pytest.MonkeyPatch) -> None:
+    def grant(self: LoopbackQueuePair, key: int, va: int, length: int, right: int) -> Any:
+        return self.domain.grant(key, va, length, right)
+
+    patch.setattr(LoopbackQueuePair, "_grant", grant)
+
+
+# Memory.
+
+
+@caught_by("unknown_key_is_refused")
+def takes_any_key(patch: pytest.MonkeyPatch) -> None:
+    def get(self: Keys, key: int) -> Any:
+        return self._regions.get(key) or next(iter(self._regions.values()), None)
+
+    patch.setattr(Keys, "get", get)
+
+
+@caught_by("all_32_bits_of_a_key_count", "registering_again_gives_another_key")
+def looks_at_the_index_only(patch: pytest.MonkeyPatch) -> None:
+    def get(self: Keys, key: int) -> Any:
+        return next((region for own, region in self._regions.items() if own >> 8 == key >> 8), None)
+
+    patch.setattr(Keys, "get", get)
+
+
+@caught_by("deregistered_key_is_refused", "send_with_invalidate_voids_the_key", "rekey_shuts_out_who_had_the_key")
+def keys_live_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keys, "withdraw", lambda self, region: None)
+
+
+@caught_by("bounds_are_those_of_the_region")
+def knows_no_end(patch: pytest.MonkeyPatch) -> None:
+    def make(grant: Any) -> Any:
+        def endless(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
+            region = self.own(key)
+            if region is not None and va + length > region.va + region.length:
+                va = region.va + region.length - length
+            return grant(self, key, va, length, right)
+
+        return endless
+
+    _around(patch, LoopbackDomain, "grant", make)
+
+
+@caught_by("bounds_do_not_hide_the_rest_of_a_buffer")
+def registers_all_of_the_buffer(patch: pytest.MonkeyPatch) -> None:
+    def make(view_of: Any) -> Any:
+        return lambda self, buffer, access: memoryview(view_of(self, buffer, access).obj).cast("B")
+
+    _around(patch, LoopbackDomain, "_view", make)
+
+
+@caught_by("addresses_do_not_wrap")
+def wraps_addresses(patch: pytest.MonkeyPatch) -> None:
+    def make(grant: Any) -> Any:
+        def wrapping(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
+            region = self.own(key)
+            if region is not None and va + length >= 1 << 64:
+                return region.view[:length]
+            return grant(self, key, va, length, right)
+
+        return wrapping
+
+    _around(patch, LoopbackDomain, "grant", make)
+
+
+@caught_by("rights_are_those_of_the_region")
+def asks_for_no_rights(patch: pytest.MonkeyPatch) -> None:
+    def make(grant: Any) -> Any:
+        def lax(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
+            region = self.own(key)
+            return grant(self, key, va, length, right if region is None or not region.rights else region.rights)
+
+        return lax
+
+    _around(patch, LoopbackDomain, "grant", make)
+
+
+@caught_by("rights_are_those_of_the_queue_pair")
+def lets_every_queue_pair(patch: pytest.MonkeyPatch) -> None:
+    def make(grant: Any) -> Any:
+        def lax(self: LoopbackQueuePair, key: int, va: int, length: int, right: int) -> Any:
+            self.remote_access |= right
+            return grant(self, key, va, length, right)
+
+        return lax
+
+    _around(patch, LoopbackQueuePair, "_grant", make)
+
+
+@caught_by("keys_are_good_in_their_domain_only")
+def knows_no_domains(patch: pytest.MonkeyPatch) -> None:
+    def make(grant: Any) -> Any:
+        def everywhere(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
+            region = self.device.keys.get(key)
+            return grant(region.domain if region else self, key, va, length, right)
+
+        return everywhere
+
+    _around(patch, LoopbackDomain, "grant", make)
+
+
+@caught_by("impossible_regions_are_misuse")
+def registers_anything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackDomain, "_view", lambda self, buffer, access: memoryview(buffer).cast("B"))
+
+
+@caught_by("later_registration_is_told_later")
+def calls_from_inside(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        LoopbackDomain, "register_later", lambda self, buffer, access, done: done(self.register(buffer, access))
+    )
+
+
+@caught_by("gather_lies_in_a_region")
+def sends_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackQueuePair, "_may_read", lambda self, gather: True)
+
+
+@caught_by("part_of_a_buffer_is_not_all_of_it")
+def takes_a_part_for_the_whole(patch: pytest.MonkeyPatch) -> None:
+    def covers(self: LoopbackDomain, entry: memoryview, rights: int) -> bool:
+        return any(region.valid and region.view.obj is entry.obj for region in self.regions)
+
+    patch.setattr(LoopbackDomain, "covers", covers)
+
+
+@caught_by("scatter_lies_in_a_writable_region", "read_sink_is_writable")
+def writes_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackQueuePair, "_may_write", lambda self, scatter: True)
+
+
+@caught_by("only_open_regions_are_invalidated")
+def invalidates_what_is_not_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackDomain, "may_invalidate", LoopbackDomain.own)
+
+
+@caught_by("local_invalidate_voids_the_key")
+def invalidates_nothing(patch: pytest.MonkeyPatch) -> None:
+    def make(begin: Any) -> Any:
+        return lambda self, request: Status.SUCCESS if isinstance(request, LocalInvalidate) else begin(self, request)
+
+    _around(patch, LoopbackQueuePair, "begin", make)
+
+
+# The end of a queue pair.
+
+
+@caught_by("sending_needs_a_connection", "entries_have_bounds", "too_much_inline_is_misuse")
+def swallows_misuse(patch: pytest.MonkeyPatch) -> None:
+    def make(check_post: Any) -> Any:
+        def lax(self: LoopbackQueuePair, request: Any, held: int) -> Any:
+            try:
+                return check_post(self, request, held)
+            except Misuse:
+                return False
+
+        return lax
+
+    _around(patch, LoopbackQueuePair, "check_post", make)
+
+
+@caught_by("queues_have_bounds")
+def queues_without_end(patch: pytest.MonkeyPatch) -> None:
+    def make(check_post: Any) -> Any:
+        return lambda self, request, held: check_post(self, request, 0)
+
+    _around(patch, LoopbackQueuePair, "check_post", make)
+
+
+@caught_by("capabilities_have_bounds")
+def promises_anything(patch: pytest.MonkeyPatch) -> None:
+    def create(self: LoopbackDevice, domain: Any, send: Any, recv: Any, caps: Any, access: Any, on_event: Any) -> Any:
+        return TimedQueuePair(domain, send, recv, caps, int(access), on_event)
+
+    patch.setattr(LoopbackDevice, "create_qp", create)
+
+
+@caught_by("error_flushes_everything", "disconnect_is_told_to_both_ends", "nobody_answers")
+def keeps_receives(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackQueuePair, "_flush_receives", lambda self: None)
+
+
+@caught_by("posting_in_error_is_flushed")
+def forgets_what_is_posted_in_error(patch: pytest.MonkeyPatch) -> None:
+    def make(check_post: Any) -> Any:
+        def silent(self: LoopbackQueuePair, request: Any, held: int) -> Any:
+            return self.state is not QpState.ERROR and check_post(self, request, held)
+
+        return silent
+
+    _around(patch, LoopbackQueuePair, "check_post", make)
+
+
+@caught_by("failure_flushes_what_is_behind_it", "error_flushes_everything")
+def forgets_requests(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        return lambda self: take(self)[:0]
+
+    _around(patch, TimedQueuePair, "take_unfinished", make)
+
+
+@caught_by("message_too_long_is_an_error")
+def cuts_messages_off(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        def cutting(self: LoopbackQueuePair, request: Send, length: int) -> Any:
+            room = sum(map(len, self._receives[0].scatter)) if self._receives else length
+            whole = b"".join(request.gather)[:room]
+            return take(self, replace(request, gather=(whole,)), len(whole))
+
+        return cutting
+
+    _around(patch, LoopbackQueuePair, "take_send", make)
+
+
+@caught_by("message_without_a_receive_is_not_lost")
+def loses_messages(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        return lambda self, request, length: take(self, request, length) if self._receives else Status.SUCCESS
+
+    _around(patch, LoopbackQueuePair, "take_send", make)
+
+
+@caught_by("silence_becomes_an_error")
+def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackQueuePair, "expect_silence", lambda self: None)
+
+
+@caught_by("error_and_connection")
+def takes_the_connection_along(patch: pytest.MonkeyPatch) -> None:
+    def make(init: Any) -> Any:
+        def coupled(self: LoopbackQueuePair, *arguments: Any) -> None:
+            init(self, *arguments)
+            self._takes_connection_along = True
+
+        return coupled
+
+    _around(patch, LoopbackQueuePair, "__init__", make)
+
+
+@caught_by("destroyed_queue_pair_is_quiet")
+def flushes_when_destroyed(patch: pytest.MonkeyPatch) -> None:
+    def make(destroy: Any) -> Any:
+        def loud(self: LoopbackQueuePair) -> None:
+            self.modify_to_error()
+            destroy(self)
+
+        return loud
+
+    _around(patch, LoopbackQueuePair, "destroy", make)
+
+
+# Completion queues.
+
+
+@caught_by("poll_takes_the_oldest")
+def polls_the_newest(patch: pytest.MonkeyPatch) -> None:
+    def poll(self: PolledQueue, max_count: int) -> list[Completion]:
+        return [self._entries.pop() for _ in range(min(max_count, len(self._entries)))]
+
+    patch.setattr(PolledQueue, "poll", poll)
+
+
+@caught_by("arm_calls_once")
+def stays_armed(patch: pytest.MonkeyPatch) -> None:
+    def make(add: Any) -> Any:
+        def again(self: PolledQueue, completion: Completion) -> None:
+            armed = self._armed
+            add(self, completion)
+            self._armed = armed
+
+        return again
+
+    _around(patch, PolledQueue, "add", make)
+
+
+@caught_by("arm_for_solicited_only")
+def wakes_for_anything(patch: pytest.MonkeyPatch) -> None:
+    def make(arm: Any) -> Any:
+        return lambda self, callback, solicited_only=False: arm(self, callback)
+
+    _around(patch, PolledQueue, "arm", make)
+
+
+@caught_by("arm_for_any_wins")
+def the_last_arm_wins(patch: pytest.MonkeyPatch) -> None:
+    def arm(self: PolledQueue, callback: Any, *, solicited_only: bool = False) -> None:
+        self._armed, self._solicited_only = callback, solicited_only
+
+    patch.setattr(PolledQueue, "arm", arm)
+
+
+@caught_by("handler_gets_everything")
+def hands_over_from_inside(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HandledQueue, "add", lambda self, completion: self.handler([completion]))
+
+
+@caught_by("queue_pairs_share_a_queue", "send_delivers_its_bytes")
+def names_the_wrong_queue_pair(patch: pytest.MonkeyPatch) -> None:
+    def make(add: Any) -> Any:
+        def wrong(self: PolledQueue, completion: Completion) -> None:
+            completion.qp_number = 0x11
+            add(self, completion)
+
+        return wrong
+
+    _around(patch, PolledQueue, "add", make)
+
+
+@caught_by("overflow_is_an_error")
+def overflows_in_silence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PolledQueue, "_overflow", lambda self: None)
+
+
+@caught_by("one_queue_for_both_directions")
+def takes_all_for_receives(patch: pytest.MonkeyPatch) -> None:
+    def make(add: Any) -> Any:
+        def wrong(self: PolledQueue, completion: Completion) -> None:
+            completion.opcode = Opcode.RECEIVE
+            add(self, completion)
+
+        return wrong
+
+    _around(patch, PolledQueue, "add", make)
+
+
+# The connection manager.
+
+
+@caught_by("private_data_arrives_exactly", "reply_can_be_refused")
+def shortens_private_data(patch: pytest.MonkeyPatch) -> None:
+    def make(padded: Any) -> Any:
+        return lambda self, private_data, size: padded(self, private_data[:4], size)
+
+    _around(patch, LoopbackManager, "padded", make)
+
+
+@caught_by("too_much_private_data_is_misuse")
+def takes_any_private_data(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackManager, "check_private_data", lambda self, private_data, most: None)
+
+
+@caught_by("rejection_tells_reason_and_private_data", "nobody_listens", "backlog_is_bounded", "no_match_is_a_rejection")
+def rejects_for_no_reason(patch: pytest.MonkeyPatch) -> None:
+    def make(reject: Any) -> Any:
+        return lambda self, message, reason, private_data=b"": reject(self, message, 3, private_data)
+
+    _around(patch, LoopbackManager, "reject", make)
+
+
+@caught_by("listeners_are_told_apart_by_private_data", "no_match_is_a_rejection")
+def matches_anything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrivateDataMatch, "matches", lambda self, private_data: True)
+
+
+@caught_by("one_listener_for_each_match")
+def listens_twice(patch: pytest.MonkeyPatch) -> None:
+    def listen(self: LoopbackManager, service_id: int, handler: Any, *, match: Any = None, backlog: int = 9) -> Any:
+        self.listeners.append(LoopbackListener(self, service_id, handler, match, backlog))
+        return self.listeners[-1]
+
+    patch.setattr(LoopbackManager, "listen", listen)
+
+
+@caught_by("backlog_is_bounded")
+def counts_no_requests(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackListener, "count", lambda self, change: None)
+
+
+@caught_by("a_request_is_answered_once")
+def answers_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackRequest, "_answer", lambda self: None)
+
+
+@caught_by("a_queue_pair_is_connected_once")
+def connects_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackManager, "check_qp", lambda self, qp: qp)
+
+
+@caught_by("states_follow_the_handshake")
+def hurries_to_rts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackQueuePair, "ready_to_receive", lambda self: self._set_state(QpState.RTS))
+
+
+@caught_by("reply_can_be_refused")
+def never_asks_about_the_reply(patch: pytest.MonkeyPatch) -> None:
+    def make(init: Any) -> Any:
+        def deaf(self: LoopbackConnection, *arguments: Any) -> None:
+            init(self, *arguments[:4])
+
+        return deaf
+
+    _around(patch, LoopbackConnection, "__init__", make)
+
+
+@caught_by("first_message_is_as_good_as_the_last_word")
+def insists_on_the_last_word(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackConnection, "communication_established", lambda self: None)
+
+
+@caught_by("disconnect_is_told_to_both_ends", "close_ends_connections")
+def does_not_tell_the_other_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TRANSITIONS, (CmState.ESTABLISHED, CmKind.DREQ), LoopbackConnection.on_disconnect_again)
+
+
+@caught_by("crossing_disconnects_are_normal")
+def tells_the_end_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TRANSITIONS, (CmState.TIMEWAIT, CmKind.DREP), LoopbackConnection.on_disconnected)
+
+
+@caught_by("an_attempt_can_be_given_up", "an_acceptance_can_be_given_up")
+def tells_who_gave_up(patch: pytest.MonkeyPatch) -> None:
+    def make(disconnect: Any) -> Any:
+        def loud(self: LoopbackConnection) -> None:
+            was = self.state
+            disconnect(self)
+            if was in (CmState.REQUEST_SENT, CmState.REPLY_SENT):
+                self._tell(Unreachable())
+
+        return loud
+
+    _around(patch, LoopbackConnection, "disconnect", make)
+
+
+@caught_by("nobody_answers")
+def asks_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        LoopbackConnection,
+        "send_again_and_again",
+        lambda self, kind, give_up, **more: self._manager.send(
+            kind, self.remote_address, self.local_id, self.remote_id, qp=self.qp, **more
+        ),
+    )
+
+
+@caught_by("many_connections_are_kept_apart")
+def has_one_communication_id(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fabric, "next_comm_id", lambda self: 1)
+
+
+@caught_by("close_ends_connections")
+def closes_in_silence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackManager, "close", lambda self: None)
+
+
+# Pools.
+
+
+@caught_by("message_pool_lends_registered_buffers")
+def takes_buffers_back_twice(patch: pytest.MonkeyPatch) -> None:
+    def make(put: Any) -> Any:
+        def lax(self: MessagePool, element: Any) -> None:
+            element.lent = True
+            put(self, element)
+
+        return lax
+
+    _around(patch, MessagePool, "put", make)
+
+
+@caught_by("message_pool_serves_in_order")
+def serves_the_last_first(patch: pytest.MonkeyPatch) -> None:
+    def make(put: Any) -> Any:
+        def last_first(self: MessagePool, element: Any) -> None:
+            self._waiters = deque(reversed(self._waiters))
+            put(self, element)
+
+        return last_first
+
+    _around(patch, MessagePool, "put", make)
+
+
+@caught_by("datagram_pool_leaves_room")
+def leaves_no_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DatagramPool, "HEADROOM", 0)
+
+
+@caught_by("rdma_pool_remembers_buffers")
+def remembers_nothing(patch: pytest.MonkeyPatch) -> None:
+    def make(put: Any) -> Any:
+        return lambda self, element, keep=True: put(self, element, keep=False)
+
+    _around(patch, RdmaPool, "put", make)
+
+
+@caught_by("rdma_pool_remembers_buffers")
+def never_changes_a_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackRegion, "rekey", lambda self: None)
+
+
+@caught_by("rdma_pool_is_shared_and_joined")
+def counts_no_users(patch: pytest.MonkeyPatch) -> None:
+    def make(put: Any) -> Any:
+        def at_once(self: RdmaPool, element: RdmaElement, *, keep: bool = True) -> None:
+            element.users = 1
+            put(self, element, keep=keep)
+
+        return at_once
+
+    _around(patch, RdmaPool, "put", make)
+
+
+@caught_by("rdma_pool_forgets_the_least_recently_used")
+def forgets_the_newest(patch: pytest.MonkeyPatch) -> None:
+    def make(make_room: Any) -> Any:
+        def newest(self: RdmaPool, size: int) -> Any:
+            if self._idle:
+                self._idle.move_to_end(next(reversed(self._idle)), last=False)
+            return make_room(self, size)
+
+        return newest
+
+    _around(patch, RdmaPool, "_make_room", make)
+
+
+@caught_by("rdma_pool_serves_in_order")
+def lets_the_small_pass(patch: pytest.MonkeyPatch) -> None:
+    def make(get: Any) -> Any:
+        def passing(self: RdmaPool, *arguments: Any) -> Any:
+            waiters, self._waiters = self._waiters, deque()
+            waiting = sum(waiter.callback is not None for waiter, *_ in waiters)
+            self._waiters_max -= waiting
+            try:
+                return get(self, *arguments)
+            finally:
+                self._waiters = waiters + self._waiters
+                self._waiters_max += waiting
+
+        return passing
+
+    _around(patch, RdmaPool, "get", make)
