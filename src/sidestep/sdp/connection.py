@@ -105,10 +105,10 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
-        "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_reply_fault",
-        "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port",
-        "_suspend_sent", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_left",
+        "_open", "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_reply_fault", "_resize",
+        "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_acked", "_suspend_port", "_suspend_sent",
+        "_suspend_wanted", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
         "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
@@ -139,9 +139,11 @@ class Connection:
         self._asks = False  # a keepalive is under way
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
-        self._suspend_port: int | None = None
+        self._left = False  # the transport connection of a stream that goes on over another one is gone
+        self._suspend_wanted: int | None = None  # where our socket moves to
         self._suspend_sent = False
-        self._suspend_answered = False
+        self._suspend_port: int | None = None  # where the other end's socket moves to
+        self._suspend_acked = False
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
@@ -294,6 +296,7 @@ class Connection:
         flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
+        self._source.one_advert = header.adverts_max == 1
         # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
         if header.version.major == self.version.major:
             self.version = agreed(self.version, header.version)
@@ -426,9 +429,8 @@ class Connection:
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
         self.now = now
-        for payload, _, _ in self._sink.ready:
-            if len(payload):
-                return payload.toreadonly()
+        if self._sink.ready_bytes:
+            return self._sink.peek()
         if self._sink.adverts and not self._sink.receives:
             self._sink.refuse()
             self._dirty = True
@@ -529,6 +531,10 @@ class Connection:
             self._reader_closed = True
             self._drop_unread()
             return
+        if self.state is State.SUSPENDED:
+            self._reader_closed = True
+            self._disconnect()
+            return
         sink = self._sink
         if linger_s == 0 or sink.ready or sink.adverts or self.state in (State.REQ_SENT, State.REP_SENT):
             self.abort(now)
@@ -544,6 +550,9 @@ class Connection:
         """Resets the connection."""
         self.now = now
         self._reader_closed = True
+        if self.state is State.SUSPENDED:
+            self._disconnect()
+            return
         if self.state in (State.REQ_SENT, State.REP_SENT):
             unanswered = self.accepting and self._buffers_wanted > 0
             self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
@@ -562,9 +571,16 @@ class Connection:
             self.error, self.cause = error, cause
             self._events.append(Event(EventKind.BROKEN, error))
         told = self.state in (State.FIN_WAIT, State.LAST_ACK) and not transport_ended
+        resuming = self.state is State.RESUMING
         self._move(Stimulus.RESET)
         self._timers.clear()
         self._control.clear()
+        if resuming:  # between two transport connections: the order to disconnect the first was given
+            self._down = True
+            if self._left:
+                self._move(Stimulus.DISCONNECTED)
+                self._finish()
+            return
         if told and self._flow.may_send_bare():  # who has sent DisConn has to say that it is a reset
             self._flow.send_header(AbortConn(), then=self._disconnect)
             self._arm("abort", self._settings.last_ack_s)
@@ -584,6 +600,7 @@ class Connection:
             self._finish()
             return
         if state is State.RESUMING:
+            self._left = True
             return
         if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT) and self.error is None:
             self.error, self.cause = Unavailable("reset by the other end"), Cause.RESET
@@ -607,10 +624,10 @@ class Connection:
         self._timers.clear()
         self._control.clear()
         source, sink = self._source, self._sink
-        for _, send, then in self._flow.in_flight:
-            if send is not None:
+        moved = self.suspended.unsent if self.suspended is not None else ()
+        for _, send, _ in self._flow.in_flight:
+            if send is not None and send not in moved:  # the rest of it goes elsewhere
                 self._end_request(send)
-            del then
         self._flow.in_flight.clear()
         for advert in source.adverts:
             self._end_request(advert.send)
@@ -714,8 +731,8 @@ class Connection:
             self._announced()
         if payload and self._reader_closed:
             raise PeerViolation(f"{len(payload)} bytes after close", rule="payload_closed")
-        if self._suspend_answered:
-            raise PeerViolation("a message after SuspComm", rule="suspend_amid")
+        if self._suspend_port is not None and (payload or bsdh.mid != _DATA):
+            raise PeerViolation(f"{Mid(bsdh.mid).name} after SuspComm", rule="suspend_amid")
         if not payload:
             owed = self._flow.owes or bsdh.mid != _DATA
             self.repost(buffer)
@@ -795,14 +812,14 @@ class Connection:
     def _on_abort(self, message: Decoded, buffer: Receive) -> None:
         if self.state not in NO_PAYLOAD:
             raise PeerViolation("AbortConn without DisConn", rule="abort_early")
-        self._break(Unavailable("reset by the other end"), Cause.RESET)
+        self._break(Unavailable("reset by the other end"), Cause.RESET, transport_ended=True)
 
     def _on_suspend(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, SuspComm)
         if self.accepting and self._suspend_sent:
-            return  # both moved: the connecting end answers (§15)
+            return  # both move: the connecting end answers (§15), and asks again afterwards
         self._suspend_port = port_of(message.header.service_id)
-        self._suspend_answered = True
+        self._fast = False  # what comes now is looked at
 
     def _on_suspended(self, message: Decoded, buffer: Receive) -> None:
         if not self._suspend_sent:
@@ -832,9 +849,9 @@ class Connection:
         """A send-queue request has completed, and with it all that were posted before it."""
         self.now = now
         if status is not _DONE:
-            if status is Status.FLUSHED:
+            if status is Status.FLUSHED or not self._open:
                 self._hang_up()
-            elif self.state in OPEN:
+            else:
                 self._break(
                     Unavailable(f"the transport connection failed: {status.name}"),
                     Cause.TRANSPORT,
@@ -871,7 +888,7 @@ class Connection:
         """The region that Register asked for."""
         self.now = now
         request.registering = False
-        if request.done:
+        if request.done or self.suspended is not None:
             self._flow.work.append(Release(region))
         else:
             request.region = region
@@ -946,7 +963,10 @@ class Connection:
         self._asks = False
 
     def _on_suspend_timeout(self) -> None:
-        self._break(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)
+        if self.state is State.SUSPENDED:
+            self._disconnect()
+        else:
+            self._break(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)
 
     _TIMEOUTS: Final = {
         "answer": _on_answer_timeout,
@@ -988,21 +1008,24 @@ class Connection:
             return self._events.popleft()
         if not self._readable_told:
             sink = self._sink
-            if not sink.receives and (sink.ready or sink.adverts or sink.ended):
+            if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
                 self._readable_told = True
                 return Event(EventKind.READABLE)
         return None
 
     @property
     def _sendable(self) -> bool:
-        return self.state in OPEN and not self._suspend_sent and not self._down
+        return self.state in OPEN and not self._suspend_sent and not self._suspend_acked and not self._down
 
     def _source_waits(self) -> bool:
         return bool(self._source.queue or self._source.forced)
 
     def _pump(self) -> None:
         """Sends whatever may be sent: answers first, then the stream, then advertisements, then mere credit."""
-        if not self._open or self._suspend_sent or self._down:
+        if not self._open or self._down:
+            return
+        if self._suspend_sent or self._suspend_acked:
+            self._pump_moving()
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1017,7 +1040,7 @@ class Connection:
             else:
                 item()  # type: ignore[operator]
         if not control and sink.pump():
-            if self._suspend_port is not None:
+            if self._suspend_port is not None or self._suspend_wanted is not None:
                 if self._suspend():
                     return
             elif not source.ended:
@@ -1025,7 +1048,7 @@ class Connection:
                     source.pump()
                 if source.ending and source.idle and flow.may_send_bare() and not source.ended:
                     self._send_disconn()
-            if sink.receives and sink.mode is Mode.PIPELINED and not self._suspend_answered:
+            if sink.receives and sink.mode is Mode.PIPELINED and self._suspend_port is None:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
@@ -1048,6 +1071,7 @@ class Connection:
             or sink.adverts
             or flow.announce is not None
             or self._suspend_port is not None
+            or self._suspend_wanted is not None
         )
 
     def _credit_low(self) -> bool:
@@ -1098,23 +1122,40 @@ class Connection:
         self.now = now
         if self.state is not State.ESTABLISHED:
             raise Misuse("only an established connection can move")
-        self._suspend_port = port
+        self._suspend_wanted = port
         self._arm("suspend", self._settings.suspend_s)
         self._dirty = True
+
+    def _pump_moving(self) -> None:
+        """SuspComm or its answer has gone: nothing of the stream follows.
+
+        Credit does, until the answer has come, which could not go otherwise (docs/sdp-model.md, F11); and so does our
+        answer, if the other end's SuspComm has crossed ours and it is ours that comes to nothing.
+        """
+        if self._suspend_acked:
+            return
+        if self._suspend_port is not None:
+            self._suspend()
+        else:
+            self._refresh()
+        self._waiting = True
 
     def _suspend(self) -> bool:
         """SuspComm, or its answer, when nothing is in process; True if it went, and nothing may follow."""
         flow, source, sink = self._flow, self._source, self._sink
-        if sink.reads or sink.withdrawing or source.cancel_mseq is not None or not flow.may_send_bare():
+        if sink.reads or sink.withdrawing or not flow.may_send_bare():
+            return False
+        if source.cancel_mseq is not None and self._suspend_port is None:  # who has sent SuspComm does not answer it
             return False
         if any(then is not None for _, _, then in flow.in_flight):
             return False
-        assert self._suspend_port is not None
-        self._suspend_sent = True
-        if self._suspend_answered:
+        if self._suspend_port is not None:  # first: while it is not answered, ours looks like one that crosses it
+            self._suspend_acked = True
             flow.send_header(SuspCommAck(), then=self._reconnect)
         else:
-            flow.send_header(SuspComm(service_id(self._suspend_port)))
+            assert self._suspend_wanted is not None
+            self._suspend_sent = True
+            flow.send_header(SuspComm(service_id(self._suspend_wanted)))
         return True
 
     def _hand_over(self) -> None:
@@ -1124,6 +1165,11 @@ class Connection:
         source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
+        source.ending = True  # nothing can be sent here any more
+        for send in unsent:
+            if send.region is not None:  # of this device
+                self._flow.work.append(Release(send.region))
+                send.region = None
         for receive in sink.receives:
             receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
         self.suspended = Suspended(
@@ -1134,12 +1180,15 @@ class Connection:
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
-        self._down = True
+        self._arm("suspend", self._settings.last_ack_s)  # the other end disconnects; if it does not, we do
         self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
+        if not self._open:
+            return  # the connection has ended meanwhile
         self._move(Stimulus.MOVES)
+        self._left = False
         self._flow.work.append(Disconnect())
         self._events.append(Event(EventKind.RESUMING))
         self._arm("suspend", self._settings.suspend_s)
@@ -1174,11 +1223,17 @@ class Connection:
         self._resize.reset()
         self._control.clear()
         self._timers.clear()
+        if self._suspend_wanted is not None:  # it came to nothing, and is repeated
+            self._arm("suspend", self._settings.suspend_s)
         self._suspend_port = None
-        self._suspend_sent = self._suspend_answered = False
+        self._suspend_sent = self._suspend_acked = False
         self.accepting = False
 
     # --- what the halves ask for ---
+
+    def urgent(self) -> None:
+        """Tells of an urgent byte that was not announced."""
+        self._events.append(Event(EventKind.URGENT))
 
     def control(self, action: object) -> None:
         """Queues a message without payload: a header, or a callable that sends it."""
@@ -1236,7 +1291,7 @@ class Connection:
 
     def adverts_of_peer(self) -> int:
         """Advertisements of the other end that are outstanding."""
-        return len(self._source.sinks) + len(self._sink.adverts)
+        return len(self._source.sinks) + len(self._sink.adverts) + self._sink.untold
 
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""
