@@ -123,6 +123,9 @@ SDP_RECEIVES_QUEUED_MAX: Final = 4096  # of the user, on one connection; the nex
 SDP_ADVERT_MAX: Final = 1 << 31  # bytes of one advertisement; more is a violation: advert_length
 SDP_URGENT_AHEAD_MAX: Final = 65535  # bytes between OOB_PEND and the urgent byte; the announcement waits until then
 SDP_GATHER_MAX: Final = 15  # sends of the user in one message: beyond it the header is no longer what costs
+SDP_PRIVATE_BYTES_MAX: Final = 1 << 30  # bytes of private buffers of one device; then new connections wait for some
+SDP_SPARE_BUFFERS: Final = 16  # registered ones of a device that wants it so: for payload that cannot be registered
+SDP_CHECKED_MESSAGE_MAX: Final = 64 << 10  # bytes of a message on such a device: what a spare buffer holds
 SDP_SIGNAL_EVERY: Final = 32  # unsignaled Sends until one is signaled, so that the send queue is known to move
 
 # RDMA. What a device can do itself is in its attributes.

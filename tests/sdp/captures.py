@@ -248,3 +248,6 @@ class TcpTalk:
         """One more segment."""
         self.frames.append(self.segment(side, payload))
         self.sent[side.value] += len(payload)
+
+
+FRAMES_OF_WHOLE = frames_of(written(WHOLE))

@@ -301,6 +301,35 @@ def test_nothing_can_be_sent_where_it_would_never_go() -> None:
         peer.connection.send(memoryview(b"lost"), peer.now)
 
 
+def test_a_confirmed_move_is_one_though_the_peer_disconnects_before_everything_completed() -> None:
+    peer = established()
+    peer.hold_completions = True
+    sent = peer.send(b"delivered", bcopy_only=True)
+    peer.connection.suspend(6001, peer.now)
+    peer.run()
+    assert peer.mids() == [Mid.DATA, Mid.SUSP_COMM]
+    peer.say(SuspCommAck())
+    peer.disconnected()
+    assert EventKind.SUSPENDED in peer.kinds()
+    assert peer.connection.error is None
+    assert sent.done
+    assert sent.error is None
+
+
+def test_credit_goes_on_until_a_move_is_confirmed() -> None:
+    """The answer may lack it (docs/sdp-model.md, F11)."""
+    peer = established()
+    for _ in range(5):
+        peer.data(b"x")
+    peer.connection.suspend(6001, peer.now)
+    peer.run()
+    assert peer.mids()[-1] is Mid.SUSP_COMM
+    peer.data()
+    while peer.read(1):
+        pass
+    assert set(peer.mids()) == {Mid.DATA}
+
+
 # --- the transport ---
 
 

@@ -21,6 +21,7 @@ is the beginning of the TCP stream.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -47,7 +48,7 @@ from sidestep.sdp.requests import (
     Work,
 )
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.serial import MASK
+from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
@@ -96,20 +97,22 @@ class Cause(Enum):
     REFUSED = "refused"  # nobody listens, no room, or a Hello that the other end does not take
     VIOLATION = "violation"  # the other end broke a rule
     RESET = "reset"  # the other end gave the connection up
-    TRANSPORT = "transport"  # a completion with an error
+    TRANSPORT = "transport"  # a completion with an error, or an event of the device
     TIMEOUT = "timeout"  # the other end does not answer
     ABORTED = "aborted"  # this end gave it up
+    RESOURCES = "resources"  # this end has no memory or queue pair for it
 
 
 class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_left",
-        "_open", "_probe_wait", "_readable_told", "_reader_closed", "_release_wanted", "_reply_fault", "_resize",
-        "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_acked", "_suspend_port", "_suspend_sent",
-        "_suspend_wanted", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
-        "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
+        "_flow", "_left", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
+        "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
+        "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
+        "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
+        "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -134,16 +137,19 @@ class Connection:
         self._readable_told = False
         self._end_told = False
         self._write_told = False
+        self._end_mseq = 0  # of our DisConn
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
         self._asks = False  # a keepalive is under way
+        self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
         self._left = False  # the transport connection of a stream that goes on over another one is gone
-        self._suspend_wanted: int | None = None  # where our socket moves to
+        self._suspend_port: int | None = None  # where our socket moves to, or the other end's
         self._suspend_sent = False
-        self._suspend_port: int | None = None  # where the other end's socket moves to
-        self._suspend_acked = False
+        self._suspend_answered = False
+        self._suspend_confirmed = False  # SuspCommAck has come
+        self._suspend_again: int | None = None  # our own wish, for after a move of the other end
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
@@ -225,7 +231,7 @@ class Connection:
             return
         self._buffers_wanted = 0
         self._flow.work.append(Reject(REJECT_CONSUMER) if self.accepting else Disconnect())
-        self._refuse(error, Cause.REFUSED)
+        self._refuse(error, Cause.RESOURCES)
 
     def _introduce(self) -> None:
         """Hello or HelloAck: our receives are posted, so they can be counted on."""
@@ -329,6 +335,9 @@ class Connection:
     def _establish(self, stimulus: Stimulus) -> None:
         self._move(stimulus)
         self._keep_alive()
+        if self._suspend_again is not None:
+            self._suspend_port, self._suspend_again = self._suspend_again, None
+            self._arm("suspend", self._settings.suspend_s)
         self._dirty = True
         self._events.append(Event(EventKind.ESTABLISHED))
 
@@ -436,6 +445,34 @@ class Connection:
             self._dirty = True
         return memoryview(b"")
 
+    def peek_into(self, room: memoryview, now: float) -> int:
+        """Copies what could be received now, up to the urgent byte, and returns how much; the bytes stay."""
+        count = 0
+        for payload, _, byte in self._sink.ready:
+            if byte is None:
+                taken = min(len(payload), len(room) - count)
+                room[count : count + taken] = payload[:taken]
+                count += taken
+            elif count:
+                break  # as a receive does
+            elif self._settings.urgent_inline:
+                room[0] = byte
+                count = 1
+            if count == len(room):
+                break
+        if not count:
+            self.peek(now)  # asks for what is only advertised
+        return count
+
+    def put_back(self, data: bytes, now: float) -> None:
+        """Gives bytes that were received last back to the stream: they are received again, before all others."""
+        self.now = now
+        self._sink.ready.appendleft((memoryview(data), None, None))
+        self._sink.ready_bytes += len(data)
+        self._readable_told = False
+        self._sink.serve()
+        self._dirty = True
+
     @property
     def available(self) -> int:
         """Bytes that a receive would get from buffers; advertised ones are not counted."""
@@ -524,16 +561,21 @@ class Connection:
         self._source.ending = True
         self._dirty = True
 
+    def shutdown_read(self, now: float) -> None:
+        """Receives end; bytes that come from now on are a violation, and reset the connection (§16.1)."""
+        self.now = now
+        self._reader_closed = True
+        for receive in list(self._sink.receives):
+            self.cancel_receive(receive, now)
+
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
         self.now = now
+        if self.state is State.SUSPENDED:  # the stream is elsewhere
+            self._disconnect()
         if self.state is State.CLOSED or self._down:
             self._reader_closed = True
             self._drop_unread()
-            return
-        if self.state is State.SUSPENDED:
-            self._reader_closed = True
-            self._disconnect()
             return
         sink = self._sink
         if linger_s == 0 or sink.ready or sink.adverts or self.state in (State.REQ_SENT, State.REP_SENT):
@@ -592,9 +634,23 @@ class Connection:
             self._down = True
             self._flow.work.append(Disconnect())
 
+    def handle_failure(self, error: SidestepError, cause: Cause, now: float) -> None:
+        """The transport connection has failed and no completion tells of it, or what it needs is not to be had."""
+        self.now = now
+        if self.state in (State.REQ_SENT, State.REP_SENT):
+            unanswered = self.accepting and self._buffers_wanted > 0
+            self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
+            self._refuse(error, cause)
+        elif self.state in (State.TIME_WAIT, State.ABORTING, State.SUSPENDED):
+            self._disconnect()  # it is over, well or badly, whatever comes of the transport
+        else:
+            self._break(error, cause, transport_ended=True)
+
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
         self.now = now
+        if self._suspend_confirmed and self._open:
+            self._settle_moved()
         state = self.state
         if state is State.CLOSED:
             self._finish()
@@ -731,7 +787,7 @@ class Connection:
             self._announced()
         if payload and self._reader_closed:
             raise PeerViolation(f"{len(payload)} bytes after close", rule="payload_closed")
-        if self._suspend_port is not None and (payload or bsdh.mid != _DATA):
+        if self._suspend_confirmed or (self._suspend_answered and (payload or bsdh.mid != _DATA)):
             raise PeerViolation(f"{Mid(bsdh.mid).name} after SuspComm", rule="suspend_amid")
         if not payload:
             owed = self._flow.owes or bsdh.mid != _DATA
@@ -794,7 +850,7 @@ class Connection:
 
     def _on_resize(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBuf)
-        self._resize.handle_request(message.header.size, message.bsdh.mseq_ack)
+        self._resize.handle_request(message.header.size)
 
     def _on_resized(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ChRcvBufAck)
@@ -807,7 +863,7 @@ class Connection:
             self._events.append(Event(EventKind.END_OF_STREAM))
         self._move(Stimulus.END_RECEIVED)
         if self.state is State.TIME_WAIT and not self._release_wanted:
-            self._disconnect()  # first closer: it sent DisConn before, and that has completed
+            self._leave()
 
     def _on_abort(self, message: Decoded, buffer: Receive) -> None:
         if self.state not in NO_PAYLOAD:
@@ -816,15 +872,20 @@ class Connection:
 
     def _on_suspend(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, SuspComm)
-        if self.accepting and self._suspend_sent:
-            return  # both move: the connecting end answers (§15), and asks again afterwards
+        if self._suspend_port is not None:
+            if self.accepting and self._suspend_sent:
+                return  # both moved: the connecting end answers, and asks again in the new connection (§15)
+            self._suspend_again = self._suspend_port
+            self._suspend_sent = False
         self._suspend_port = port_of(message.header.service_id)
+        self._suspend_answered = True
         self._fast = False  # what comes now is looked at
 
     def _on_suspended(self, message: Decoded, buffer: Receive) -> None:
         if not self._suspend_sent:
             raise PeerViolation("SuspCommAck without SuspComm", rule="suspend_unasked")
-        self._hand_over()
+        self._fast = False
+        self._suspend_confirmed = True  # `_pump` goes on when no memory is in use here any more
 
     _HANDLERS: Final = {
         int(Mid.DATA): _on_data,
@@ -892,6 +953,8 @@ class Connection:
             self._flow.work.append(Release(region))
         else:
             request.region = region
+            if isinstance(request, StreamReceive):
+                self._sink.serve()
         self._dirty = True
 
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
@@ -902,7 +965,32 @@ class Connection:
             request.bcopy_only = True
         else:
             request.register_failed = True
+            self._sink.serve()
         self._dirty = True
+
+    def senders(self, wr_id: int) -> list[StreamSend]:
+        """Whose bytes a request of the send queue carries, in the order of its gather list; the latest is found first.
+
+        Of a SrcAvail too, if it has payload; these bytes are in the region that it shows.
+        """
+        found: list[StreamSend] = []
+        for number, send, _ in reversed(self._flow.in_flight):
+            if number < wr_id:
+                break
+            if number == wr_id and send is not None:
+                found.append(send)
+        found.reverse()
+        return found
+
+    def when_sent(self, wr_id: int, then: Callable[[], None]) -> None:
+        """Calls when this request of the send queue has completed; not at all if the connection ends before."""
+        in_flight = self._flow.in_flight
+        for index in range(len(in_flight) - 1, -1, -1):
+            number, send, _ = in_flight[index]
+            if number == wr_id:
+                in_flight[index] = (number, send, then)
+                return
+        raise InternalError(f"request {wr_id} is not in flight")
 
     # --- time ---
 
@@ -935,6 +1023,8 @@ class Connection:
         if self.state is State.LAST_ACK:
             self._move(Stimulus.TIMER)
             self._disconnect()
+        elif self.state is State.TIME_WAIT:
+            self._disconnect()
 
     def _on_abort_timeout(self) -> None:
         self._disconnect()
@@ -949,6 +1039,7 @@ class Connection:
     def _on_refresh_timeout(self) -> None:
         if self._sendable and self._flow.brings_credit() and self._flow.may_send_bare():
             self._send_update()
+        self._refresh_wait = min(2 * self._refresh_wait, 1.0)
 
     def _on_keepalive_timeout(self) -> None:
         flow = self._flow
@@ -963,10 +1054,7 @@ class Connection:
         self._asks = False
 
     def _on_suspend_timeout(self) -> None:
-        if self.state is State.SUSPENDED:
-            self._disconnect()
-        else:
-            self._break(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)
+        self._break(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)
 
     _TIMEOUTS: Final = {
         "answer": _on_answer_timeout,
@@ -1015,17 +1103,21 @@ class Connection:
 
     @property
     def _sendable(self) -> bool:
-        return self.state in OPEN and not self._suspend_sent and not self._suspend_acked and not self._down
+        return self.state in OPEN and not self._suspend_sent and not self._down
 
     def _source_waits(self) -> bool:
         return bool(self._source.queue or self._source.forced)
 
     def _pump(self) -> None:
         """Sends whatever may be sent: answers first, then the stream, then advertisements, then mere credit."""
-        if not self._open or self._down:
-            return
-        if self._suspend_sent or self._suspend_acked:
-            self._pump_moving()
+        if not self._open or self._suspend_sent or self._down:
+            if self._down or not self._open:
+                return
+            if self._suspend_confirmed:
+                if not self._flow.in_flight:
+                    self._hand_over()
+            elif not self._suspend_answered:
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md, F11)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1040,7 +1132,7 @@ class Connection:
             else:
                 item()  # type: ignore[operator]
         if not control and sink.pump():
-            if self._suspend_port is not None or self._suspend_wanted is not None:
+            if self._suspend_port is not None:
                 if self._suspend():
                     return
             elif not source.ended:
@@ -1048,7 +1140,7 @@ class Connection:
                     source.pump()
                 if source.ending and source.idle and flow.may_send_bare() and not source.ended:
                     self._send_disconn()
-            if sink.receives and sink.mode is Mode.PIPELINED and self._suspend_port is None:
+            if sink.receives and sink.mode is Mode.PIPELINED and not self._suspend_answered:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
@@ -1071,7 +1163,6 @@ class Connection:
             or sink.adverts
             or flow.announce is not None
             or self._suspend_port is not None
-            or self._suspend_wanted is not None
         )
 
     def _credit_low(self) -> bool:
@@ -1082,15 +1173,19 @@ class Connection:
 
     def _refresh(self) -> None:
         """Tells of new credit, if the other end is short of it and nothing else has told."""
-        flow = self._flow
+        flow, sink = self._flow, self._sink
+        remote_credit = flow.remote_credit()
         if not self._credit_low() or not flow.credit or not flow.brings_credit():
             self._timers.pop("refresh", None)
         elif flow.owes or flow.unacknowledged() >= 2:
+            self._refresh_wait = self._settings.refresh_s
+            if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
+                return  # the answer to an advertisement brings it, and must not lack the credit itself
             if flow.may_send_bare():
                 self._timers.pop("refresh", None)
                 self._send_update()
-        elif flow.remote_credit() <= 1 and "refresh" not in self._timers:
-            self._arm("refresh", self._settings.refresh_s)
+        elif remote_credit <= 1 and "refresh" not in self._timers:
+            self._arm("refresh", self._refresh_wait)
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
@@ -1099,7 +1194,7 @@ class Connection:
     def _send_disconn(self) -> None:
         self._release_wanted = True
         self._source.end()
-        self._flow.send_header(DisConn(), then=self._disconn_sent)
+        self._end_mseq = self._flow.send_header(DisConn(), then=self._disconn_sent)
         self._move(Stimulus.END_SENT)
 
     def _disconn_sent(self) -> None:
@@ -1108,6 +1203,17 @@ class Connection:
         if self.state is State.LAST_ACK:
             self._arm("last_ack", self._settings.last_ack_s)
         elif self.state is State.TIME_WAIT:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Both directions have ended and this end was the first: it takes the transport connection down.
+
+        But not what is still on its way: over iWARP a completed Send has not arrived yet. If both DisConn have crossed
+        there is nothing more that would acknowledge ours, and the other end waits as well.
+        """
+        if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
+            self._arm("last_ack", self._settings.last_ack_s)
+        else:
             self._disconnect()
 
     def _tell_write_closed(self) -> None:
@@ -1122,53 +1228,50 @@ class Connection:
         self.now = now
         if self.state is not State.ESTABLISHED:
             raise Misuse("only an established connection can move")
-        self._suspend_wanted = port
+        self._suspend_port = port
         self._arm("suspend", self._settings.suspend_s)
         self._dirty = True
-
-    def _pump_moving(self) -> None:
-        """SuspComm or its answer has gone: nothing of the stream follows.
-
-        Credit does, until the answer has come, which could not go otherwise (docs/sdp-model.md, F11); and so does our
-        answer, if the other end's SuspComm has crossed ours and it is ours that comes to nothing.
-        """
-        if self._suspend_acked:
-            return
-        if self._suspend_port is not None:
-            self._suspend()
-        else:
-            self._refresh()
-        self._waiting = True
 
     def _suspend(self) -> bool:
         """SuspComm, or its answer, when nothing is in process; True if it went, and nothing may follow."""
         flow, source, sink = self._flow, self._source, self._sink
         if sink.reads or sink.withdrawing or not flow.may_send_bare():
             return False
-        if source.cancel_mseq is not None and self._suspend_port is None:  # who has sent SuspComm does not answer it
+        if source.cancel_mseq is not None and not self._suspend_answered:  # who has sent SuspComm does not answer it
             return False
         if any(then is not None for _, _, then in flow.in_flight):
             return False
-        if self._suspend_port is not None:  # first: while it is not answered, ours looks like one that crosses it
-            self._suspend_acked = True
+        assert self._suspend_port is not None
+        self._suspend_sent = True
+        self._waiting = True  # for the answer, and for what is in flight
+        sink.frozen = True
+        if self._suspend_answered:
             flow.send_header(SuspCommAck(), then=self._reconnect)
         else:
-            assert self._suspend_wanted is not None
-            self._suspend_sent = True
-            flow.send_header(SuspComm(service_id(self._suspend_wanted)))
+            flow.send_header(SuspComm(service_id(self._suspend_port)))
         return True
+
+    def _settle_moved(self) -> None:
+        """The other end has confirmed and disconnected, before what was in flight completed: it has all of it."""
+        in_flight = self._flow.in_flight
+        while in_flight:
+            _, send, _ = in_flight.popleft()
+            if send is not None:
+                send.pending -= 1
+                self.end_send(send)
+        self._hand_over()
 
     def _hand_over(self) -> None:
         """SuspCommAck has come: the stream goes on elsewhere."""
         assert self.addresses is not None
-        source, sink = self._source, self._sink
+        flow, source, sink = self._flow, self._source, self._sink
         source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
         source.ending = True  # nothing can be sent here any more
         for send in unsent:
-            if send.region is not None:  # of this device
-                self._flow.work.append(Release(send.region))
+            if send.region is not None:  # it is of this device
+                flow.work.append(Release(send.region))
                 send.region = None
         for receive in sink.receives:
             receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
@@ -1180,7 +1283,7 @@ class Connection:
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
-        self._arm("suspend", self._settings.last_ack_s)  # the other end disconnects; if it does not, we do
+        self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
         self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
@@ -1223,10 +1326,8 @@ class Connection:
         self._resize.reset()
         self._control.clear()
         self._timers.clear()
-        if self._suspend_wanted is not None:  # it came to nothing, and is repeated
-            self._arm("suspend", self._settings.suspend_s)
         self._suspend_port = None
-        self._suspend_sent = self._suspend_acked = False
+        self._suspend_sent = self._suspend_answered = self._suspend_confirmed = False
         self.accepting = False
 
     # --- what the halves ask for ---
@@ -1330,7 +1431,7 @@ class Connection:
     def size_changed(self, *, remote: bool) -> None:
         """Private buffers have another size."""
         if remote:
-            self._source.payload_max = self._flow.remote_size - 16
+            self._source.payload_max = min(self._flow.remote_size, self._settings.message_max) - 16
         else:
             self._sink.buffer_size = self._resize.local
             self._resizing = self._resize.busy

@@ -9,7 +9,8 @@ are never more than twice as many as agreed; until then a further increase is re
 buffers stay, cut to the new size.
 
 Both ends may ask at the same time. Then the accepting one takes no notice of the request it gets, and the connecting
-one answers; its own request has come to nothing. That two requests crossed is seen from their MSeqAck.
+one answers; its own request has come to nothing. As nobody asks while a request of the other end waits for its answer,
+a request that comes while an own one is outstanding has always crossed it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.work import Receive
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import NeedBuffers, ReturnBuffer
-from sidestep.sdp.serial import ge
 from sidestep.sdp.wire import ChRcvBuf, ChRcvBufAck
 
 
@@ -31,7 +31,10 @@ class ResizeHost(Protocol):
     accepting: bool
 
     def control(self, action: object) -> None:
-        """Queue a message without payload, or what sends one."""
+        """Queue a message without payload."""
+
+    def withdraw_control(self, action: object) -> bool:
+        """Take a queued message back; False if it has gone."""
 
     def size_changed(self, *, remote: bool) -> None:
         """The payload that fits has changed, or buffers of another kind are about."""
@@ -44,8 +47,8 @@ class Resize:
     """Both sides of it."""
 
     __slots__ = (
-        "_before", "_current", "_flow", "_host", "asked", "asked_mseq", "crossed", "decrease_refused",
-        "increase_refused", "local", "local_max", "old", "surplus", "target", "waits",
+        "_before", "_current", "_flow", "_host", "_request", "asked", "decrease_refused", "increase_refused", "local",
+        "local_max", "old", "surplus", "target", "waits",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, host: ResizeHost, local: int, local_max: int) -> None:
@@ -69,8 +72,7 @@ class Resize:
         self.surplus = 0  # buffers to be given back
         self._current: set[int] = set()  # wr_ids of those that are to stay, while there is a surplus
         self.asked: int | None = None  # DesSz of our ChRcvBuf that is not answered
-        self.asked_mseq: int | None = None  # and its MSeq, once it has gone
-        self.crossed: int | None = None  # the same, if it came to nothing
+        self._request: ChRcvBuf | None = None  # it, as it was queued; None if it is still to be
         self.increase_refused = False
         self.decrease_refused = False
 
@@ -95,24 +97,26 @@ class Resize:
         if self.increase_refused if size > present else self.decrease_refused:
             raise Misuse("the other end has refused that on this connection")
         self.asked, self._before = size, present
-        self._host.control(self._send_request)
+        if not self.waits:
+            self._queue_request()
         if size < present:  # we keep to the smaller size at once
             self._set_remote(size)
 
-    def _send_request(self) -> None:
+    def _queue_request(self) -> None:
         assert self.asked is not None
-        self.asked_mseq = self._flow.send_header(ChRcvBuf(self.asked))
+        self._request = ChRcvBuf(self.asked)
+        self._host.control(self._request)
 
     def handle_answer(self, size: int) -> None:
         """ChRcvBufAck."""
-        asked, before = self.crossed if self.asked is None else self.asked, self._before
-        if asked is None:
+        asked, before = self.asked, self._before
+        if asked is None or self._request is None:
             raise PeerViolation(f"ChRcvBufAck of {size} bytes", rule="resize_unasked")
         if size < before if asked > before else not min(asked, before) <= size <= before:
             raise PeerViolation(
                 f"ChRcvBufAck of {size} bytes, {asked} were asked for instead of {before}", rule="resize_range"
             )
-        self.asked = self.asked_mseq = self.crossed = None
+        self.asked = self._request = None
         if size == before:
             if asked > before:
                 self.increase_refused = True
@@ -127,20 +131,21 @@ class Resize:
 
     def _give_way(self) -> None:
         """Our request crossed one of the accepting end, which takes no notice of it."""
-        self.crossed, self.asked, self.asked_mseq = self.asked, None, None
+        self._host.withdraw_control(self._request)  # if it has not even gone
+        self.asked = self._request = None
         self._set_remote(self._before)
         self._host.resized()
 
     # --- answering ---
 
-    def handle_request(self, size: int, mseq_ack: int) -> None:
-        """ChRcvBuf, whose sender had received our messages up to `mseq_ack`."""
-        if self.asked_mseq is not None and not ge(mseq_ack, self.asked_mseq):
+    def handle_request(self, size: int) -> None:
+        """ChRcvBuf."""
+        if self.waits:
+            raise PeerViolation("a second ChRcvBuf before the first was answered", rule="resize_second")
+        if self.asked is not None:
             if self._host.accepting:
                 return
             self._give_way()
-        if self.waits:
-            raise PeerViolation("a second ChRcvBuf before the first was answered", rule="resize_second")
         size = min(max(size, limits.SDP_BUFFER_SIZE_MIN), max(self.local, self.local_max))
         if size > self.local and not self.surplus:
             self.target = size
@@ -166,7 +171,7 @@ class Resize:
         self.old = 0
         self.target = self.local
         self._host.size_changed(remote=False)
-        self._host.control(ChRcvBufAck(self.local))
+        self._answer()
 
     def received(self) -> None:
         """A message has come in."""
@@ -179,8 +184,13 @@ class Resize:
         if self.waits and not self.old and self.surplus:
             self.waits = False
             self.local = self.target
-            self._host.control(ChRcvBufAck(self.local))
             self._host.size_changed(remote=False)
+            self._answer()
+
+    def _answer(self) -> None:
+        self._host.control(ChRcvBufAck(self.local))
+        if self.asked is not None:  # while the other end waited
+            self._queue_request()
 
     def repost(self, buffer: Receive) -> None:
         """A consumed buffer: posted again, cut to its size, or given back."""

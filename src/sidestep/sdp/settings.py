@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from sidestep import limits
 from sidestep.errors import Misuse
+from sidestep.rdma.work import Access
 from sidestep.sdp.strategy import Strategy
 
 
@@ -42,6 +43,8 @@ class Settings:
     keepalive_s: float | None = None  # of silence, until a zero-length RDMA Write asks whether the other end lives
     suspend_s: float = 60.0  # for the new connection of a suspended one
     urgent_inline: bool = False  # SO_OOBINLINE: urgent bytes stay in the stream
+    message_max: int = limits.SDP_ADVERT_MAX  # bytes of a message that is sent, where the other end takes more
+    local_access: Access | None = None  # what a target of RDMA Reads must be registered for; None: for nothing
 
     @property
     def wire_version(self) -> int:

@@ -93,7 +93,7 @@ class Sink:
 
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
-        "ended", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
+        "ended", "frozen", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
         "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
 
@@ -115,6 +115,7 @@ class Sink:
     def reset(self) -> None:
         """As at the start of a transport connection; what has arrived stays."""
         self.mode = Mode.COMBINED
+        self.frozen = False  # no RDMA Read is begun any more: the connection moves
         self.nd = 0
         self.due = 0
         self.adverts.clear()
@@ -259,7 +260,7 @@ class Sink:
                 self._host.end_receive(receive)
                 continue
             break
-        if self.adverts and not self.due and not self.withdrawing and not self.ready:
+        if self.adverts and not self.due and not self.withdrawing and not self.ready and not self.frozen:
             self._read()
 
     def _fill(self, receive: StreamReceive) -> bool:
@@ -356,6 +357,8 @@ class Sink:
                     return
                 if self.reads >= self._settings.reads_max or flow.room() < 2:
                     return  # each completion comes here again
+                if self._settings.local_access is not None and not self._is_registered(receive):
+                    return  # the answer comes here again
                 room = receive.length - receive.planned
                 if not self._strategy.wants_read(advert.left - advert.planned, room):
                     if receive.planned > receive.filled:
@@ -374,6 +377,18 @@ class Sink:
                 receive.reads += 1
                 self.reads += 1
                 flow.send_read((view,), va, advert.rkey, partial(self._read_done, advert, receive, count))
+
+    def _is_registered(self, receive: StreamReceive) -> bool:
+        """Whether a device that wants it so may read into this; if it never will, the bytes are asked for by Data."""
+        if receive.region is not None:
+            return True
+        if receive.register_failed:
+            self.refuse()
+        elif not receive.registering:
+            receive.registering = True
+            assert self._settings.local_access is not None
+            self._flow.work.append(Register(receive, self._settings.local_access))
+        return False
 
     def _read_done(self, advert: SinkAdvert, receive: StreamReceive, count: int) -> None:
         self.reads -= 1
@@ -474,7 +489,7 @@ class Sink:
                 or not self._host.adverts_left()
             ):
                 return None
-            if receive.region is None:
+            if receive.region is None or not receive.region.remote:
                 if not receive.registering:
                     receive.registering = True
                     self._flow.work.append(Register(receive, Access.LOCAL_WRITE | Access.REMOTE_WRITE))

@@ -277,6 +277,12 @@ class Source:
         flow = self._flow
         if flow.room() < 2 or not flow.may_send_bare():
             return False
+        checked = self._settings.local_access is not None  # the device sends from registered memory only
+        if checked and head.region is None:
+            if not head.registering:
+                head.registering = True
+                flow.work.append(Register(head, Access.LOCAL_READ))
+            return False
         sink = self.sinks.popleft()
         views: list[memoryview] = []
         total = 0
@@ -295,6 +301,8 @@ class Source:
             if total == sink.length or not queue or len(views) == _GATHER_MAX or queue[0].bcopy_only:
                 break
             head = queue[0]
+            if checked and head.region is None:
+                break
         flow.send_write(tuple(views), sink.va, RKey(sink.rkey), None)
         self.passed += total
         flow.send_header(RdmaWrCompl(total))  # lands behind the Write: RC keeps their order
@@ -304,7 +312,7 @@ class Source:
     def _advertise(self, head: StreamSend) -> bool:
         """A SrcAvail for the head of the queue, once its memory is registered."""
         flow = self._flow
-        if head.region is None:
+        if head.region is None or not head.region.remote:
             if not head.registering:
                 head.registering = True
                 flow.work.append(Register(head, Access.REMOTE_READ))

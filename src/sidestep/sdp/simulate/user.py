@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SCRIBBLE: Final = 0xEE
 _READABLE: Final = Event(EventKind.READABLE)
+_LONG_PAUSES_MAX: Final = 10  # what waits for a user must not run into a timeout for that
 _REQUESTS_MAX: Final = 400  # sends, and as many receives: then the rest is asked for in one piece
 
 
@@ -100,6 +101,7 @@ class User:
         self._pristine = rng.randbytes(habits.total)
         self._memory = bytearray(self._pristine)
         self._position = 0
+        self._long_pauses_left = _LONG_PAUSES_MAX
         self._open_sends: dict[int, Sent] = {}
         self._open_receives: dict[int, tuple[StreamReceive, bytearray]] = {}
         self._started = False
@@ -250,7 +252,9 @@ class User:
 
     def _pause(self) -> float:
         rng, habits = self._rng, self._habits
-        span = habits.long_pause_s if rng.random() < habits.long_pauses else habits.pause_s
+        long = rng.random() < habits.long_pauses and self._long_pauses_left > 0
+        self._long_pauses_left -= long
+        span = habits.long_pause_s if long else habits.pause_s
         return rng.uniform(*span)
 
     def _write_on(self) -> None:
