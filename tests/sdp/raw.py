@@ -366,6 +366,10 @@ class End:
         if not self.gone and connection.state in OPEN and flow.posted != len(self.posted):
             raise Surprise(f"{flow.posted} receives counted, {len(self.posted)} posted")
 
+    def is_in(self, state: State) -> None:
+        """Asserts the state of the connection."""
+        assert self.connection.state is state
+
     def kinds(self) -> list[EventKind]:
         """Events since the last look that are not requests."""
         found = [event.kind for event in self.events if isinstance(event, Event)]

@@ -108,10 +108,10 @@ class Connection:
 
     __slots__ = (
         "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
-        "_flow", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait", "_release_wanted",
-        "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_again",
-        "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers", "_traffic",
-        "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
+        "_flow", "_left", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
+        "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
+        "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
+        "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
         "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
@@ -144,7 +144,8 @@ class Connection:
         self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
-        self._suspend_port: int | None = None
+        self._left = False  # the transport connection of a stream that goes on over another one is gone
+        self._suspend_port: int | None = None  # where our socket moves to, or the other end's
         self._suspend_sent = False
         self._suspend_answered = False
         self._suspend_confirmed = False  # SuspCommAck has come
@@ -301,6 +302,7 @@ class Connection:
         flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
+        self._source.one_advert = header.adverts_max == 1
         # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
         if header.version.major == self.version.major:
             self.version = agreed(self.version, header.version)
@@ -436,11 +438,8 @@ class Connection:
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
         self.now = now
-        for payload, _, byte in self._sink.ready:
-            if byte is not None and self._settings.urgent_inline:
-                return memoryview(bytes((byte,)))
-            if len(payload):
-                return payload.toreadonly()
+        if self._sink.ready_bytes:
+            return self._sink.peek()
         if self._sink.adverts and not self._sink.receives:
             self._sink.refuse()
             self._dirty = True
@@ -593,6 +592,9 @@ class Connection:
         """Resets the connection."""
         self.now = now
         self._reader_closed = True
+        if self.state is State.SUSPENDED:
+            self._disconnect()
+            return
         if self.state in (State.REQ_SENT, State.REP_SENT):
             unanswered = self.accepting and self._buffers_wanted > 0
             self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
@@ -611,9 +613,16 @@ class Connection:
             self.error, self.cause = error, cause
             self._events.append(Event(EventKind.BROKEN, error))
         told = self.state in (State.FIN_WAIT, State.LAST_ACK) and not transport_ended
+        resuming = self.state is State.RESUMING
         self._move(Stimulus.RESET)
         self._timers.clear()
         self._control.clear()
+        if resuming:  # between two transport connections: the order to disconnect the first was given
+            self._down = True
+            if self._left:
+                self._move(Stimulus.DISCONNECTED)
+                self._finish()
+            return
         if told and self._flow.may_send_bare():  # who has sent DisConn has to say that it is a reset
             self._flow.send_header(AbortConn(), then=self._disconnect)
             self._arm("abort", self._settings.last_ack_s)
@@ -640,11 +649,14 @@ class Connection:
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
         self.now = now
+        if self._suspend_confirmed and self._open:
+            self._settle_moved()
         state = self.state
         if state is State.CLOSED:
             self._finish()
             return
         if state is State.RESUMING:
+            self._left = True
             return
         if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT) and self.error is None:
             self.error, self.cause = Unavailable("reset by the other end"), Cause.RESET
@@ -668,10 +680,10 @@ class Connection:
         self._timers.clear()
         self._control.clear()
         source, sink = self._source, self._sink
-        for _, send, then in self._flow.in_flight:
-            if send is not None:
+        moved = self.suspended.unsent if self.suspended is not None else ()
+        for _, send, _ in self._flow.in_flight:
+            if send is not None and send not in moved:  # the rest of it goes elsewhere
                 self._end_request(send)
-            del then
         self._flow.in_flight.clear()
         for advert in source.adverts:
             self._end_request(advert.send)
@@ -775,8 +787,8 @@ class Connection:
             self._announced()
         if payload and self._reader_closed:
             raise PeerViolation(f"{len(payload)} bytes after close", rule="payload_closed")
-        if self._suspend_answered:
-            raise PeerViolation("a message after SuspComm", rule="suspend_amid")
+        if self._suspend_confirmed or (self._suspend_answered and (payload or bsdh.mid != _DATA)):
+            raise PeerViolation(f"{Mid(bsdh.mid).name} after SuspComm", rule="suspend_amid")
         if not payload:
             owed = self._flow.owes or bsdh.mid != _DATA
             self.repost(buffer)
@@ -856,7 +868,7 @@ class Connection:
     def _on_abort(self, message: Decoded, buffer: Receive) -> None:
         if self.state not in NO_PAYLOAD:
             raise PeerViolation("AbortConn without DisConn", rule="abort_early")
-        self._break(Unavailable("reset by the other end"), Cause.RESET)
+        self._break(Unavailable("reset by the other end"), Cause.RESET, transport_ended=True)
 
     def _on_suspend(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, SuspComm)
@@ -867,10 +879,12 @@ class Connection:
             self._suspend_sent = False
         self._suspend_port = port_of(message.header.service_id)
         self._suspend_answered = True
+        self._fast = False  # what comes now is looked at
 
     def _on_suspended(self, message: Decoded, buffer: Receive) -> None:
         if not self._suspend_sent:
             raise PeerViolation("SuspCommAck without SuspComm", rule="suspend_unasked")
+        self._fast = False
         self._suspend_confirmed = True  # `_pump` goes on when no memory is in use here any more
 
     _HANDLERS: Final = {
@@ -896,9 +910,9 @@ class Connection:
         """A send-queue request has completed, and with it all that were posted before it."""
         self.now = now
         if status is not _DONE:
-            if status is Status.FLUSHED:
+            if status is Status.FLUSHED or not self._open:
                 self._hang_up()
-            elif self.state in OPEN:
+            else:
                 self._break(
                     Unavailable(f"the transport connection failed: {status.name}"),
                     Cause.TRANSPORT,
@@ -935,7 +949,7 @@ class Connection:
         """The region that Register asked for."""
         self.now = now
         request.registering = False
-        if request.done:
+        if request.done or self.suspended is not None:
             self._flow.work.append(Release(region))
         else:
             request.region = region
@@ -957,7 +971,7 @@ class Connection:
     def senders(self, wr_id: int) -> list[StreamSend]:
         """Whose bytes a request of the send queue carries, in the order of its gather list; the latest is found first.
 
-        Of a SrcAvail nobody is named: its bytes are in the region that it shows.
+        Of a SrcAvail too, if it has payload; these bytes are in the region that it shows.
         """
         found: list[StreamSend] = []
         for number, send, _ in reversed(self._flow.in_flight):
@@ -1082,7 +1096,7 @@ class Connection:
             return self._events.popleft()
         if not self._readable_told:
             sink = self._sink
-            if not sink.receives and (sink.ready or sink.adverts or sink.ended):
+            if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
                 self._readable_told = True
                 return Event(EventKind.READABLE)
         return None
@@ -1097,8 +1111,13 @@ class Connection:
     def _pump(self) -> None:
         """Sends whatever may be sent: answers first, then the stream, then advertisements, then mere credit."""
         if not self._open or self._suspend_sent or self._down:
-            if self._suspend_confirmed and self._open and not self._flow.in_flight:
-                self._hand_over()
+            if self._down or not self._open:
+                return
+            if self._suspend_confirmed:
+                if not self._flow.in_flight:
+                    self._hand_over()
+            elif not self._suspend_answered:
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md, F11)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1216,7 +1235,9 @@ class Connection:
     def _suspend(self) -> bool:
         """SuspComm, or its answer, when nothing is in process; True if it went, and nothing may follow."""
         flow, source, sink = self._flow, self._source, self._sink
-        if sink.reads or sink.withdrawing or source.cancel_mseq is not None or not flow.may_send_bare():
+        if sink.reads or sink.withdrawing or not flow.may_send_bare():
+            return False
+        if source.cancel_mseq is not None and not self._suspend_answered:  # who has sent SuspComm does not answer it
             return False
         if any(then is not None for _, _, then in flow.in_flight):
             return False
@@ -1230,6 +1251,16 @@ class Connection:
             flow.send_header(SuspComm(service_id(self._suspend_port)))
         return True
 
+    def _settle_moved(self) -> None:
+        """The other end has confirmed and disconnected, before what was in flight completed: it has all of it."""
+        in_flight = self._flow.in_flight
+        while in_flight:
+            _, send, _ = in_flight.popleft()
+            if send is not None:
+                send.pending -= 1
+                self.end_send(send)
+        self._hand_over()
+
     def _hand_over(self) -> None:
         """SuspCommAck has come: the stream goes on elsewhere."""
         assert self.addresses is not None
@@ -1237,6 +1268,7 @@ class Connection:
         source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
+        source.ending = True  # nothing can be sent here any more
         for send in unsent:
             if send.region is not None:  # it is of this device
                 flow.work.append(Release(send.region))
@@ -1256,7 +1288,10 @@ class Connection:
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
+        if not self._open:
+            return  # the connection has ended meanwhile
         self._move(Stimulus.MOVES)
+        self._left = False
         self._flow.work.append(Disconnect())
         self._events.append(Event(EventKind.RESUMING))
         self._arm("suspend", self._settings.suspend_s)
@@ -1296,6 +1331,10 @@ class Connection:
         self.accepting = False
 
     # --- what the halves ask for ---
+
+    def urgent(self) -> None:
+        """Tells of an urgent byte that was not announced."""
+        self._events.append(Event(EventKind.URGENT))
 
     def control(self, action: object) -> None:
         """Queues a message without payload: a header, or a callable that sends it."""
@@ -1353,7 +1392,7 @@ class Connection:
 
     def adverts_of_peer(self) -> int:
         """Advertisements of the other end that are outstanding."""
-        return len(self._source.sinks) + len(self._sink.adverts)
+        return len(self._source.sinks) + len(self._sink.adverts) + self._sink.untold
 
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""
