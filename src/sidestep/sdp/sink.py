@@ -90,7 +90,7 @@ class Sink:
 
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
-        "ended", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
+        "ended", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
         "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
 
@@ -116,6 +116,7 @@ class Sink:
         self.due = 0
         self.adverts.clear()
         self.reads = 0
+        self.last_read: StreamReceive | None = None  # what the RDMA Read posted last is into
         self.refusal: object = None  # the SendSm that is queued and has not gone
         self.unrefused = 0  # bytes due because of it
         self.withdrawing = False
@@ -175,27 +176,45 @@ class Sink:
         self.serve()
 
     def _deliver_shown(self, payload: memoryview, buffer: Receive, urgent: bool) -> None:
-        """The payload of exactly one message goes into the oldest receive shown (§12.1)."""
+        """The payload of exactly one message goes into the oldest receive shown (§12.1).
+
+        An urgent byte leaves a mark only where no other receive is shown: what comes next goes there, and would pass
+        by a byte that waits. Then the byte is had by `take_urgent` alone, or comes in line without a stop before it.
+        """
         receive = self.shown.popleft()
         receive.advert = False
-        last = payload[-1] if urgent else None
-        normal = payload[:-1] if urgent else payload
+        last: int | None = None
+        if urgent:
+            last = payload[-1]
+            if not (self.shown and self._settings.urgent_inline):
+                payload = payload[:-1]
         room = receive.length
-        taken = len(normal) if len(normal) < room else room
-        receive.view[:taken] = normal[:taken]
+        taken = len(payload) if len(payload) < room else room
+        receive.view[:taken] = payload[:taken]
         receive.filled = receive.planned = taken
-        if taken:  # none, if the urgent byte came alone: then it goes on waiting
+        if taken:
             self.receives.popleft()
             self._host.end_receive(receive)
-        if taken < len(normal):
-            self.ready.append((normal[taken:], buffer, None))
-            self.ready_bytes += len(normal) - taken
+        else:
+            self._go_on_waiting(receive)
+        if taken < len(payload):
+            self.ready.append((payload[taken:], buffer, None))
+            self.ready_bytes += len(payload) - taken
         else:
             self._host.repost(buffer)
         if last is not None:
-            self._mark(last)
+            if self.shown:
+                self._saw_urgent(last)
+            else:
+                self._mark(last)
         self._settle_cancel()
         self.serve()
+
+    def _go_on_waiting(self, receive: StreamReceive) -> None:
+        """A receive was used up by nothing: it waits behind those that are shown, where the next bytes go."""
+        if self.shown:
+            self.receives.popleft()
+            self.receives.insert(len(self.shown), receive)
 
     def _deliver_urgent(self, payload: memoryview, buffer: Receive) -> None:
         """A message that ends in an urgent byte: the mark stands before that byte."""
@@ -210,6 +229,9 @@ class Sink:
 
     def _mark(self, byte: int) -> None:
         self.ready.append((memoryview(b""), None, byte))
+        self._saw_urgent(byte)
+
+    def _saw_urgent(self, byte: int) -> None:
         self.urgent_pending = max(0, self.urgent_pending - 1)
         self.urgent_byte = byte
 
@@ -315,9 +337,15 @@ class Sink:
             if host.waits_for_reader() and not self.reads:
                 self.refuse()  # both ends wait to be read: one has to give way (§10.2)
             return
+        last = self.last_read
+        passed = last is None or not last.reads
         for receive in self.receives:
             if receive.advert:
                 return
+            if not passed:  # bytes further on go into a later receive already
+                if receive is not last:
+                    continue
+                passed = True
             while receive.planned < receive.length:
                 advert = next((one for one in self.adverts if one.planned < one.left), None)
                 if advert is None:
@@ -341,6 +369,7 @@ class Sink:
                 advert.reading += 1
                 receive.reads += 1
                 self.reads += 1
+                self.last_read = receive
                 flow.send_read((view,), va, advert.rkey, partial(self._read_done, advert, receive, count))
 
     def _read_done(self, advert: SinkAdvert, receive: StreamReceive, count: int) -> None:
@@ -471,6 +500,8 @@ class Sink:
             receive.filled = receive.planned = length
             self.receives.popleft()
             self._host.end_receive(receive)
+        else:
+            self._go_on_waiting(receive)
         self._settle_cancel()
         self.serve()
 
