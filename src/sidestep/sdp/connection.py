@@ -1147,7 +1147,8 @@ class Connection:
         self._refresh()
         if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
-                self._arm("probe", self._probe_wait)
+                # not both ends at the same moment, time and again: each would use up what the other one brings
+                self._arm("probe", self._probe_wait * (1.5 if self.accepting else 1.0))
         elif "probe" in self._timers:
             del self._timers["probe"]
             self._probe_wait = self._settings.probe_s
