@@ -571,7 +571,7 @@ class Connection:
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
         self.now = now
-        if self.state is State.SUSPENDED:  # the stream is elsewhere
+        if self.state is State.SUSPENDED:
             self._disconnect()
         if self.state is State.CLOSED or self._down:
             self._reader_closed = True
@@ -592,8 +592,11 @@ class Connection:
         """Resets the connection."""
         self.now = now
         self._reader_closed = True
-        if self.state is State.SUSPENDED:
+        if self.state is State.SUSPENDED:  # the stream is elsewhere
             self._disconnect()
+            return
+        if self._transport_done:
+            self._drop_unread()
             return
         if self.state in (State.REQ_SENT, State.REP_SENT):
             unanswered = self.accepting and self._buffers_wanted > 0
@@ -701,6 +704,8 @@ class Connection:
             receive.reads = 0
         sink.serve()
         self._give_up_receives()
+        if self._reader_closed:
+            self._drop_unread()  # nobody will read it
         self._events.append(Event(EventKind.CLOSED))
 
     def _give_up_receives(self) -> None:
@@ -760,9 +765,11 @@ class Connection:
 
     def _give_back(self, buffer: Receive) -> None:
         """The receive of a message that broke a rule, unless it was used by then."""
-        used = any(held is buffer for _, held, _ in self._sink.ready)
+        wr_id = buffer.wr_id  # it may have been cut to another size meanwhile
+        used = any(held is not None and held.wr_id == wr_id for _, held, _ in self._sink.ready)
         for work in self._flow.work:
-            used |= work is buffer or (isinstance(work, ReturnBuffer) and work.receive is buffer)
+            receive = work.receive if isinstance(work, ReturnBuffer) else work
+            used |= isinstance(receive, Receive) and receive.wr_id == wr_id
         if not used:
             self._flow.work.append(ReturnBuffer(buffer))
 
