@@ -1124,7 +1124,7 @@ class Connection:
                 if not self._flow.in_flight:
                     self._hand_over()
             elif not self._suspend_answered:
-                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md, F11)
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
