@@ -345,7 +345,7 @@ class Connection:
         self.error, self.cause = error, cause
         if self.state is not State.CLOSED:
             self._move(Stimulus.REFUSED)
-        self._down = True
+        self._shut()
         self._events.append(Event(EventKind.BROKEN, error))
         self._finish()
 
@@ -618,7 +618,7 @@ class Connection:
         self._timers.clear()
         self._control.clear()
         if resuming:  # between two transport connections: the order to disconnect the first was given
-            self._down = True
+            self._shut()
             if self._left:
                 self._move(Stimulus.DISCONNECTED)
                 self._finish()
@@ -629,9 +629,14 @@ class Connection:
         else:
             self._disconnect()
 
+    def _shut(self) -> None:
+        """The transport connection takes nothing more: no RDMA Read either, though an advertisement arrives still."""
+        self._down = True
+        self._flow.send_queue = 0
+
     def _disconnect(self) -> None:
         if not self._down:
-            self._down = True
+            self._shut()
             self._flow.work.append(Disconnect())
 
     def handle_failure(self, error: SidestepError, cause: Cause, now: float) -> None:
@@ -667,7 +672,7 @@ class Connection:
         elif state in (State.LAST_ACK, State.TIME_WAIT) and self.error is None:
             self._tell_write_closed()  # the other end disconnects because it has our DisConn: no need to see the answer
         if not self._down:
-            self._down = True
+            self._shut()
             self._flow.work.append(Disconnect())  # our half of it
         self._move(Stimulus.DISCONNECTED)
         self._finish()
@@ -760,10 +765,9 @@ class Connection:
 
     def _give_back(self, buffer: Receive) -> None:
         """The receive of a message that broke a rule, unless it was used by then."""
-        used = any(held is buffer for _, held, _ in self._sink.ready)
-        for work in self._flow.work:
-            used |= work is buffer or (isinstance(work, ReturnBuffer) and work.receive is buffer)
-        if not used:
+        used = [held for _, held, _ in self._sink.ready]
+        used += [work.receive if isinstance(work, ReturnBuffer) else work for work in self._flow.work]
+        if not any(isinstance(one, Receive) and one.wr_id == buffer.wr_id for one in used):  # it may have been cut
             self._flow.work.append(ReturnBuffer(buffer))
 
     def _take(self, buffer: Receive, message: memoryview, now: float) -> None:
@@ -943,7 +947,7 @@ class Connection:
         self._flow.work.append(Disconnect())
         if self.state in (State.REQ_SENT, State.REP_SENT):  # nothing is told of an attempt that is given up
             self._refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
-        self._down = True
+        self._shut()
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
@@ -1317,6 +1321,7 @@ class Connection:
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:
+        self._sink.keep()
         self._source.take_all_back()
         self._source.ended = False  # a DisConn is sent again: the new connection knows nothing of it
         self._flow.reset()
@@ -1378,7 +1383,7 @@ class Connection:
 
     def repost(self, buffer: Receive) -> None:
         """A private buffer that is free again."""
-        if self._down:
+        if self._down or not self._open:
             self._flow.work.append(ReturnBuffer(buffer))
         elif self._resizing or len(buffer.scatter[0]) != self._resize.target:
             self._resize.repost(buffer)
