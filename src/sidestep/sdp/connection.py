@@ -571,7 +571,7 @@ class Connection:
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
         self.now = now
-        if self.state is State.SUSPENDED:  # the stream is elsewhere
+        if self.state is State.SUSPENDED:
             self._disconnect()
         if self.state is State.CLOSED or self._down:
             self._reader_closed = True
@@ -592,8 +592,11 @@ class Connection:
         """Resets the connection."""
         self.now = now
         self._reader_closed = True
-        if self.state is State.SUSPENDED:
+        if self.state is State.SUSPENDED:  # the stream is elsewhere
             self._disconnect()
+            return
+        if self._transport_done:
+            self._drop_unread()
             return
         if self.state in (State.REQ_SENT, State.REP_SENT):
             unanswered = self.accepting and self._buffers_wanted > 0
@@ -706,6 +709,8 @@ class Connection:
             receive.reads = 0
         sink.serve()
         self._give_up_receives()
+        if self._reader_closed:
+            self._drop_unread()  # nobody will read it
         self._events.append(Event(EventKind.CLOSED))
 
     def _give_up_receives(self) -> None:
@@ -765,9 +770,12 @@ class Connection:
 
     def _give_back(self, buffer: Receive) -> None:
         """The receive of a message that broke a rule, unless it was used by then."""
-        used = [held for _, held, _ in self._sink.ready]
-        used += [work.receive if isinstance(work, ReturnBuffer) else work for work in self._flow.work]
-        if not any(isinstance(one, Receive) and one.wr_id == buffer.wr_id for one in used):  # it may have been cut
+        wr_id = buffer.wr_id  # it may have been cut to another size meanwhile
+        used = any(held is not None and held.wr_id == wr_id for _, held, _ in self._sink.ready)
+        for work in self._flow.work:
+            receive = work.receive if isinstance(work, ReturnBuffer) else work
+            used |= isinstance(receive, Receive) and receive.wr_id == wr_id
+        if not used:
             self._flow.work.append(ReturnBuffer(buffer))
 
     def _take(self, buffer: Receive, message: memoryview, now: float) -> None:
@@ -1121,7 +1129,7 @@ class Connection:
                 if not self._flow.in_flight:
                     self._hand_over()
             elif not self._suspend_answered:
-                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md, F11)
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1151,7 +1159,8 @@ class Connection:
         self._refresh()
         if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
-                self._arm("probe", self._probe_wait)
+                # not both ends at the same moment, time and again: each would use up what the other one brings
+                self._arm("probe", self._probe_wait * (1.5 if self.accepting else 1.0))
         elif "probe" in self._timers:
             del self._timers["probe"]
             self._probe_wait = self._settings.probe_s

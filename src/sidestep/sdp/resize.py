@@ -47,8 +47,8 @@ class Resize:
     """Both sides of it."""
 
     __slots__ = (
-        "_answering", "_before", "_current", "_flow", "_host", "_request", "asked", "decrease_refused", "increase_refused", "local",
-        "local_max", "old", "surplus", "target", "waits",
+        "_answering", "_before", "_current", "_flow", "_host", "_request", "asked", "decrease_refused",
+        "increase_refused", "local", "local_max", "old", "surplus", "target", "waits",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, host: ResizeHost, local: int, local_max: int) -> None:

@@ -93,8 +93,8 @@ class Sink:
 
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
-        "ended", "frozen", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
-        "untold", "urgent_byte", "urgent_pending", "withdrawing",
+        "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
+        "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
@@ -120,6 +120,7 @@ class Sink:
         self.due = 0
         self.adverts.clear()
         self.reads = 0
+        self.last_read: StreamReceive | None = None  # what the RDMA Read posted last is into
         self.refusal: object = None  # the SendSm that is queued and has not gone
         self.unrefused = 0  # bytes due because of it
         self.untold = 0  # adverts that were read, of which no RdmaRdCompl has gone
@@ -348,9 +349,15 @@ class Sink:
             if host.waits_for_reader() and not self.reads:
                 self.refuse()  # both ends wait to be read: one has to give way (§10.2)
             return
+        last = self.last_read
+        passed = last is None or not last.reads
         for receive in self.receives:
             if receive.advert or receive.cancelled:
                 return
+            if not passed:  # bytes further on go into a later receive already
+                if receive is not last:
+                    continue
+                passed = True
             while receive.planned < receive.length:
                 advert = next((one for one in self.adverts if one.planned < one.left), None)
                 if advert is None:
@@ -376,6 +383,7 @@ class Sink:
                 advert.reading += 1
                 receive.reads += 1
                 self.reads += 1
+                self.last_read = receive
                 flow.send_read((view,), va, advert.rkey, partial(self._read_done, advert, receive, count))
 
     def _is_registered(self, receive: StreamReceive) -> bool:

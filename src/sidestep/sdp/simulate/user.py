@@ -225,7 +225,7 @@ class User:
         connection = self.connection
         if not connection.at_mark or connection._events:  # other receives have ended before that byte
             return
-        offset = len(self.book.stream)
+        offset = len(self.book.stream) + sum(receive.filled for receive, _ in self._open_receives.values())
         if not self.book.marks or self.book.marks[-1][0] != offset:
             self.book.marks.append((offset, connection.take_urgent()))
 
