@@ -1371,7 +1371,7 @@ class Connection:
 
     # --- what the halves ask for ---
 
-    def urgent(self) -> None:
+    def tell_urgent(self) -> None:
         """Tells of an urgent byte that was not announced."""
         self._events.append(Event(EventKind.URGENT))
 

@@ -260,7 +260,7 @@ def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) 
     return replace(
         settings,
         receive_size=size,
-        receive_count=rng.choice((3, 4, 5, 6)) if answers else settings.receive_count,
+        receive_count=rng.choice((5, 5, 6, 7, 8, 8, 16, 16, 64)) if answers else settings.receive_count,
         max_adverts=rng.choice((1, 2, 3, 8, 255)),
         strategy=partial(
             Strategy,
