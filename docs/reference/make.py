@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 
 import click
 
@@ -18,6 +21,9 @@ from sidestep.counters import NAMES
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
+from sidestep.rdma import verbs
+from sidestep.rdma.conformance import CHECKS
+from sidestep.rdma.loopback import manager, settings
 from sidestep.sdp import header, states, wire
 
 HERE = Path(__file__).parent
@@ -223,12 +229,73 @@ the transport connection down at once where not. `rule` of the error has the nam
 """
 
 
-def first_line(record: type) -> str:
+def rdma_page() -> str:
+    """What devices declare, what the loopback device can be told, and what every device is checked for."""
+    handshake = [
+        (f"`{state.name}`", kind.name, first_line(does)) for (state, kind), does in manager.TRANSITIONS.items()
+    ]
+    checks = [
+        (group, table("check", "rule", "from", rows=[(f"`{each}`", each.rule, each.clause) for each in members]))
+        for group, members in groupby(CHECKS, key=lambda each: each.group)
+    ]
+    suite = "\n\n".join(f"### {group}\n\n{rows}" for group, rows in checks)
+    return f"""{NOTICE}
+
+# RDMA: attributes, the loopback device, and the checks of the conformance suite
+
+What these are for, and how to write a device: [rdma.md](../rdma.md).
+
+## What a device declares
+
+`DeviceAttributes`; the defaults are those of an InfiniBand device.
+
+{table("attribute", "default", "meaning", rows=fields_of(verbs, "DeviceAttributes"))}
+
+`QpCapabilities`, asked for with each queue pair:
+
+{table("capability", "default", "meaning", rows=fields_of(verbs, "QpCapabilities"))}
+
+## The loopback device
+
+`Timing`: how long things take in virtual time. A pair is the least and the most.
+
+{table("field", "default", "meaning", rows=fields_of(settings, "Timing"))}
+
+`Faults`: what goes wrong.
+
+{table("field", "default", "meaning", rows=fields_of(settings, "Faults"))}
+
+Its connection manager:
+
+{table("state", "message", "what it means there", rows=handshake)}
+
+## The conformance suite
+
+{len(CHECKS)} checks; each is seen to fail against a device that breaks its rule (`tests/rdma/rdma_mutants.py`).
+
+{suite}
+"""
+
+
+def fields_of(module: ModuleType, name: str) -> Iterator[tuple[str, str, str]]:
+    """Each `name: type = value  # comment` of a record: name, value and comment."""
+    body = inspect.getsource(getattr(module, name))
+    for field, value, comment in re.findall(r"(?m)^    ([a-z_]+): .*? = (.*?)  # (.*)$", body):
+        yield f"`{field}`", f"`{value}`", comment
+
+
+def first_line(record: object) -> str:
     """What a record says of itself."""
     return (record.__doc__ or "").strip().splitlines()[0]
 
 
-PAGES = {"commands.md": commands_page, "limits.md": limits_page, "sdp.md": sdp_page, "states.md": states_page}
+PAGES = {
+    "commands.md": commands_page,
+    "limits.md": limits_page,
+    "rdma.md": rdma_page,
+    "sdp.md": sdp_page,
+    "states.md": states_page,
+}
 
 
 def main() -> int:

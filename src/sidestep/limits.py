@@ -114,7 +114,7 @@ SDP_BUFFER_SIZE_MIN: Final = 37  # bytes of a private buffer: BSDH, SinkAH and o
 SDP_BUFFER_SIZE_MAX: Final = 16 << 20  # bytes we offer; a peer may offer up to 2**31 and is then sent less
 SDP_BUFFER_SIZE_DEFAULT: Final = 32784  # bytes: 32 KiB of payload, as SDP stacks have offered since 2006
 SDP_RESIZE_MAX: Final = 256 << 10  # bytes a private buffer grows to when a peer asks for more; it gets this much
-SDP_BUFFERS_MIN: Final = 3  # a connection: two are the reserve, one carries payload; a smaller offer is refused
+SDP_BUFFERS_MIN: Final = 5  # a connection, ours: with fewer, credit can run dry or be told of for ever; Misuse
 SDP_BUFFERS_MAX: Final = 4096  # a connection; what one that does not read can pin down
 SDP_BUFFERS_DEFAULT: Final = 64  # a connection: the number other stacks post
 SDP_SEND_QUEUE_MIN: Final = 8  # work requests: an RDMA Write and the message behind it, and room to make progress
@@ -123,6 +123,9 @@ SDP_RECEIVES_QUEUED_MAX: Final = 4096  # of the user, on one connection; the nex
 SDP_ADVERT_MAX: Final = 1 << 31  # bytes of one advertisement; more is a violation: advert_length
 SDP_URGENT_AHEAD_MAX: Final = 65535  # bytes between OOB_PEND and the urgent byte; the announcement waits until then
 SDP_GATHER_MAX: Final = 15  # sends of the user in one message: beyond it the header is no longer what costs
+SDP_PRIVATE_BYTES_MAX: Final = 1 << 30  # bytes of private buffers of one device; then new connections wait for some
+SDP_SPARE_BUFFERS: Final = 16  # registered ones of a device that wants it so: for payload that cannot be registered
+SDP_CHECKED_MESSAGE_MAX: Final = 64 << 10  # bytes of a message on such a device: what a spare buffer holds
 SDP_SIGNAL_EVERY: Final = 32  # unsignaled Sends until one is signaled, so that the send queue is known to move
 
 # RDMA. What a device can do itself is in its attributes.

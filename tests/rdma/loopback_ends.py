@@ -8,7 +8,7 @@ from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest
 from sidestep.rdma.loopback import Fabric, LoopbackDevice
 from sidestep.rdma.loopback.manager import LoopbackConnection
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
-from sidestep.rdma.verbs import AsyncEvent, MemoryRegion, ProtectionDomain, QpCapabilities
+from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes, MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, Completion, Opcode, Receive
 
 SERVICE = 0x1_1389
@@ -62,11 +62,13 @@ class End:
         self.connection.disconnect()
 
 
-def ends(fabric: Fabric, capabilities: QpCapabilities | None = None) -> tuple[End, End]:
+def ends(
+    fabric: Fabric, capabilities: QpCapabilities | None = None, attributes: DeviceAttributes | None = None
+) -> tuple[End, End]:
     """Two ends that are not connected; the second one accepts."""
     number = len(fabric.devices)
-    active = End.of(fabric.device(f"device{number}"), capabilities)
-    passive = End.of(fabric.device(f"device{number + 1}"), capabilities)
+    active = End.of(fabric.device(f"device{number}", attributes), capabilities)
+    passive = End.of(fabric.device(f"device{number + 1}", attributes), capabilities)
 
     def on_request(request: ConnectionRequest) -> None:
         connection = request.accept(passive.qp, b"", lambda _, event: passive.told.append(event))
@@ -84,8 +86,10 @@ def connect(active: End, passive: End) -> None:
     )
 
 
-def connected(fabric: Fabric, capabilities: QpCapabilities | None = None) -> tuple[End, End]:
-    active, passive = ends(fabric, capabilities)
+def connected(
+    fabric: Fabric, capabilities: QpCapabilities | None = None, attributes: DeviceAttributes | None = None
+) -> tuple[End, End]:
+    active, passive = ends(fabric, capabilities, attributes)
     connect(active, passive)
     fabric.run()
     assert (active.kinds, passive.kinds) == (["Established"], ["Established"])

@@ -448,6 +448,18 @@ def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LoopbackQueuePair, "expect_silence", lambda self: None)
 
 
+@caught_by("error_and_connection")
+def takes_the_connection_along(patch: pytest.MonkeyPatch) -> None:
+    def make(init: Any) -> Any:
+        def coupled(self: LoopbackQueuePair, *arguments: Any) -> None:
+            init(self, *arguments)
+            self._takes_connection_along = True
+
+        return coupled
+
+    _around(patch, LoopbackQueuePair, "__init__", make)
+
+
 @caught_by("destroyed_queue_pair_is_quiet")
 def flushes_when_destroyed(patch: pytest.MonkeyPatch) -> None:
     def make(destroy: Any) -> Any:

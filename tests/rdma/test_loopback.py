@@ -174,6 +174,24 @@ def test_a_send_may_overtake_the_bytes_of_a_read() -> None:
     assert {orders(seed, fence=True) for seed in SEEDS} == {(False, True)}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_leave_in_the_order_of_requests(seed: int) -> None:
+    recorder = Recorder()
+    fabric = Fabric(Random(seed), observer=recorder)
+    active, passive = connected(fabric)
+    far, sink = passive.memory(64), active.memory(64)
+    for index in range(20):
+        passive.room(index)
+        if index % 3:
+            say(active, index)
+        else:
+            active.qp.post_send(RdmaRead(index, (sink.view[:index],), far.va, far.rkey))
+    fabric.run()
+    answers = [each for each in recorder.qp_messages if each.kind in (Kind.READ_RESPONSE, Kind.ACK)]
+    wanted = [(Kind.ACK, 0) if index % 3 else (Kind.READ_RESPONSE, index) for index in range(20)]
+    assert [(each.kind, each.length) for each in answers] == wanted
+
+
 def test_a_message_may_overtake_the_last_word() -> None:
     kinds = set()
     for seed in SEEDS:

@@ -1,8 +1,12 @@
 """What one peer of the modelled connection knows, the messages it sends, and the rules that may be broken on purpose.
 
-Stream bytes are numbered from 0, so a sink sees at once when one is lost, doubled or out of order. Payload of a message is
-`start, payload`; an advertised source buffer is `start, length`, the payload of its SrcAvail being its first bytes. MSeq is
-the count of messages sent in a direction and so needs no field: the channel is first-in first-out.
+Stream bytes are numbered from 0, so a sink sees at once when one is lost, doubled or out of order. Payload of a
+message is `start, payload`; an advertised source buffer is `start, length`, the payload of its SrcAvail being its
+first bytes.
+
+MSeq and MSeqAck are kept as differences, so that a peer that has come back to where it was is in the same state as
+before: a message says how many more messages it confirms than the one before it did. The channel is first-in first-
+out, so MSeq itself needs no field.
 
 A `Peer` is copied, changed by one rule after the other, and never changed again once the explorer has it.
 """
@@ -18,7 +22,7 @@ class Message(NamedTuple):
 
     kind: str
     bufs: int = 0
-    ack: int = 0
+    acks: int = 0  # how many more messages its MSeqAck confirms than the one before
     start: int = 0
     payload: int = 0
     key: int = 0
@@ -37,7 +41,8 @@ class Message(NamedTuple):
         if self.mode:
             told.append(self.mode)
         if self.kind != "Write":
-            told.append(f"Bufs {self.bufs} MSeqAck {self.ack}" if self.bufs else f"MSeqAck {self.ack}")
+            told += [f"Bufs {self.bufs}"] if self.bufs else []
+            told.append(f"acks {self.acks}")
         return f"{self.kind}({', '.join(told)})"
 
 
@@ -45,12 +50,12 @@ class SrcAdvert(NamedTuple):
     """A source buffer on offer, as its source keeps it (`done`: acknowledged) and as the sink does (`done`: read)."""
 
     key: int
-    mseq: int
     start: int
     length: int
     payload: int
     done: int = 0
     reported: int = 0  # sink only: bytes that a RdmaRdCompl has told
+    before_change: bool = False  # source only: sent before the ModeChange to Combined that is pending
 
     @property
     def next_byte(self) -> int:
@@ -82,9 +87,9 @@ class Span(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A Pipelined to Combined change that is not acknowledged: its MSeq, and PND as it was then (P*)."""
+    """A Pipelined to Combined change that waits to be acknowledged: messages up to it, and PND as it was then (P*)."""
 
-    mseq: int
+    unacked: int
     frozen: int
 
 
@@ -93,9 +98,11 @@ class Rules:
     """The rules that a model can be told to break. The defaults are what the core should do."""
 
     # flow control, §9
-    payload_reserve: int = 2  # credits that a payload-carrying message leaves behind
+    payload_reserve: int = 3  # credits that a payload-carrying message leaves behind
     last_credit_only_for_credits: bool = True
-    refresh_duty: bool = True
+    refresh: str = (
+        "when it helps"  # "never"; "at one", as §9.4 has it; "always" when the peer cannot send payload, as GEN2
+    )
     credit_counts_ack: bool = True
     # SrcAvail, §10.2 and §12.3
     payload_waits_for_adverts: bool = True
@@ -108,7 +115,8 @@ class Rules:
     one_send_sm: bool = True  # a cancel that dropped nothing is not answered
     read_told_before_cancel: bool = True
     reads_wait_for_rest: bool = True
-    serve_in_order: bool = True
+    refuses_when_crossing: bool = True
+    replies_when_decided: bool = True  # a SendSm is decided when it can be posted, not queued
     # SinkAvail, §10.3, §12.1, §12.2 and §12.4
     stale_check: bool = True
     stale_lowers_pnd: bool = True
@@ -135,19 +143,43 @@ class Rules:
     dis_conn_voids: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How large the conversation is that a model tries."""
+
+    private_max: int = 1  # payload bytes of a Data message
+    advert_sizes: tuple[int, ...] = (2,)  # lengths of SrcAvails
+    offer_size: int = 2  # length of SinkAvails; larger than `private_max`, §10.3
+    adverts_max: int = 2  # MaxAdverts of both peers
+    read_sizes: tuple[int, ...] = (1, 2)
+    data: bool = True  # the source may choose Data for bytes that it need not send so
+    refuse: bool = True  # the sink may answer a SrcAvail with SendSm
+    credits: bool = False  # count credits and buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both peers of a model go by."""
+
+    bounds: Bounds
+    rules: Rules
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Peer:
     """One end. Sheet §19.1 lists the same variables."""
 
     # flow control
-    tx: int = 0  # MSeq of the last message sent
-    rx: int = 0  # MSeq of the last message received
+    unacked: int = 0  # messages sent that no MSeqAck has confirmed: last MSeq sent - last MSeqAck received
+    unsaid: int = 0  # messages received that no MSeqAck has confirmed: last MSeq received - last MSeqAck sent
+    held: int = (
+        0  # how many of them must not be confirmed: the SrcAvailCancel that is worked off, and what came behind it
+    )
     credit: int = 0
     posted: int = 0
     unread: int = 0  # buffers that hold payload which the program has not taken
-    last_bufs: int = 0
-    last_ack: int = 0
-    held: int = 0  # MSeq of the SrcAvailCancel that MSeqAck must not reach, or 0
+    last_bufs: int = 0  # Bufs of the last message sent
+    owed: bool = False  # a message other than an empty Data came since the last one sent
     # send half
     total: int = 0
     head: int = 0  # next byte that is neither sent nor advertised
@@ -156,7 +188,7 @@ class Peer:
     adverts: tuple[SrcAdvert, ...] = ()
     rest: Span | None = None  # to be sent because of a SendSm
     back: int = -1  # where to go on once the pending cancel is complete; -1: at the first advert
-    cancel: int = 0  # MSeq of the pending SrcAvailCancel, or 0
+    cancel: int | None = None  # unconfirmed messages up to the pending SrcAvailCancel; 0: an MSeqAck has confirmed it
     queue: tuple[SinkAdvert, ...] = ()  # the other's valid SinkAvails
     answering: bool = False  # a SinkAvailCancel is to be answered
     owes_cancel_ack: bool = False
@@ -173,8 +205,10 @@ class Peer:
     reading: tuple[int, int, int] | None = None  # key, first byte, count
     due: int = 0  # bytes of a refused advert that must still come as Data
     withdrawing: bool = False  # a SrcAvailCancel is being worked off
+    refusals_queued: int = 0  # SendSm that were decided and not sent, where `Rules` allows that
     dis_conn_got: bool = False
-    # how much more this peer may want
+    # what its program does, and how much more of it
+    sends_first: bool = False
     keys: int = 0  # keys made so far, in either half
     offers_left: int = 0
     transactions_left: int = 0

@@ -20,8 +20,8 @@ Rules that hold for every device:
 - A connection gets `Established` once, or `Rejected`, or `Unreachable`; after `Established` exactly one `Disconnected`;
   last of all `TimewaitExit` if `Established` had been told. Nothing comes after that.
 - With callbacks, `Established` is told before the first message is handed over, and `Disconnected` after the last.
-- A queue pair in error does not disconnect by itself (IBTA 12.9.7): who sees the error calls `disconnect`. Some devices
-  (iWARP) lose the connection with it and tell `Disconnected` on their own.
+- A queue pair in error does not disconnect by itself (IBTA 12.9.7): who sees the error calls `disconnect`. Devices
+  whose attributes say `error_disconnects` (iWARP) lose the connection with it and tell `Disconnected` at both ends.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class TimewaitExit:
-    """The last event: the queue pair may be destroyed and its number used again."""
+    """The last event: the number of the queue pair may be used again. It comes even if that was destroyed before."""
 
 
 ConnectionEvent: TypeAlias = Established | Rejected | Unreachable | Disconnected | TimewaitExit

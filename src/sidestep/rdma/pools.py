@@ -253,15 +253,20 @@ class RdmaPool:
         return sum(waiter.callback is not None for waiter, *_ in self._waiters)
 
     def get(
-        self, buffer: Buffer, access: Access, callback: Callable[[RdmaElement | SidestepError], object]
+        self,
+        buffer: Buffer,
+        access: Access,
+        callback: Callable[[RdmaElement | SidestepError], object],
+        *,
+        wait: bool = True,
     ) -> Waiter[RdmaElement]:
         """Calls with the buffer registered: at once if it is known, else when that is done.
 
-        Where there is no room, what nobody uses is forgotten; if that is not enough, who asks waits in order. The
-        callback gets what `register` would raise, or Unavailable if the pool is closed.
+        Where there is no room, what nobody uses is forgotten; if that is not enough, who asks waits in order, unless
+        `wait` is False. The callback gets what `register` would raise, or Unavailable if the pool is closed.
 
         Raises:
-            LimitReached: The buffer is larger than the pool, or too many wait.
+            LimitReached: The buffer is larger than the pool, too many wait, or there is no room and `wait` is False.
             Misuse: The pool is closed, or the memory cannot be registered so.
         """
         if self._closed:
@@ -274,6 +279,8 @@ class RdmaPool:
         if self._find(key, waiter):
             return waiter
         if self._waiters or not self._make_room(len(view)):
+            if not wait:
+                raise LimitReached(f"a pool of {self._bytes_max} bytes in {self._regions_max} regions is in use")
             if len(self._waiters) >= self._waiters_max and self.waiting >= self._waiters_max:
                 raise LimitReached(f"{self._waiters_max} wait for a region already")
             self._waiters.append((waiter, view, access, key))

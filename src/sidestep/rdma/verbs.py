@@ -75,18 +75,18 @@ class AsyncEvent:
 class DeviceAttributes:
     """What a device can do. The defaults are those of an InfiniBand device."""
 
-    # Private data of the connection manager, in bytes (IBTA 12.6).
-    request_private_data_max: int = 92
-    reply_private_data_max: int = 196
-    reject_private_data_max: int = 148
+    # Private data of the connection manager (IBTA 12.6).
+    request_private_data_max: int = 92  # bytes; SDP needs 76 at least
+    reply_private_data_max: int = 196  # bytes
+    reject_private_data_max: int = 148  # bytes
     private_data_padded: bool = True  # arrives with zeros up to the size above; else as long as it was sent
 
     # Bounds.
-    queue_pairs_max: int = 65536
+    queue_pairs_max: int = 65536  # at a time
     work_requests_max: int = 16384  # of one queue
     completions_max: int = 65536  # of one completion queue
-    regions_max: int = 65536
-    region_bytes_max: int = 1 << 40
+    regions_max: int = 65536  # at a time
+    region_bytes_max: int = 1 << 40  # bytes of one region
     message_max: int = 1 << 31  # bytes of one Send, Write or Read (IBTA 9.7.8)
     gather_max: int = 16  # entries of a Send or Write
     scatter_max: int = 16  # entries of a receive
@@ -96,6 +96,7 @@ class DeviceAttributes:
 
     # What differs between transports.
     acknowledged: bool = True  # a Send or Write completes when the other end has it (iWARP: when TCP has it)
+    error_disconnects: bool = False  # a queue pair in ERROR takes its connection with it, at both ends (iWARP)
     checks_local_memory: bool = True  # entries must lie in a region of the domain, else LOCAL_PROTECTION_ERROR
     read_sink_remote_write: bool = False  # the sink of an RDMA Read needs REMOTE_WRITE as well (some RNICs)
 
@@ -105,7 +106,7 @@ class QpCapabilities:
     """How much work a queue pair holds."""
 
     max_send_wr: int = 128  # posted and not completed; an unsignaled one counts until a later signaled one is
-    max_recv_wr: int = 128
+    max_recv_wr: int = 128  # posted, and no message has come
     initiator_depth: int = 4  # RDMA Reads of this end under way; more wait, and what is behind them
     responder_resources: int = 4  # RDMA Reads of the other end under way
 
@@ -223,7 +224,7 @@ class QueuePair(ABC):
 
     @abstractmethod
     def modify_to_error(self) -> None:
-        """Ends all work: everything posted is flushed. The other end learns it from `disconnect`, if at all."""
+        """Ends all work: everything posted is flushed. The other end learns it as `error_disconnects` says."""
 
     @abstractmethod
     def destroy(self) -> None:

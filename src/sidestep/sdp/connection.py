@@ -21,6 +21,7 @@ is the beginning of the TCP stream.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -47,7 +48,7 @@ from sidestep.sdp.requests import (
     Work,
 )
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.serial import MASK
+from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
@@ -96,20 +97,22 @@ class Cause(Enum):
     REFUSED = "refused"  # nobody listens, no room, or a Hello that the other end does not take
     VIOLATION = "violation"  # the other end broke a rule
     RESET = "reset"  # the other end gave the connection up
-    TRANSPORT = "transport"  # a completion with an error
+    TRANSPORT = "transport"  # a completion with an error, or an event of the device
     TIMEOUT = "timeout"  # the other end does not answer
     ABORTED = "aborted"  # this end gave it up
+    RESOURCES = "resources"  # this end has no memory or queue pair for it
 
 
 class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_told", "_events", "_fast", "_flow", "_open",
-        "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait", "_release_wanted", "_reply_fault",
-        "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy", "_suspend_answered", "_suspend_port",
-        "_suspend_sent", "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting",
-        "addresses", "cause", "error", "now", "peer_max_adverts", "state", "suspended", "version",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
+        "_flow", "_left", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
+        "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
+        "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
+        "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
+        "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -134,15 +137,19 @@ class Connection:
         self._readable_told = False
         self._end_told = False
         self._write_told = False
+        self._end_mseq = 0  # of our DisConn
         self._release_wanted = False  # DisConn's completion is awaited, to disconnect
         self._probe_wait = settings.probe_s
         self._asks = False  # a keepalive is under way
-        self._refresh_wait = settings.probe_s
+        self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
-        self._suspend_port: int | None = None
+        self._left = False  # the transport connection of a stream that goes on over another one is gone
+        self._suspend_port: int | None = None  # where our socket moves to, or the other end's
         self._suspend_sent = False
         self._suspend_answered = False
+        self._suspend_confirmed = False  # SuspCommAck has come
+        self._suspend_again: int | None = None  # our own wish, for after a move of the other end
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
@@ -224,7 +231,7 @@ class Connection:
             return
         self._buffers_wanted = 0
         self._flow.work.append(Reject(REJECT_CONSUMER) if self.accepting else Disconnect())
-        self._refuse(error, Cause.REFUSED)
+        self._refuse(error, Cause.RESOURCES)
 
     def _introduce(self) -> None:
         """Hello or HelloAck: our receives are posted, so they can be counted on."""
@@ -292,8 +299,10 @@ class Connection:
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
         flow = self._flow
         flow.credit = bsdh.bufs
+        flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
+        self._source.one_advert = header.adverts_max == 1
         # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
         if header.version.major == self.version.major:
             self.version = agreed(self.version, header.version)
@@ -326,6 +335,9 @@ class Connection:
     def _establish(self, stimulus: Stimulus) -> None:
         self._move(stimulus)
         self._keep_alive()
+        if self._suspend_again is not None:
+            self._suspend_port, self._suspend_again = self._suspend_again, None
+            self._arm("suspend", self._settings.suspend_s)
         self._dirty = True
         self._events.append(Event(EventKind.ESTABLISHED))
 
@@ -426,15 +438,40 @@ class Connection:
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
         self.now = now
-        for payload, _, byte in self._sink.ready:
-            if byte is not None and self._settings.urgent_inline:
-                return memoryview(bytes((byte,)))
-            if len(payload):
-                return payload.toreadonly()
+        if self._sink.ready_bytes:
+            return self._sink.peek()
         if self._sink.adverts and not self._sink.receives:
             self._sink.refuse()
             self._dirty = True
         return memoryview(b"")
+
+    def peek_into(self, room: memoryview, now: float) -> int:
+        """Copies what could be received now, up to the urgent byte, and returns how much; the bytes stay."""
+        count = 0
+        for payload, _, byte in self._sink.ready:
+            if byte is None:
+                taken = min(len(payload), len(room) - count)
+                room[count : count + taken] = payload[:taken]
+                count += taken
+            elif count:
+                break  # as a receive does
+            elif self._settings.urgent_inline:
+                room[0] = byte
+                count = 1
+            if count == len(room):
+                break
+        if not count:
+            self.peek(now)  # asks for what is only advertised
+        return count
+
+    def put_back(self, data: bytes, now: float) -> None:
+        """Gives bytes that were received last back to the stream: they are received again, before all others."""
+        self.now = now
+        self._sink.ready.appendleft((memoryview(data), None, None))
+        self._sink.ready_bytes += len(data)
+        self._readable_told = False
+        self._sink.serve()
+        self._dirty = True
 
     @property
     def available(self) -> int:
@@ -524,9 +561,18 @@ class Connection:
         self._source.ending = True
         self._dirty = True
 
+    def shutdown_read(self, now: float) -> None:
+        """Receives end; bytes that come from now on are a violation, and reset the connection (§16.1)."""
+        self.now = now
+        self._reader_closed = True
+        for receive in list(self._sink.receives):
+            self.cancel_receive(receive, now)
+
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
         self.now = now
+        if self.state is State.SUSPENDED:
+            self._disconnect()
         if self.state is State.CLOSED or self._down:
             self._reader_closed = True
             self._drop_unread()
@@ -546,6 +592,12 @@ class Connection:
         """Resets the connection."""
         self.now = now
         self._reader_closed = True
+        if self.state is State.SUSPENDED:  # the stream is elsewhere
+            self._disconnect()
+            return
+        if self._transport_done:
+            self._drop_unread()
+            return
         if self.state in (State.REQ_SENT, State.REP_SENT):
             unanswered = self.accepting and self._buffers_wanted > 0
             self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
@@ -564,9 +616,16 @@ class Connection:
             self.error, self.cause = error, cause
             self._events.append(Event(EventKind.BROKEN, error))
         told = self.state in (State.FIN_WAIT, State.LAST_ACK) and not transport_ended
+        resuming = self.state is State.RESUMING
         self._move(Stimulus.RESET)
         self._timers.clear()
         self._control.clear()
+        if resuming:  # between two transport connections: the order to disconnect the first was given
+            self._down = True
+            if self._left:
+                self._move(Stimulus.DISCONNECTED)
+                self._finish()
+            return
         if told and self._flow.may_send_bare():  # who has sent DisConn has to say that it is a reset
             self._flow.send_header(AbortConn(), then=self._disconnect)
             self._arm("abort", self._settings.last_ack_s)
@@ -578,14 +637,29 @@ class Connection:
             self._down = True
             self._flow.work.append(Disconnect())
 
+    def handle_failure(self, error: SidestepError, cause: Cause, now: float) -> None:
+        """The transport connection has failed and no completion tells of it, or what it needs is not to be had."""
+        self.now = now
+        if self.state in (State.REQ_SENT, State.REP_SENT):
+            unanswered = self.accepting and self._buffers_wanted > 0
+            self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
+            self._refuse(error, cause)
+        elif self.state in (State.TIME_WAIT, State.ABORTING, State.SUSPENDED):
+            self._disconnect()  # it is over, well or badly, whatever comes of the transport
+        else:
+            self._break(error, cause, transport_ended=True)
+
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
         self.now = now
+        if self._suspend_confirmed and self._open:
+            self._settle_moved()
         state = self.state
         if state is State.CLOSED:
             self._finish()
             return
         if state is State.RESUMING:
+            self._left = True
             return
         if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT) and self.error is None:
             self.error, self.cause = Unavailable("reset by the other end"), Cause.RESET
@@ -609,10 +683,10 @@ class Connection:
         self._timers.clear()
         self._control.clear()
         source, sink = self._source, self._sink
-        for _, send, then in self._flow.in_flight:
-            if send is not None:
+        moved = self.suspended.unsent if self.suspended is not None else ()
+        for _, send, _ in self._flow.in_flight:
+            if send is not None and send not in moved:  # the rest of it goes elsewhere
                 self._end_request(send)
-            del then
         self._flow.in_flight.clear()
         for advert in source.adverts:
             self._end_request(advert.send)
@@ -630,6 +704,8 @@ class Connection:
             receive.reads = 0
         sink.serve()
         self._give_up_receives()
+        if self._reader_closed:
+            self._drop_unread()  # nobody will read it
         self._events.append(Event(EventKind.CLOSED))
 
     def _give_up_receives(self) -> None:
@@ -673,6 +749,29 @@ class Connection:
             self._take(buffer, message, now)
         except PeerViolation as violation:
             self._break(violation, Cause.VIOLATION)
+            self._give_back(buffer)
+
+    def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
+        """No message came into this receive, and the queue pair is in error: one that does not fit, or worse."""
+        self.now = now
+        self._flow.work.append(ReturnBuffer(buffer))
+        error: SidestepError = Unavailable(f"the transport connection failed: {status.name}")
+        cause = Cause.TRANSPORT
+        if status is Status.LOCAL_LENGTH_ERROR:
+            error, cause = PeerViolation("a message that does not fit", rule="message_size"), Cause.VIOLATION
+        if status is not Status.FLUSHED:
+            self._break(error, cause, transport_ended=True)
+        self._hang_up()
+
+    def _give_back(self, buffer: Receive) -> None:
+        """The receive of a message that broke a rule, unless it was used by then."""
+        wr_id = buffer.wr_id  # it may have been cut to another size meanwhile
+        used = any(held is not None and held.wr_id == wr_id for _, held, _ in self._sink.ready)
+        for work in self._flow.work:
+            receive = work.receive if isinstance(work, ReturnBuffer) else work
+            used |= isinstance(receive, Receive) and receive.wr_id == wr_id
+        if not used:
+            self._flow.work.append(ReturnBuffer(buffer))
 
     def _take(self, buffer: Receive, message: memoryview, now: float) -> None:
         """Any message, by the tables. The order of work is that of docs/wire/sdp.md §19.1."""
@@ -695,8 +794,8 @@ class Connection:
             self._announced()
         if payload and self._reader_closed:
             raise PeerViolation(f"{len(payload)} bytes after close", rule="payload_closed")
-        if self._suspend_answered:
-            raise PeerViolation("a message after SuspComm", rule="suspend_amid")
+        if self._suspend_confirmed or (self._suspend_answered and (payload or bsdh.mid != _DATA)):
+            raise PeerViolation(f"{Mid(bsdh.mid).name} after SuspComm", rule="suspend_amid")
         if not payload:
             owed = self._flow.owes or bsdh.mid != _DATA
             self.repost(buffer)
@@ -771,24 +870,29 @@ class Connection:
             self._events.append(Event(EventKind.END_OF_STREAM))
         self._move(Stimulus.END_RECEIVED)
         if self.state is State.TIME_WAIT and not self._release_wanted:
-            self._disconnect()  # first closer: it sent DisConn before, and that has completed
+            self._leave()
 
     def _on_abort(self, message: Decoded, buffer: Receive) -> None:
         if self.state not in NO_PAYLOAD:
             raise PeerViolation("AbortConn without DisConn", rule="abort_early")
-        self._break(Unavailable("reset by the other end"), Cause.RESET)
+        self._break(Unavailable("reset by the other end"), Cause.RESET, transport_ended=True)
 
     def _on_suspend(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, SuspComm)
-        if self.accepting and self._suspend_sent:
-            return  # both moved: the connecting end answers (§15)
+        if self._suspend_port is not None:
+            if self.accepting and self._suspend_sent:
+                return  # both moved: the connecting end answers, and asks again in the new connection (§15)
+            self._suspend_again = self._suspend_port
+            self._suspend_sent = False
         self._suspend_port = port_of(message.header.service_id)
         self._suspend_answered = True
+        self._fast = False  # what comes now is looked at
 
     def _on_suspended(self, message: Decoded, buffer: Receive) -> None:
         if not self._suspend_sent:
             raise PeerViolation("SuspCommAck without SuspComm", rule="suspend_unasked")
-        self._hand_over()
+        self._fast = False
+        self._suspend_confirmed = True  # `_pump` goes on when no memory is in use here any more
 
     _HANDLERS: Final = {
         int(Mid.DATA): _on_data,
@@ -813,9 +917,9 @@ class Connection:
         """A send-queue request has completed, and with it all that were posted before it."""
         self.now = now
         if status is not _DONE:
-            if status is Status.FLUSHED:
+            if status is Status.FLUSHED or not self._open:
                 self._hang_up()
-            elif self.state in OPEN:
+            else:
                 self._break(
                     Unavailable(f"the transport connection failed: {status.name}"),
                     Cause.TRANSPORT,
@@ -839,13 +943,6 @@ class Connection:
         if self._waiting:
             self._dirty = True
 
-    def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
-        """No message has come into this receive, and none will."""
-        self.now = now
-        if status is Status.LOCAL_LENGTH_ERROR:
-            self._break(PeerViolation("a message longer than a private buffer", rule="message_size"), Cause.VIOLATION)
-        self._hang_up()
-
     def _hang_up(self) -> None:
         """The queue pair is in error. If that is not the connection manager's doing, nobody but us will end it."""
         if self._down or self.state is State.RESUMING:
@@ -859,10 +956,12 @@ class Connection:
         """The region that Register asked for."""
         self.now = now
         request.registering = False
-        if request.done:
+        if request.done or self.suspended is not None:
             self._flow.work.append(Release(region))
         else:
             request.region = region
+            if isinstance(request, StreamReceive):
+                self._sink.serve()
         self._dirty = True
 
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
@@ -873,7 +972,32 @@ class Connection:
             request.bcopy_only = True
         else:
             request.register_failed = True
+            self._sink.serve()
         self._dirty = True
+
+    def senders(self, wr_id: int) -> list[StreamSend]:
+        """Whose bytes a request of the send queue carries, in the order of its gather list; the latest is found first.
+
+        Of a SrcAvail too, if it has payload; these bytes are in the region that it shows.
+        """
+        found: list[StreamSend] = []
+        for number, send, _ in reversed(self._flow.in_flight):
+            if number < wr_id:
+                break
+            if number == wr_id and send is not None:
+                found.append(send)
+        found.reverse()
+        return found
+
+    def when_sent(self, wr_id: int, then: Callable[[], None]) -> None:
+        """Calls when this request of the send queue has completed; not at all if the connection ends before."""
+        in_flight = self._flow.in_flight
+        for index in range(len(in_flight) - 1, -1, -1):
+            number, send, _ = in_flight[index]
+            if number == wr_id:
+                in_flight[index] = (number, send, then)
+                return
+        raise InternalError(f"request {wr_id} is not in flight")
 
     # --- time ---
 
@@ -906,20 +1030,21 @@ class Connection:
         if self.state is State.LAST_ACK:
             self._move(Stimulus.TIMER)
             self._disconnect()
+        elif self.state is State.TIME_WAIT:
+            self._disconnect()
 
     def _on_abort_timeout(self) -> None:
         self._disconnect()
 
     def _on_probe_timeout(self) -> None:
-        """Payload waits on a credit of two: a bare message takes one, and so obliges the other end to tell of more."""
+        """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
         flow = self._flow
-        if flow.credit == 2 and self._source_waits() and self._sendable and flow.may_send_bare():
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits() and self._sendable and flow.may_send_bare():
             self._send_update()
         self._probe_wait = min(2 * self._probe_wait, 1.0)
 
     def _on_refresh_timeout(self) -> None:
-        flow = self._flow
-        if flow.remote_credit() <= 1 and flow.credit and flow.may_send_bare() and flow.brings_credit():
+        if self._sendable and self._flow.brings_credit() and self._flow.may_send_bare():
             self._send_update()
         self._refresh_wait = min(2 * self._refresh_wait, 1.0)
 
@@ -978,7 +1103,7 @@ class Connection:
             return self._events.popleft()
         if not self._readable_told:
             sink = self._sink
-            if not sink.receives and (sink.ready or sink.adverts or sink.ended):
+            if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
                 self._readable_told = True
                 return Event(EventKind.READABLE)
         return None
@@ -993,6 +1118,13 @@ class Connection:
     def _pump(self) -> None:
         """Sends whatever may be sent: answers first, then the stream, then advertisements, then mere credit."""
         if not self._open or self._suspend_sent or self._down:
+            if self._down or not self._open:
+                return
+            if self._suspend_confirmed:
+                if not self._flow.in_flight:
+                    self._hand_over()
+            elif not self._suspend_answered:
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md, F11)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1019,10 +1151,8 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        remote_credit = flow.remote_credit()
-        if flow.posted > remote_credit and flow.credit:
-            self._refresh(remote_credit)
-        if flow.credit < 3 and flow.credit and self._source_waits():
+        self._refresh()
+        if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
                 # not both ends at the same moment, time and again: each would use up what the other one brings
                 self._arm("probe", self._probe_wait * (1.5 if self.accepting else 1.0))
@@ -1043,44 +1173,27 @@ class Connection:
             or self._suspend_port is not None
         )
 
-    def _refresh(self, remote_credit: int) -> None:
-        """Tells the other end of credit, if it is time (§9.4).
-
-        A mere update is not answered by another one, or two ends that both hold unread payload and have two free
-        buffers each would never stop. With three of them an answer leaves us two, which asks for nothing.
-        """
-        flow = self._flow
-        if flow.owes:
-            due = remote_credit < 3 or 2 * remote_credit <= flow.posted
-            sink = self._sink
-            if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
-                due = False  # the answer to an advertisement brings it, and must not lack the credit itself
-            self._refresh_wait = self._settings.probe_s
-        else:
-            due = remote_credit <= 1 and flow.posted >= 3
-        if due:
-            if flow.may_send_bare() and flow.brings_credit():
-                self._send_update()
-        elif remote_credit <= 1 and "refresh" not in self._timers and self._awaits_answer():
-            self._arm("refresh", self._refresh_wait)
-
-    def _awaits_answer(self) -> bool:
-        """Whether the other end has to say something that it may lack the credit for."""
-        source, sink = self._source, self._sink
-        return bool(
-            source.adverts
-            or source.cancel_mseq is not None
-            or sink.shown
-            or sink.cancel_sent
-            or self._resize.asked is not None
-            or self._suspend_sent
-        )
-
     def _credit_low(self) -> bool:
         """Whether the other end may have to be told of more credit."""
         flow = self._flow
         remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
-        return remote_credit < 3 or 2 * remote_credit <= flow.posted
+        return remote_credit < 4 or 2 * remote_credit <= flow.posted
+
+    def _refresh(self) -> None:
+        """Tells of new credit, if the other end is short of it and nothing else has told."""
+        flow, sink = self._flow, self._sink
+        remote_credit = flow.remote_credit()
+        if not self._credit_low() or not flow.credit or not flow.brings_credit():
+            self._timers.pop("refresh", None)
+        elif flow.owes or flow.unacknowledged() >= 2:
+            self._refresh_wait = self._settings.refresh_s
+            if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
+                return  # the answer to an advertisement brings it, and must not lack the credit itself
+            if flow.may_send_bare():
+                self._timers.pop("refresh", None)
+                self._send_update()
+        elif remote_credit <= 1 and "refresh" not in self._timers:
+            self._arm("refresh", self._refresh_wait)
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
@@ -1089,7 +1202,7 @@ class Connection:
     def _send_disconn(self) -> None:
         self._release_wanted = True
         self._source.end()
-        self._flow.send_header(DisConn(), then=self._disconn_sent)
+        self._end_mseq = self._flow.send_header(DisConn(), then=self._disconn_sent)
         self._move(Stimulus.END_SENT)
 
     def _disconn_sent(self) -> None:
@@ -1098,6 +1211,17 @@ class Connection:
         if self.state is State.LAST_ACK:
             self._arm("last_ack", self._settings.last_ack_s)
         elif self.state is State.TIME_WAIT:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Both directions have ended and this end was the first: it takes the transport connection down.
+
+        But not what is still on its way: over iWARP a completed Send has not arrived yet. If both DisConn have crossed
+        there is nothing more that would acknowledge ours, and the other end waits as well.
+        """
+        if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
+            self._arm("last_ack", self._settings.last_ack_s)
+        else:
             self._disconnect()
 
     def _tell_write_closed(self) -> None:
@@ -1119,25 +1243,44 @@ class Connection:
     def _suspend(self) -> bool:
         """SuspComm, or its answer, when nothing is in process; True if it went, and nothing may follow."""
         flow, source, sink = self._flow, self._source, self._sink
-        if sink.reads or sink.withdrawing or source.cancel_mseq is not None or not flow.may_send_bare():
+        if sink.reads or sink.withdrawing or not flow.may_send_bare():
+            return False
+        if source.cancel_mseq is not None and not self._suspend_answered:  # who has sent SuspComm does not answer it
             return False
         if any(then is not None for _, _, then in flow.in_flight):
             return False
         assert self._suspend_port is not None
         self._suspend_sent = True
+        self._waiting = True  # for the answer, and for what is in flight
+        sink.frozen = True
         if self._suspend_answered:
             flow.send_header(SuspCommAck(), then=self._reconnect)
         else:
             flow.send_header(SuspComm(service_id(self._suspend_port)))
         return True
 
+    def _settle_moved(self) -> None:
+        """The other end has confirmed and disconnected, before what was in flight completed: it has all of it."""
+        in_flight = self._flow.in_flight
+        while in_flight:
+            _, send, _ = in_flight.popleft()
+            if send is not None:
+                send.pending -= 1
+                self.end_send(send)
+        self._hand_over()
+
     def _hand_over(self) -> None:
         """SuspCommAck has come: the stream goes on elsewhere."""
         assert self.addresses is not None
-        source, sink = self._source, self._sink
+        flow, source, sink = self._flow, self._source, self._sink
         source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
+        source.ending = True  # nothing can be sent here any more
+        for send in unsent:
+            if send.region is not None:  # it is of this device
+                flow.work.append(Release(send.region))
+                send.region = None
         for receive in sink.receives:
             receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
         self.suspended = Suspended(
@@ -1148,12 +1291,15 @@ class Connection:
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
-        self._down = True
+        self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
         self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
+        if not self._open:
+            return  # the connection has ended meanwhile
         self._move(Stimulus.MOVES)
+        self._left = False
         self._flow.work.append(Disconnect())
         self._events.append(Event(EventKind.RESUMING))
         self._arm("suspend", self._settings.suspend_s)
@@ -1189,10 +1335,14 @@ class Connection:
         self._control.clear()
         self._timers.clear()
         self._suspend_port = None
-        self._suspend_sent = self._suspend_answered = False
+        self._suspend_sent = self._suspend_answered = self._suspend_confirmed = False
         self.accepting = False
 
     # --- what the halves ask for ---
+
+    def urgent(self) -> None:
+        """Tells of an urgent byte that was not announced."""
+        self._events.append(Event(EventKind.URGENT))
 
     def control(self, action: object) -> None:
         """Queues a message without payload: a header, or a callable that sends it."""
@@ -1250,7 +1400,7 @@ class Connection:
 
     def adverts_of_peer(self) -> int:
         """Advertisements of the other end that are outstanding."""
-        return len(self._source.sinks) + len(self._sink.adverts)
+        return len(self._source.sinks) + len(self._sink.adverts) + self._sink.untold
 
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""
@@ -1289,7 +1439,7 @@ class Connection:
     def size_changed(self, *, remote: bool) -> None:
         """Private buffers have another size."""
         if remote:
-            self._source.payload_max = self._flow.remote_size - 16
+            self._source.payload_max = min(self._flow.remote_size, self._settings.message_max) - 16
         else:
             self._sink.buffer_size = self._resize.local
             self._resizing = self._resize.busy

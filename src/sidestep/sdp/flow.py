@@ -11,7 +11,11 @@ that bring the other end new credit. As a message without payload can always be 
 is posted again at once, and neither end can be left without a way to say so.
 
 `remote_credit` is the same number as the other end must see it. When it falls to one the other end has to be told
-of more (CA4-82); this implementation tells earlier, at half, unless something else is about to go out anyway.
+of more (CA4-82). That rule alone is neither enough nor does it come to rest (docs/sdp-model.md): an end with a credit
+of two could wait for ever to send payload, and two ends with two free buffers each would answer each other's updates
+for ever. So this end keeps one credit more behind its payload than it must, where the other end has five buffers or
+more; it tells of new credit earlier, unless something else is about to go out anyway; and what only mere updates have
+caused it tells after a pause.
 
 Withdrawing advertisements (`SrcAvailCancel`) asks for an `MSeqAck` that lags behind on purpose: `held_ack`.
 """
@@ -41,8 +45,8 @@ class Flow:
 
     __slots__ = (
         "announce", "credit", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id", "owes",
-        "peer_ack", "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count", "tx_mseq",
-        "unsignaled", "work",
+        "payload_credit", "peer_ack", "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count",
+        "tx_mseq", "unsignaled", "work",
     )  # fmt: skip
 
     def __init__(self, receive_count: int, send_queue: int) -> None:
@@ -50,7 +54,8 @@ class Flow:
         self.receive_count = receive_count  # buffers posted while nothing is unread
         self.send_queue = send_queue
         self.next_wr_id = 1
-        self.announce: Callable[[], bool] | None = None  # asked whether OOB_PEND may ride on the next message
+        # asked whether OOB_PEND may ride on the next message, which has so many bytes of payload
+        self.announce: Callable[[int], bool] | None = None
         self.sent_count = 0
         self.posted = 0
         self.owes = False  # buffers were posted of which the other end has not been told, but for mere updates
@@ -63,6 +68,7 @@ class Flow:
         self.held_ack: int | None = None  # what MSeqAck says instead, while a withdrawal is worked off
         self.peer_ack = 0  # of the message received last
         self.credit = 0
+        self.payload_credit = 3  # what a message with payload needs
         self.remote_size = 0  # bytes of the other end's private buffers
         self.last_bufs_sent = 0
         self.last_ack_sent = 0
@@ -75,6 +81,10 @@ class Flow:
     def remote_credit(self) -> int:
         """How many messages the other end may think it can send us."""
         return self.last_bufs_sent - ((self.rx_mseq - self.last_ack_sent) & MASK)
+
+    def unacknowledged(self) -> int:
+        """Messages received that the other end does not know to be received."""
+        return (self.rx_mseq - self.last_ack_sent) & MASK
 
     def brings_credit(self) -> bool:
         """Whether a message sent now would give the other end more credit than it has."""
@@ -89,7 +99,7 @@ class Flow:
 
     def may_send_payload(self) -> bool:
         """Whether a message with payload, or an advertisement, may be sent."""
-        return self.credit >= 3 and len(self.in_flight) < self.send_queue
+        return self.credit >= self.payload_credit and len(self.in_flight) < self.send_queue
 
     def room(self) -> int:
         """Work requests that the send queue still takes."""
@@ -139,7 +149,7 @@ class Flow:
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = self.posted if self.posted < 0xFFFF else 0xFFFF
         self.owes = False
-        if self.announce is not None and self.announce():
+        if self.announce is not None and self.announce(length):
             flags |= OOB_PEND
         self.sent_count += 1
         wr_id = self.next_wr_id
@@ -168,10 +178,11 @@ class Flow:
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = min(self.posted, 0xFFFF)
         self.owes = False
-        if self.announce is not None and self.announce():
+        payload_len = sum(map(len, payload))
+        if self.announce is not None and self.announce(payload_len):
             flags |= OOB_PEND
         extended = header.encode()
-        length = BSDH_LEN + len(extended) + sum(map(len, payload))
+        length = BSDH_LEN + len(extended) + payload_len
         packed = _pack(header.MID, flags, bufs, length, mseq, ack) + extended
         self.sent_count += 1
         solicited = header.SOLICITED or flags & OOB_PEND != 0

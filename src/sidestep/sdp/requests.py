@@ -17,14 +17,15 @@ from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send
 
 
 class Region:
-    """Memory of the user that the other end may read or write, as the device named it."""
+    """Memory of the user as the device named it; with `remote`, the other end may read or write it."""
 
-    __slots__ = ("handle", "rkey", "va")
+    __slots__ = ("handle", "remote", "rkey", "va")
 
-    def __init__(self, handle: object, rkey: RKey, va: int) -> None:
+    def __init__(self, handle: object, rkey: RKey, va: int, *, remote: bool = True) -> None:
         self.handle = handle  # the device's; the connection only hands it back
         self.rkey = rkey
         self.va = va  # address of the first byte
+        self.remote = remote  # False: for the device's own use, where it wants all memory registered
 
 
 class StreamSend:

@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from sidestep import limits
 from sidestep.errors import Misuse
+from sidestep.rdma.work import Access
 from sidestep.sdp.strategy import Strategy
 
 
@@ -37,10 +38,13 @@ class Settings:
     cancel_answer_s: float = 60.0  # an unanswered withdrawal then ends the connection
     close_s: float = 60.0  # for the other end's DisConn after close(), then the connection is reset
     last_ack_s: float = 1.0  # for the first closer's disconnect, after both have sent DisConn
-    probe_s: float = 0.05  # between requests for credit while payload waits on a credit of two
+    probe_s: float = 0.05  # between requests for credit while payload waits and a bare message could go
+    refresh_s: float = 0.01  # until credit is told of that mere updates have used up
     keepalive_s: float | None = None  # of silence, until a zero-length RDMA Write asks whether the other end lives
     suspend_s: float = 60.0  # for the new connection of a suspended one
     urgent_inline: bool = False  # SO_OOBINLINE: urgent bytes stay in the stream
+    message_max: int = limits.SDP_ADVERT_MAX  # bytes of a message that is sent, where the other end takes more
+    local_access: Access | None = None  # what a target of RDMA Reads must be registered for; None: for nothing
 
     @property
     def wire_version(self) -> int:

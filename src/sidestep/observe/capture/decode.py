@@ -7,7 +7,8 @@ from typing import BinaryIO
 
 from sidestep.errors import Unavailable
 from sidestep.observe.capture.events import Event
-from sidestep.observe.capture.files import Frame, read_frames
+from sidestep.observe.capture.files import read_frames
+from sidestep.observe.capture.frame import Frame
 from sidestep.observe.capture.iwarp import IwarpConnections
 from sidestep.observe.capture.layers import Segment, Transport, dissect, known_link
 from sidestep.observe.capture.reliable import ReliableConnections

@@ -16,7 +16,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture import layers
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.files import Frame
+from sidestep.observe.capture.frame import Frame
 from sidestep.observe.capture.layers import IpAddress, Wire, end_text
 from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction

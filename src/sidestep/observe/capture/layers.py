@@ -15,7 +15,7 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, TypeAlias
 
-from sidestep.observe.capture.files import Frame
+from sidestep.observe.capture.frame import Frame
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import address_of
 from sidestep.rdma.roce.packet import ETHERTYPE, ICRC_LEN, UDP_PORT, Bth
@@ -100,7 +100,7 @@ def dissect(frame: Frame) -> Layer:
         return None
     try:
         return reader(memoryview(frame.data))
-    except (struct.error, IndexError):  # shorter than its own headers
+    except (struct.error, IndexError, ValueError):  # shorter than its own headers
         return None
 
 

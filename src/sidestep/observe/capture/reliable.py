@@ -14,8 +14,8 @@ from dataclasses import replace
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture.events import CHECKSUM_NOTE, Event, What
-from sidestep.observe.capture.files import Frame
 from sidestep.observe.capture.flow import Connection, Flow, PacketReader
+from sidestep.observe.capture.frame import Frame
 from sidestep.observe.capture.layers import Address, Transport, end_text
 from sidestep.observe.capture.sides import Side
 from sidestep.rdma.roce.mad import REJECT_REASONS, CmMessage, Dreq, Mad, Mra, Rej, Rep, Req

@@ -185,6 +185,7 @@ def fence_waits_for_reads(bench: Bench) -> None:
         active.qp.post_send(RdmaRead(2 * turn, (sink.view,), target.va, target.rkey))
         active.qp.post_send(RdmaWrite(2 * turn + 1, (word.view,), target.va, target.rkey, fence=True))
         bench.eventually(lambda wanted=2 * turn + 2: len(active.sent) == wanted, "both complete")  # type: ignore[misc]
+        bench.dut.run()
         bench.equal((bytes(sink.view), bytes(target.view)), (old, new), "the Read comes before the fenced Write")
 
 

@@ -41,7 +41,7 @@ class DeviceUnderTest(Protocol):
     nowhere: str | None  # an address where nobody answers; None: that is not tried
 
     def run(self) -> None:
-        """Lets everything happen that was begun: afterwards nothing is on its way."""
+        """Lets everything happen that was begun: afterwards nothing is on its way, completed or not."""
 
     def run_until(self, condition: Callable[[], bool]) -> bool:
         """Lets things happen, timeouts too, until something is so; False if it does not become so."""
@@ -100,8 +100,10 @@ class Side:
         """Completions of the receive queue."""
         return self.of(Opcode.RECEIVE)
 
-    def memory(self, content: Buffer | int, access: Access = LOCAL) -> MemoryRegion:
-        """Registered memory with this content, or so many zeros."""
+    def memory(self, content: Buffer | int, access: Access | None = None) -> MemoryRegion:
+        """Registered memory with this content, or so many zeros; unless told otherwise an RDMA Read may fill it."""
+        if access is None:
+            access = WRITE if self.device.attributes.read_sink_remote_write else LOCAL
         return self.domain.register(bytearray(content), access)
 
     def post_recv(self, wr_id: int, size: int) -> MemoryRegion:

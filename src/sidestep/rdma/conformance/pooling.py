@@ -99,6 +99,7 @@ def rdma_pool_remembers_buffers(bench: Bench) -> None:
         word = active.memory(b"turn%d" % turn)
         active.qp.post_send(RdmaWrite(turn, (word.view,), element.va, element.rkey))
         bench.eventually(lambda wanted=turn + 1: len(active.sent) == wanted, "the Write completes")  # type: ignore[misc]
+        bench.dut.run()
         bench.equal(bytes(memory[:5]), b"turn%d" % turn, "the buffer can be written")
         last = element.va, element.rkey
         pool.put(element)

@@ -145,6 +145,11 @@ class Fabric:
         return self.call_at(self.now + delay_s, callback)
 
     @property
+    def event_count(self) -> int:
+        """Arrivals and timers caused up to now: how much a run had to do."""
+        return self._event_number
+
+    @property
     def idle(self) -> bool:
         """Nothing is on its way and nobody is to be called; timers may be pending."""
         return not self._on_the_way and not self.notices

@@ -218,7 +218,7 @@ class LoopbackConnection(Connection):
             self.end(None)
         elif self.state in (CmState.REPLY_SENT, CmState.ESTABLISHED):
             self._silent = self.state is CmState.REPLY_SENT
-            self.qp.modify_to_error()
+            self.qp.end()
             self.state = CmState.DISCONNECT_SENT
             self.send_again_and_again(CmKind.DREQ, partial(self._over, Disconnected(by_remote=False, confirmed=False)))
 
@@ -296,7 +296,7 @@ class LoopbackConnection(Connection):
     def end(self, event: ConnectionEvent | None) -> None:
         """It never was, or is no more: nothing follows."""
         self._stop_timer()
-        self.qp.modify_to_error()
+        self.qp.end()
         self.state = CmState.CLOSED
         self._manager.forget(self)
         if event is not None:
@@ -350,7 +350,7 @@ class LoopbackConnection(Connection):
 
     def _over(self, event: Disconnected) -> None:
         self._stop_timer()
-        self.qp.modify_to_error()
+        self.qp.end()
         if self._silent:
             self.end(None)
             return

@@ -17,6 +17,8 @@ from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, LKey, RKey, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import Buffer
 
     from sidestep.rdma.loopback.device import LoopbackDevice
@@ -107,6 +109,17 @@ class Keys:
         self._freed.append(region.rkey)
 
 
+def _one_covers(regions: Iterable[LoopbackRegion], entry: memoryview, rights: int) -> bool:
+    start = buffer_address(entry)
+    end = start + len(entry)
+    for region in regions:
+        if region.valid and region.rights & rights == rights:
+            first = buffer_address(region.view)
+            if first <= start and end <= first + region.length:
+                return True
+    return False
+
+
 def _next_part(key: int) -> int:
     return key & 0xFFFF_FF00 | (key + 1) & 0xFF
 
@@ -127,11 +140,12 @@ class LoopbackDomain(ProtectionDomain):
     identity of the object it is a view of: as long as a region covers all of an object, the object cannot go away.
     """
 
-    __slots__ = ("device", "queue_pairs", "readable", "regions", "writable")
+    __slots__ = ("_by_object", "device", "queue_pairs", "readable", "regions", "writable")
 
     def __init__(self, device: LoopbackDevice) -> None:
         self.device = device
         self.regions: set[LoopbackRegion] = set()
+        self._by_object: dict[int, list[LoopbackRegion]] = {}  # the valid ones, by identity of what they are views of
         self.queue_pairs: set[LoopbackQueuePair] = set()
         lenient = not device.attributes.checks_local_memory
         self.readable: set[int] = _Everything() if lenient else set()
@@ -187,15 +201,9 @@ class LoopbackDomain(ProtectionDomain):
         """Whether the entry lies in one region with these rights: the long way, by address."""
         if not len(entry) or not self.device.attributes.checks_local_memory:
             return True
-        start = buffer_address(entry)
-        end = start + len(entry)
-        for region in self.regions:
-            if not region.valid or region.rights & rights != rights:
-                continue
-            first = buffer_address(region.view)
-            if first <= start and end <= first + region.length:
-                return True
-        return False
+        near = self._by_object.get(id(entry.obj), ())
+        # The same memory may be seen through another object: then all regions are looked at.
+        return _one_covers(near, entry, rights) or _one_covers(self.regions, entry, rights)
 
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Status:
         """The bytes that the other end may touch: key, domain, rights, wrap, bounds, in this order (RFC 5040 7.2)."""
@@ -223,11 +231,14 @@ class LoopbackDomain(ProtectionDomain):
     def withdraw(self, region: LoopbackRegion) -> None:
         """A region is good for nothing any more: what covered its object is counted anew."""
         exporter = id(region.view.obj)
+        left = self._by_object[exporter]
+        left.remove(region)
         self.readable.discard(exporter)
         self.writable.discard(exporter)
-        for other in self.regions:
-            if other.valid and id(other.view.obj) == exporter:
-                self.note(other)
+        for other in left:
+            self._note_whole(other)
+        if not left:
+            del self._by_object[exporter]
 
     def forget(self, region: LoopbackRegion) -> None:
         """A region is deregistered."""
@@ -235,7 +246,11 @@ class LoopbackDomain(ProtectionDomain):
         self.device.keys.free(region)
 
     def note(self, region: LoopbackRegion) -> None:
-        """A region is good from now on: if it covers all of an object, entries are found by that."""
+        """A region is good from now on."""
+        self._by_object.setdefault(id(region.view.obj), []).append(region)
+        self._note_whole(region)
+
+    def _note_whole(self, region: LoopbackRegion) -> None:
         exporter = region.view.obj
         if memoryview(exporter).nbytes == region.length:
             self.readable.add(id(exporter))

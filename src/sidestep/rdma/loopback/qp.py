@@ -79,7 +79,9 @@ class LoopbackQueuePair(QueuePair):
         "_receives",
         "_silence_timer",
         "_slow",
+        "_takes_connection_along",
         "capabilities",
+        "completes_early",
         "connection",
         "device",
         "domain",
@@ -126,6 +128,8 @@ class LoopbackQueuePair(QueuePair):
         self._receives: deque[Receive] = deque()
         self._slow = True  # not in RTS, or somebody watches, or faults are about: the short way is closed
         self._silence_timer: Timer | None = None
+        self._takes_connection_along = self.device.attributes.error_disconnects
+        self.completes_early = not self.device.attributes.acknowledged  # Sends and Writes, when they leave
         send_cq.users.append(self)
         recv_cq.users.append(self)
         domain.queue_pairs.add(self)
@@ -154,6 +158,13 @@ class LoopbackQueuePair(QueuePair):
 
     def modify_to_error(self) -> None:
         """Flushes everything."""
+        was_connected = self.hears
+        self.end()
+        if was_connected and self._takes_connection_along:
+            self._break_connection()
+
+    def end(self) -> None:
+        """Flushes everything; what becomes of the connection is the caller's matter."""
         if self.state in (ERROR, QpState.RESET):
             return
         self._set_state(ERROR)
@@ -205,10 +216,25 @@ class LoopbackQueuePair(QueuePair):
 
     def connection_reset(self) -> None:
         """The connection broke, and this end was told."""
-        if self.state in (RTR, RTS):
-            self.break_off(EventKind.QP_FATAL, "the connection was reset")
+        if self.hears:
+            self.end()
+            self.tell(EventKind.QP_FATAL, "the connection was reset")
             if self.connection is not None:
                 self.connection.lost()
+
+    def _break_connection(self) -> None:
+        """As a TCP reset does: all that is on its way is lost, and the other end is told."""
+        link, fabric = self.link, self.fabric
+        if link.cut:
+            return
+        link.cut = True
+        for each in link.ends:
+            each.watch_out()
+        if self.connection is not None:
+            fabric.notices.append(self.connection.lost)
+        if self.peer is not None:
+            delay_s = 0.0 if fabric.immediate else fabric.draw(fabric.timing.wire_s)
+            fabric.arrive(fabric.now + delay_s, self.peer.connection_reset)
 
     # The other end's side.
 
@@ -222,6 +248,8 @@ class LoopbackQueuePair(QueuePair):
         if self.state is RTR:
             self._communication_established()
         if not self._receives:
+            if self._takes_connection_along:  # RFC 5041 7.1: no buffer is an error of the stream
+                self.break_off(EventKind.QP_REQUEST_ERROR, "a message came for which no receive was posted")
             return Status.RNR_RETRY_EXCEEDED
         receive = self._receives[0]
         scatter = receive.scatter
@@ -344,7 +372,7 @@ class LoopbackQueuePair(QueuePair):
 
     def expect_silence(self) -> None:
         """Something was lost: whatever is outstanding gets no answer, and fails after a while."""
-        if self._silence_timer is None and self.state is RTS and self.awaits_answer:
+        if self._silence_timer is None and self.state is RTS and (self.awaits_answer or self.completes_early):
             self._silence_timer = self.fabric.call_later(self.fabric.timing.retry_timeout_s, self._give_up)
 
     def stop_waiting(self) -> None:
@@ -357,6 +385,8 @@ class LoopbackQueuePair(QueuePair):
         self._silence_timer = None
         unfinished = self.take_unfinished()
         if not unfinished:
+            if self.completes_early:
+                self.break_off(EventKind.QP_FATAL, "the other end does not answer")
             return
         add, number = self.send_cq.add, self.number
         status = Status.RETRY_EXCEEDED

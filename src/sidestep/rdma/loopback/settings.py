@@ -34,7 +34,7 @@ class Timing:
     retry_timeout_s: float = 4.0  # until a request that gets no answer fails with RETRY_EXCEEDED
     cm_timeout_s: float = 4.0  # until a message of the connection manager is sent again
     cm_retries: int = 7  # times it is sent again; then Unreachable, or Disconnected unconfirmed
-    timewait_s: float = 0.5
+    timewait_s: float = 0.5  # from Disconnected to TimewaitExit
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Faults:
 
     lose_connection: float = 0.0  # per message of a queue pair: as `Fabric.cut`, and the message is lost as well
     complete_with_error: float = 0.0  # per request: it is not carried out, and fails with one of `error_statuses`
-    error_statuses: tuple[Status, ...] = (Status.REMOTE_OPERATION_ERROR, Status.RETRY_EXCEEDED, Status.FATAL)
+    error_statuses: tuple[Status, ...] = (Status.REMOTE_OPERATION_ERROR, Status.RETRY_EXCEEDED, Status.FATAL)  # drawn
     error_by_wr_id: dict[int, Status] = field(default_factory=dict)  # the next request of that id; then removed
     lose_cm: float = 0.0  # per message of the connection manager
     lose_cm_next: dict[CmKind, int] = field(default_factory=dict)  # so many of a kind are lost next; counted down

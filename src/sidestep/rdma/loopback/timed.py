@@ -8,11 +8,15 @@ how a Send overtakes the bytes of an earlier RDMA Read.
 
 The memory of a request is read when it arrives at the other end, as a retransmission would: who changes it before the
 completion sends something else. What is on its way when its queue pair ends is lost.
+
+Where requests are not acknowledged (iWARP) Sends and Writes are copied and complete when they leave; what goes wrong
+with them later is told by the end of the connection.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sidestep.rdma.loopback.qp import RTS, SUCCESS, LoopbackQueuePair, length_of
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.memory import LoopbackDomain
     from sidestep.rdma.loopback.queues import LoopbackQueue
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
-    from sidestep.rdma.work import SendRequest
+    from sidestep.rdma.work import RdmaWrite, SendRequest
 
 HEADERS: Final = 60  # bytes of a message besides its payload, about: IP, UDP, BTH, RETH, ICRC
 
@@ -131,11 +135,16 @@ class TimedQueuePair(LoopbackQueuePair):
             self._reads += 1
             size = HEADERS
         self.saw_request(request, sent.length)
-        if not self._passes():
+        if self.completes_early and not isinstance(request, RdmaRead):
+            request = replace(request, gather=(b"".join(request.gather),))
+            sent.status = SUCCESS
+        if self._passes():
+            self._requests_until = max(self._travels(size), self._requests_until)
+            self.fabric.arrive(self._requests_until, self._arrived, sent, request)
+        else:
             self.expect_silence()
-            return
-        self._requests_until = max(self._travels(size), self._requests_until)
-        self.fabric.arrive(self._requests_until, self._arrived, sent)
+        if sent.status is SUCCESS:
+            self._complete_answered()
 
     def _answered(self, sent: _Sent, status: Status, data: bytes) -> None:
         if self.state is not RTS:
@@ -161,12 +170,11 @@ class TimedQueuePair(LoopbackQueuePair):
 
     # At the other end.
 
-    def _arrived(self, sent: _Sent) -> None:
+    def _arrived(self, sent: _Sent, request: Send | RdmaWrite | RdmaRead) -> None:
         if self.state is not RTS:
             return
-        peer, request = self.peer, sent.request
+        peer = self.peer
         assert peer is not None
-        assert not isinstance(request, LocalInvalidate)
         if self.link.cut or not peer.hears or not peer.device.port_active:
             self.expect_silence()
             return
@@ -180,6 +188,8 @@ class TimedQueuePair(LoopbackQueuePair):
             status = peer.take_send(request, sent.length)
         else:
             status = peer.take_write(request, sent.length)
+        if sent.status is not None:
+            return  # it is completed; what was wrong with it ends the connection
         peer._refusing = peer._refusing or status is not SUCCESS
         peer._answers_leave = max(fabric.now + delay_s, peer._answers_leave)
         if peer._answers_pending or peer._answers_leave > fabric.now:

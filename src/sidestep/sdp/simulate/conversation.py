@@ -161,6 +161,9 @@ class Conversation:
             raise Surprise(f"it goes on and on: {reached.message}") from reached
         except SidestepError as error:
             raise Surprise(f"{type(error).__name__}: {error.message}") from error
+        for user in self.users:
+            if user.stream is not None:
+                user.stream.close()  # gives back what was never read
         checks.at_end(self)
         sent = [self._sent_count(user) for user in self.users]
         return Outcome(

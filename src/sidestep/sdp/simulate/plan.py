@@ -226,7 +226,7 @@ def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: f
     size = _size(rng)
     return Settings(
         receive_size=size,
-        receive_count=rng.choice((3, 4, 5, 6, 8, 8, 16, 16, 64)),
+        receive_count=rng.choice((5, 5, 6, 7, 8, 8, 16, 16, 64)),
         remote_size=_size(rng),
         max_adverts=rng.choice((1, 1, 2, 3, 8, 255)),
         send_queue=rng.choice((limits.SDP_SEND_QUEUE_MIN, limits.SDP_SEND_QUEUE_MIN + 1, 12, 16, 32, 128)),

@@ -1,0 +1,25 @@
+"""One frame of a capture, and the error where a capture ends too early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sidestep.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a capture."""
+
+    number: int  # from 1, as other tools count
+    time_ns: int  # since the epoch
+    link_type: int  # LINKTYPE_*
+    data: bytes
+    length: int  # bytes on the wire; more than there are if the capture has cut it
+
+
+def damaged(name: str, number: int, what: str) -> Unavailable:
+    """The error for what is wrong at a frame of a file."""
+    return Unavailable(
+        f"{name}, frame {number}: {what}", remedy="everything before it has been read; capture again for the rest"
+    )

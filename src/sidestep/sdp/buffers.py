@@ -1,0 +1,193 @@
+"""Private buffers of all connections on a device: who needs some waits in line, who is done gives them back.
+
+They come in slabs of one size, registered as a whole (`rdma.pools.MessagePool`). A slab is made when the present ones
+do not suffice and the bound allows, and given up as soon as all of its buffers are back. Where the bound does not
+allow, the buffers that come back go to who has waited the longest, until that one has all it asked for: two that wait
+for each other's half would both wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sidestep import limits
+from sidestep.errors import LimitReached, SidestepError, Unavailable
+from sidestep.rdma.pools import MessagePool
+
+if TYPE_CHECKING:
+    from sidestep.rdma.pools import Element
+    from sidestep.rdma.verbs import ProtectionDomain
+
+Loan: TypeAlias = "tuple[MessagePool, Element]"
+Give: TypeAlias = "Callable[[list[Loan] | SidestepError], None]"
+
+
+class Want:
+    """Who waits for buffers, and for how many."""
+
+    __slots__ = ("count", "give")
+
+    def __init__(self, count: int, give: Give) -> None:
+        self.count = count
+        self.give = give
+
+    def cancel(self) -> None:
+        """No more are given."""
+        self.count = 0
+
+
+class _Size:
+    """The buffers of one size."""
+
+    __slots__ = ("serving", "slabs", "wants")
+
+    def __init__(self) -> None:
+        self.slabs: list[MessagePool] = []
+        self.wants: deque[Want] = deque()
+        self.serving = False
+
+
+class PrivateBuffers:
+    """The private buffers of one domain.
+
+    Args:
+        domain: Whose queue pairs use them.
+        bytes_max: Of all of them.
+        kept: Bytes of unused slabs that are kept for whoever comes next; making one takes a registration.
+    """
+
+    def __init__(
+        self, domain: ProtectionDomain, *, bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX, kept: int = 0
+    ) -> None:
+        self._domain = domain
+        self._bytes_max = bytes_max
+        self._kept_max = kept
+        self._idle: deque[MessagePool] = deque()  # slabs that nobody uses, the longest unused first
+        self._sizes: dict[int, _Size] = {}
+        self.bytes = 0  # of all slabs
+
+    @property
+    def lent(self) -> int:
+        """Buffers that are in use."""
+        return sum(slab.count - slab.available for size in self._sizes.values() for slab in size.slabs)
+
+    @property
+    def waiting(self) -> int:
+        """Who waits for some."""
+        return sum(want.count > 0 for size in self._sizes.values() for want in size.wants)
+
+    def ask(self, count: int, size: int, give: Give) -> Want:
+        """Gives `count` buffers of `size` bytes: now, later, or in parts; or the error that there can be none."""
+        want = Want(count, give)
+        self._sizes.setdefault(size, _Size()).wants.append(want)
+        self._serve(size)
+        return want
+
+    def put(self, loan: Loan) -> None:
+        """Takes a buffer back."""
+        slab, element = loan
+        slab.put(element)
+        if slab.size in self._sizes:  # not after `close`
+            self._serve(slab.size)
+            if slab.available == slab.count:
+                self._retire(slab)
+
+    def close(self) -> None:
+        """Ends everything; buffers that are still lent become useless."""
+        sizes, self._sizes = self._sizes, {}
+        self._idle.clear()
+        for size in sizes.values():
+            for slab in size.slabs:
+                slab.close()
+            for want in size.wants:
+                if want.count:
+                    want.cancel()
+                    want.give(Unavailable("the device is not used any more"))
+        self.bytes = 0
+
+    def _serve(self, size: int) -> None:
+        kind = self._sizes[size]
+        if kind.serving:  # who was given some gave others back: the loop below sees them
+            return
+        kind.serving = True
+        try:
+            while kind.wants:
+                want = kind.wants[0]
+                if want.count and not self._serve_one(want, kind, size):
+                    return
+                if not want.count:
+                    kind.wants.popleft()
+        finally:
+            kind.serving = False
+        self._tidy(size)
+
+    def _serve_one(self, want: Want, kind: _Size, size: int) -> bool:
+        """Gives what there is; False if there is nothing to give."""
+        loans = self._take(kind, want.count)
+        if not loans:
+            fault = self._grow(kind, size, want.count)
+            if fault is not None:
+                if any(slab.available < slab.count for slab in kind.slabs):
+                    return False  # some will come back
+                if isinstance(fault, LimitReached) and self._others_hold_some(size):
+                    return False
+                want.cancel()
+                want.give(fault)
+                return True
+            loans = self._take(kind, want.count)
+        want.count -= len(loans)
+        want.give(loans)
+        return True
+
+    @staticmethod
+    def _take(kind: _Size, most: int) -> list[Loan]:
+        loans: list[Loan] = []
+        for slab in kind.slabs:
+            while len(loans) < most and (element := slab.take()) is not None:
+                loans.append((slab, element))
+        return loans
+
+    def _grow(self, kind: _Size, size: int, count: int) -> SidestepError | None:
+        """Another slab, as large as is wanted if there is room for it; what is in the way, if it is none at all."""
+        while self._idle and self.bytes + size * count > self._bytes_max:
+            self._drop(self._idle.popleft())
+        count = min(count, (self._bytes_max - self.bytes) // size)
+        if count < 1:
+            return LimitReached(f"private buffers have {self.bytes} bytes of {self._bytes_max} already")
+        try:
+            slab = MessagePool(self._domain, size=size, count=count)
+        except SidestepError as why:
+            return why
+        self.bytes += size * count
+        kind.slabs.append(slab)
+        return None
+
+    def _others_hold_some(self, size: int) -> bool:
+        return size <= self._bytes_max and self.bytes > 0
+
+    def _retire(self, slab: MessagePool) -> None:
+        self._idle = deque(each for each in self._idle if each is not slab and each.available == each.count)
+        self._idle.append(slab)
+        while self._idle and sum(each.count * each.size for each in self._idle) > self._kept_max:
+            self._drop(self._idle.popleft())
+
+    def _drop(self, slab: MessagePool) -> None:
+        if slab.available < slab.count:
+            return  # it found a use again
+        self._sizes[slab.size].slabs.remove(slab)
+        self.bytes -= slab.count * slab.size
+        slab.close()
+        self._tidy(slab.size)
+        for size in list(self._sizes):  # its room may be what others wait for
+            if size in self._sizes and self._sizes[size].wants:
+                self._serve(size)
+
+    def _tidy(self, size: int) -> None:
+        kind = self._sizes.get(size)
+        if kind is not None and not kind.slabs and not kind.wants and not kind.serving:
+            del self._sizes[size]
+
+
+__all__: Final = ["Give", "Loan", "PrivateBuffers", "Want"]

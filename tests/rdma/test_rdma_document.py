@@ -1,0 +1,62 @@
+"""docs/rdma.md says what is so: its samples run, its names exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from loopback_dut import LoopbackUnderTest
+
+from sidestep.rdma import cm, conformance, loopback, verbs
+from sidestep.rdma.conformance import DeviceUnderTest
+from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.work import Send, Status
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "rdma.md").read_text(encoding="utf-8")
+SAMPLES = [re.sub(r"(?m)^   ", "", text) for text in re.findall(r"```python\n(.*?)```", PAGE, re.S)]
+
+
+def test_the_first_sample_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(SAMPLES[0], "rdma.md", "exec"), {})
+    assert "SUCCESS" in capsys.readouterr().out
+
+
+def test_the_suite_runs_as_shown() -> None:
+    def make_devices() -> DeviceUnderTest:
+        return LoopbackUnderTest(Fabric(Random(1), immediate=True))
+
+    exec(compile(SAMPLES[1], "rdma.md", "exec"), {"make_devices": make_devices})
+    assert len(SAMPLES) == 2
+
+
+def test_the_files_exist() -> None:
+    named = re.findall(r"`((?:src|tests)/[\w/.]+)`", PAGE)
+    assert len(named) >= 7
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_names_exist() -> None:
+    names = set(re.findall(r"`([a-zA-Z_]+)(?:=\w+)?`", PAGE))
+    places = (verbs, cm, verbs.DeviceAttributes, verbs.MemoryRegion, cm.Connection, conformance, loopback, Fabric, Send)
+    known = {name for place in places for name in dir(place)} | set(Status.__members__)
+    assert names - known == {"memoryview", "bytes", "loopback"}
+    assert "observer" in inspect.signature(Fabric).parameters
+
+
+def test_who_writes_a_device_is_told_every_class() -> None:
+    classes = [one for place in (verbs, cm) for one in vars(place).values() if inspect.isabstract(one)]
+    ours = {one.__name__ for one in classes if one.__module__.startswith("sidestep")}
+    assert len(ours) == 9
+    assert {name for name in ours if f"`{name}`" not in PAGE} == set()
+
+
+@pytest.mark.parametrize("record", [verbs.DeviceAttributes, verbs.QpCapabilities, loopback.Timing, loopback.Faults])
+def test_the_reference_names_every_field(record: Any) -> None:
+    page = (ROOT / "docs/reference/rdma.md").read_text(encoding="utf-8")
+    assert [one.name for one in dataclasses.fields(record) if f"| `{one.name}` |" not in page] == []
