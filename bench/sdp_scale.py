@@ -86,8 +86,8 @@ def run(count: int, settings: Settings) -> None:
     took = resident_bytes() - before
     print(f"machine: {Machine.now()}")
     print(
-        f"{count:,} connections, both ends in this process: {took / 2**20:,.0f} MiB, {took / count / 2048:.1f} KiB an end, "
-        f"{settings.receive_count} private buffers of {settings.receive_size} bytes among it"
+        f"{count:,} connections, both ends in this process: {took / 2**20:,.0f} MiB, {took / count / 2048:.1f} KiB "
+        f"an end, {settings.receive_count} private buffers of {settings.receive_size} bytes among it"
     )
     print(
         f"opened in {opened_s:.1f} s ({opened_s / count * 1e6:.0f} us each); a message and its answer on every one in "

@@ -1241,9 +1241,15 @@ class Connection:
         self._release_wanted = False
         self._tell_write_closed()
         if self.state is State.LAST_ACK:
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         elif self.state is State.TIME_WAIT:
             self._leave()
+
+    @property
+    def _leave_s(self) -> float:
+        """How long the other end may take to disconnect: over iWARP our DisConn may still be on its way meanwhile."""
+        settings = self._settings
+        return settings.close_s if settings.carrier is Carrier.IWARP else settings.last_ack_s
 
     def _leave(self) -> None:
         """Both directions have ended and this end was the first: it takes the transport connection down.
@@ -1252,7 +1258,7 @@ class Connection:
         there is nothing more that would acknowledge ours, and the other end waits as well.
         """
         if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         else:
             self._disconnect()
 
