@@ -150,6 +150,10 @@ class End:
         self._next_key = 0x1000
         self._next_id = 0
 
+    def renew(self) -> None:
+        """There is a new queue pair, for a connection that goes on over another transport connection."""
+        self.gone = self.disconnecting = False
+
     # --- the user ---
 
     def send(self, data: bytes | bytearray, *, urgent: bool = False, bcopy_only: bool = False) -> StreamSend:
@@ -363,7 +367,7 @@ class End:
         held = len({id(buffer) for _, buffer, _ in sink.ready if buffer is not None})
         if len(self.posted) + held != self.buffers:
             raise Surprise(f"{self.buffers} buffers, {len(self.posted)} posted, {held} held")
-        if not self.gone and connection.state in OPEN and flow.posted != len(self.posted):
+        if not (self.gone or self.disconnecting) and connection.state in OPEN and flow.posted != len(self.posted):
             raise Surprise(f"{flow.posted} receives counted, {len(self.posted)} posted")
 
     def is_in(self, state: State) -> None:
@@ -431,6 +435,17 @@ class RawPeer(End):
         self.run()
         self.kinds()
         return self
+
+    def resume(self) -> None:
+        """The connection goes on where our socket has moved to: RESUMING, until it is established again."""
+        self.renew()
+        self.tx_mseq = self.rx_mseq = self.told_ack = 0
+        self.told_bufs = self.credit
+        self.connection.resume(self.now)
+        self.run()
+        self._heard_introduction(self.ordered(Connect)[-1].private_data)
+        self.connection.handle_accepted(self.hello_ack(), self.now)
+        self.run()
 
     def _heard_introduction(self, private_data: bytes) -> None:
         bsdh, _, _ = decode(memoryview(private_data))

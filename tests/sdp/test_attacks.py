@@ -330,6 +330,20 @@ def test_credit_goes_on_until_a_move_is_confirmed() -> None:
     assert set(peer.mids()) == {Mid.DATA}
 
 
+def test_what_was_not_read_goes_on_without_its_private_buffers() -> None:
+    peer = established()
+    peer.data(b"one ")
+    peer.data(b"two ")
+    peer.say(SuspComm(SERVICE | 6002))
+    assert peer.connection.state is State.RESUMING
+    assert peer.read(4) == b"one "
+    peer.resume()
+    peer.is_in(State.ESTABLISHED)
+    assert len(peer.posted) == peer.buffers == peer.settings.receive_count
+    peer.data(b"three")
+    assert peer.read() == b"two three"
+
+
 # --- the transport ---
 
 
@@ -367,6 +381,13 @@ def test_memory_that_wraps_around_is_not_touched() -> None:
     peer.broken_by("address")
 
 
+def test_a_buffer_that_was_cut_is_not_given_back_while_it_is_posted() -> None:
+    peer = established()
+    peer.say(ChRcvBuf(64))
+    peer.say(RdmaRdCompl(1))
+    peer.broken_by("read_unasked")
+
+
 # --- growth ---
 
 FLOOD = 2000
@@ -382,9 +403,10 @@ def _flood(peer: RawPeer, *messages: object, payload: bytes = b"", flags: int = 
             peer.say(message, body, flags=flags, bufs=bufs)  # type: ignore[arg-type]
 
 
-def test_requests_for_other_buffers_do_not_pile_up() -> None:
+@pytest.mark.parametrize("sizes", [(200, 128), (256,), tuple(range(255, 37, -1))])
+def test_requests_for_other_buffers_do_not_pile_up(sizes: tuple[int, ...]) -> None:
     peer = established()
-    _flood(peer, ChRcvBuf(200), ChRcvBuf(128))
+    _flood(peer, *map(ChRcvBuf, sizes))
     peer.broken_by("resize_second")
 
 

@@ -345,7 +345,7 @@ class Connection:
         self.error, self.cause = error, cause
         if self.state is not State.CLOSED:
             self._move(Stimulus.REFUSED)
-        self._down = True
+        self._shut()
         self._events.append(Event(EventKind.BROKEN, error))
         self._finish()
 
@@ -621,7 +621,7 @@ class Connection:
         self._timers.clear()
         self._control.clear()
         if resuming:  # between two transport connections: the order to disconnect the first was given
-            self._down = True
+            self._shut()
             if self._left:
                 self._move(Stimulus.DISCONNECTED)
                 self._finish()
@@ -632,9 +632,14 @@ class Connection:
         else:
             self._disconnect()
 
+    def _shut(self) -> None:
+        """The transport connection takes nothing more: no RDMA Read either, though an advertisement arrives still."""
+        self._down = True
+        self._flow.send_queue = 0
+
     def _disconnect(self) -> None:
         if not self._down:
-            self._down = True
+            self._shut()
             self._flow.work.append(Disconnect())
 
     def handle_failure(self, error: SidestepError, cause: Cause, now: float) -> None:
@@ -670,7 +675,7 @@ class Connection:
         elif state in (State.LAST_ACK, State.TIME_WAIT) and self.error is None:
             self._tell_write_closed()  # the other end disconnects because it has our DisConn: no need to see the answer
         if not self._down:
-            self._down = True
+            self._shut()
             self._flow.work.append(Disconnect())  # our half of it
         self._move(Stimulus.DISCONNECTED)
         self._finish()
@@ -950,7 +955,7 @@ class Connection:
         self._flow.work.append(Disconnect())
         if self.state in (State.REQ_SENT, State.REP_SENT):  # nothing is told of an attempt that is given up
             self._refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
-        self._down = True
+        self._shut()
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
@@ -1124,7 +1129,7 @@ class Connection:
                 if not self._flow.in_flight:
                     self._hand_over()
             elif not self._suspend_answered:
-                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md, F11)
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1328,6 +1333,7 @@ class Connection:
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:
+        self._sink.keep()
         self._source.take_all_back()
         self._source.ended = False  # a DisConn is sent again: the new connection knows nothing of it
         self._flow.reset()
@@ -1389,7 +1395,7 @@ class Connection:
 
     def repost(self, buffer: Receive) -> None:
         """A private buffer that is free again."""
-        if self._down:
+        if self._down or not self._open:
             self._flow.work.append(ReturnBuffer(buffer))
         elif self._resizing or len(buffer.scatter[0]) != self._resize.target:
             self._resize.repost(buffer)

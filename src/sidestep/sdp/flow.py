@@ -103,7 +103,7 @@ class Flow:
 
     def room(self) -> int:
         """Work requests that the send queue still takes."""
-        return self.send_queue - len(self.in_flight)
+        return max(0, self.send_queue - len(self.in_flight))
 
     # --- receiving ---
 

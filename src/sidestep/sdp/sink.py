@@ -628,6 +628,13 @@ class Sink:
         self._hide()
         self.serve()
 
+    def keep(self) -> None:
+        """Copies what was not read yet: its private buffers are of a transport connection that is over."""
+        for index, (payload, buffer, byte) in enumerate(self.ready):
+            self.ready[index] = (memoryview(bytes(payload)), None, byte)
+            if buffer is not None:
+                self._host.repost(buffer)
+
     def drain(self) -> bytes:
         """What was received and not read, for who takes the connection over."""
         inline = self._settings.urgent_inline

@@ -165,7 +165,8 @@ class Source:
 
     def _send_data(self, head: StreamSend) -> None:
         """One message of payload: as much of the queue as goes by Bcopy and fits. The credit was looked at."""
-        queue, room = self.queue, self.payload_max
+        queue = self.queue
+        room = self._room() if self.sinks else self.payload_max
         left = head.length - head.offset
         if left > room or head.urgent or len(queue) == 1:
             if head.urgent and left > _URGENT_PIECE < room:
@@ -224,6 +225,13 @@ class Source:
             self.announced = False
             self._watch_urgent()
 
+    def _room(self) -> int:
+        """Bytes of payload that the next message may carry: they must fit into a SinkAvail that they use up as well.
+
+        It offers more than a private buffer held when it was sent, but buffers may have grown (docs/sdp-model.md).
+        """
+        return min(self.payload_max, self.sinks[0].length) if self.sinks else self.payload_max
+
     def _count_payload(self) -> None:
         """A payload message uses up the oldest valid SinkAvail, or counts (§12.1)."""
         if self.sinks:
@@ -233,7 +241,7 @@ class Source:
 
     def _send_forced(self) -> None:
         send, start, end = self.forced.popleft()
-        taken = min(end - start, self.payload_max)
+        taken = min(end - start, self._room())
         if start + taken < end:
             self.forced.appendleft((send, start + taken, end))
             send.pending += 1  # the piece that goes now; the range keeps its own
