@@ -108,7 +108,7 @@ class Connection:
 
     __slots__ = (
         "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
-        "_flow", "_left", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
+        "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
         "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
         "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
         "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
@@ -150,6 +150,7 @@ class Connection:
         self._suspend_answered = False
         self._suspend_confirmed = False  # SuspCommAck has come
         self._suspend_again: int | None = None  # our own wish, for after a move of the other end
+        self._moved = False  # this is not the first transport connection
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
@@ -316,6 +317,9 @@ class Connection:
         if self.state in (State.REQ_SENT, State.REP_SENT):
             if self._reply_fault is not None:
                 self._refuse(self._reply_fault, Cause.VIOLATION)
+                return
+            if self._moved:  # to the program it is still the connection that it had
+                self._refuse(Unavailable("the socket is not at its new place"), Cause.RESET)
                 return
             remedy = "is a program listening there?" if not self.accepting else ""
             self._refuse(Unavailable(f"refused (reason {reason})", remedy=remedy), Cause.REFUSED)
@@ -489,9 +493,29 @@ class Connection:
         return self.state in OPEN and not self._source.queue and self._flow.may_send_payload()
 
     @property
+    def room(self) -> int:
+        """Bytes that a send could have to leave at once, by Bcopy."""
+        return max(0, self._flow.credit - 2) * self._source.payload_max if self.writable else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether all bytes of the other end were received, and there will be no more."""
+        return self._sink.ended and not self._sink.ready
+
+    @property
     def at_mark(self) -> bool:
         """Whether the next byte to read is the urgent one."""
         return self._sink.at_mark
+
+    @property
+    def urgent(self) -> bool:
+        """Whether an urgent byte is ahead, or can be had."""
+        return self._sink.urgent_pending > 0 or self._sink.urgent_byte is not None
+
+    @property
+    def urgent_inline(self) -> bool:
+        """Whether urgent bytes stay in the stream: SO_OOBINLINE."""
+        return self._settings.urgent_inline
 
     def take_urgent(self) -> int | None:
         """The urgent byte, once; None if none has come (see `urgent_pending`), or it was taken."""
@@ -1317,6 +1341,7 @@ class Connection:
         old = self.addresses
         self.addresses = Addresses(old.local, old.local_port, old.remote, self._suspend_port)
         self._reset_transport()
+        self._moved = True
         self._move(Stimulus.RECONNECT)
         self._want_buffers()
 
@@ -1346,7 +1371,7 @@ class Connection:
 
     # --- what the halves ask for ---
 
-    def urgent(self) -> None:
+    def tell_urgent(self) -> None:
         """Tells of an urgent byte that was not announced."""
         self._events.append(Event(EventKind.URGENT))
 

@@ -190,7 +190,18 @@ class Stack:
             else:
                 request.reject(REJECT_CONSUMER)
 
-        listener = self.device.cm.listen(service_id(port), requested, match=match, backlog=backlog)
+        return self.take_requests(port, requested, match=match, backlog=backlog)
+
+    def take_requests(
+        self,
+        port: int,
+        handler: cm.RequestHandler,
+        *,
+        match: cm.PrivateDataMatch | None = None,
+        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
+    ) -> cm.Listener:
+        """Hands requests for a port to a handler, which answers each, now or later: by `serve`, or by rejecting it."""
+        listener = self.device.cm.listen(service_id(port), handler, match=match, backlog=backlog)
         self._listeners[port, match] = listener
         return listener
 

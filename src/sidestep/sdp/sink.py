@@ -84,7 +84,7 @@ class SinkHost(Protocol):
     def mode_changed(self) -> None:
         """The user may want to know."""
 
-    def urgent(self) -> None:
+    def tell_urgent(self) -> None:
         """The user may want to know: an urgent byte has come that nothing has announced."""
 
 
@@ -234,7 +234,7 @@ class Sink:
         if self.urgent_pending:
             self.urgent_pending -= 1
         else:
-            self._host.urgent()
+            self._host.tell_urgent()
 
     # --- the user ---
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from sidestep.errors import Misuse, SidestepError
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import OPEN
-from sidestep.sdp.wire import Mode
 
 if TYPE_CHECKING:
     from sidestep.sdp.connection import Connection
@@ -93,7 +92,7 @@ class User:
         self.ends_gracefully = True
         self._rng = rng
         self._habits = habits
-        self._later = later
+        self._call_later = later
         self._told = told
         self._now = clock
         self._note = note  # what happens, for people
@@ -124,6 +123,7 @@ class User:
         self.stream = stream
         if self._habits.starts_early:
             self._start()
+            stream.run()
 
     def tell(self, stream: Stream, told: Told) -> None:
         """Something has happened."""
@@ -239,6 +239,14 @@ class User:
             self._maybe_later(self._read_on)
         self._maybe_later(self._write_on)
 
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            action()
+            if self.stream is not None:
+                self.stream.run()
+
+        self._call_later(delay_s, act)
+
     def _maybe_later(self, action: Callable[[], None]) -> None:
         """Now, from inside of what called us, or when everything has settled."""
         waits = "_read_waits" if action == self._read_on else "_write_waits"
@@ -299,7 +307,8 @@ class User:
         self.book.sent.append(sent)
         self._open_sends[id(request)] = sent
         self._say(f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}")
-        self.stream.run()
+        if rng.random() >= habits.batches:
+            self.stream.run()
         if rng.random() < habits.cancel_send:
             self._later(self._pause(), lambda: self._cancel_send(request))
         return True
@@ -363,7 +372,8 @@ class User:
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
         self._say(f"receives {size}{', all of it' if waitall else ''}")
-        self.stream.run()
+        if rng.random() >= habits.batches:
+            self.stream.run()
         if rng.random() < habits.cancel_receive:
             self._later(self._pause(), lambda: self._cancel_receive(request))
 
@@ -380,11 +390,11 @@ class User:
         if connection.state not in OPEN:
             return
         if rng.random() < habits.wish:
-            if rng.random() < 0.4:
+            if rng.random() < 0.3:
                 self._say("wants to receive in Combined mode")
                 connection.want_combined(now)
             else:
-                mode = rng.choice(list(Mode))
+                mode = rng.choice(habits.modes)
                 self._say(f"wants to send in mode {mode.name}")
                 connection.want_send_mode(mode, now)
             self.stream.run()
