@@ -984,8 +984,11 @@ class Connection:
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
+        if self.suspended is not None:  # the request is another connection's now, which asks anew
+            self._flow.work.append(Release(region))
+            return
         request.registering = False
-        if request.done or self.suspended is not None:
+        if request.done:
             self._flow.work.append(Release(region))
         else:
             request.region = region
@@ -996,6 +999,8 @@ class Connection:
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
         """There is none: the bytes go by Bcopy."""
         self.now = now
+        if self.suspended is not None:
+            return
         request.registering = False
         if isinstance(request, StreamSend):
             request.bcopy_only = True
@@ -1366,6 +1371,7 @@ class Connection:
     def take_over(self, suspended: Suspended) -> None:
         """Goes on with what another process has handed over; to be called before `accept`."""
         for send in suspended.unsent:
+            send.registering = False  # the answer would come to the connection that has asked
             self._source.enqueue(send)
         if suspended.unread:
             self._sink.ready.append((memoryview(suspended.unread), None, None))
