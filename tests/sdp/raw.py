@@ -147,8 +147,13 @@ class End:
         self.hold_disconnect = False
         self.disconnecting = False
         self.gone = False  # the queue pair
+        self.keys: deque[tuple[int, int]] = deque()  # (key, address) of the next regions, where a test wants them so
         self._next_key = 0x1000
         self._next_id = 0
+
+    def renew(self) -> None:
+        """There is a new queue pair, for a connection that goes on over another transport connection."""
+        self.gone = self.disconnecting = False
 
     # --- the user ---
 
@@ -311,9 +316,9 @@ class End:
             self.connection.handle_registration_failed(order.request, self.now)
         else:
             self._next_key += 1
-            va = self._next_key << 20
-            self.regions[self._next_key] = Memory(order.request.view, va, order.access)
-            region = Region(self._next_key, RKey(self._next_key), va)
+            key, va = self.keys.popleft() if self.keys else (self._next_key, self._next_key << 20)
+            self.regions[key] = Memory(order.request.view, va, order.access)
+            region = Region(key, RKey(key), va)
             self.connection.handle_registered(order.request, region, self.now)
         if run:
             self.run()
@@ -363,8 +368,12 @@ class End:
         held = len({id(buffer) for _, buffer, _ in sink.ready if buffer is not None})
         if len(self.posted) + held != self.buffers:
             raise Surprise(f"{self.buffers} buffers, {len(self.posted)} posted, {held} held")
-        if not self.gone and connection.state in OPEN and flow.posted != len(self.posted):
+        if not (self.gone or self.disconnecting) and connection.state in OPEN and flow.posted != len(self.posted):
             raise Surprise(f"{flow.posted} receives counted, {len(self.posted)} posted")
+
+    def is_in(self, state: State) -> None:
+        """Asserts the state of the connection."""
+        assert self.connection.state is state
 
     def kinds(self) -> list[EventKind]:
         """Events since the last look that are not requests."""
@@ -427,6 +436,17 @@ class RawPeer(End):
         self.run()
         self.kinds()
         return self
+
+    def resume(self) -> None:
+        """The connection goes on where our socket has moved to: RESUMING, until it is established again."""
+        self.renew()
+        self.tx_mseq = self.rx_mseq = self.told_ack = 0
+        self.told_bufs = self.credit
+        self.connection.resume(self.now)
+        self.run()
+        self._heard_introduction(self.ordered(Connect)[-1].private_data)
+        self.connection.handle_accepted(self.hello_ack(), self.now)
+        self.run()
 
     def _heard_introduction(self, private_data: bytes) -> None:
         bsdh, _, _ = decode(memoryview(private_data))

@@ -162,6 +162,27 @@ def test_the_reply_may_be_captured_late() -> None:
     assert found == both_ways(decoded(pcap(frames)))
 
 
+def test_what_came_before_the_reply_is_read_with_it() -> None:
+    frames = conversation().frames()
+    up_to_reply = [*frames[:4], frames[5], frames[4]]
+    assert messages(decoded(pcap(up_to_reply))) == [HELLO, HELLO_ACK, CONVERSATION[0].message]
+
+
+def test_a_shorter_repetition_takes_nothing_away() -> None:
+    """Behind a gap, the same bytes again, but fewer of them; and bytes that were read long ago."""
+    talk = TcpTalk()
+    talk.open()
+    stream = conversation()
+    for side, piece in stream.pieces[:2]:
+        talk.send(side, piece)
+    flow = b"".join(piece for who, piece in stream.pieces[2:] if who is CONNECTING)
+    base = talk.sent[CONNECTING.value]
+    parts = [(10, len(flow)), (10, 20), (10, 12), (0, 10), (0, 5), (3, 9)]
+    talk.frames += [talk.segment(CONNECTING, flow[start:end], at=base + start) for start, end in parts]
+    expected = [HELLO, *(one.message for one in CONVERSATION if side_of(one) is CONNECTING)]
+    assert both_ways(decoded(pcap(talk.frames)))[CONNECTING] == expected
+
+
 def test_bytes_that_are_missing_are_told() -> None:
     frames = conversation().frames()
     lost = next(index for index, frame in enumerate(frames[6:], 6) if frame[26:30] == b"\x0a\0\0\1")

@@ -342,6 +342,34 @@ def test_a_frame_of_a_length_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize(
+    ("offset", "value", "told"),
+    [
+        (4, b"\x05\0\0\0", "a block of 5 bytes cannot be"),
+        (4, b"\x04\0\0\0", "a block of 4 bytes cannot be"),
+        (4, b"\0\0\0\x40", "a block of 1073741824 bytes cannot be"),
+        (4, b"\x20\0\0\0", "the two lengths of a block differ"),
+        (8, b"\x09\0\0\0", "interface 9 of 1"),
+        (20, b"\0\x10\0\0", "4096 bytes of a frame in a block with 324"),
+    ],
+)
+def test_blocks_that_cannot_be(offset: int, value: bytes, told: str) -> None:
+    """In the second frame; the first is shown."""
+    whole = bytearray(pcapng([(1, frame) for frame in FRAMES]))
+    at = whole.index(FRAMES[1]) - 28 + offset
+    whole[at : at + 4] = value
+    events, error = partly(bytes(whole))
+    assert {event.frame for event in events} == {1}
+    assert error is not None
+    assert error.message == f"test.pcap, frame 2: {told}"
+
+
+def test_a_section_of_another_byte_order_behind_the_first() -> None:
+    one = pcapng([(1, frame) for frame in FRAMES[:4]])
+    other = pcapng([(113, cooked(frame)) for frame in FRAMES[4:]], order=">", resolution=6)
+    assert messages(decoded(one + other)) == EXPECTED
+
+
+@pytest.mark.parametrize(
     "make", [pcap, lambda frames: pcapng([(1, frame) for frame in frames])], ids=["pcap", "pcapng"]
 )
 @given(seed=st.integers(0, 1 << 32))

@@ -389,6 +389,12 @@ def sink_avail_length() -> RawPeer:
     return peer
 
 
+def address() -> RawPeer:
+    peer = established()
+    peer.say(SrcAvail(300, 1, (1 << 64) - 299), bytes(8))
+    return peer
+
+
 def rdma_length() -> RawPeer:
     peer = established()
     peer.say(RdmaWrCompl((1 << 31) + 1))

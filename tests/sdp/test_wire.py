@@ -162,6 +162,10 @@ BROKEN = {
     "src_avail_length": [message(0xFE, struct.pack(">IIQ", length, 1, 0)) for length in (0, 0x8000_0001, 0xFFFF_FFFF)]
     + [message(0xFE, struct.pack(">IIQ", 3, 1, 0) + payload) for payload in (b"abc", b"abcd")],
     "sink_avail_length": [message(0xFD, struct.pack(">IIQI", length, 1, 0, 0)) for length in (0, 0x8000_0001)],
+    "address": [
+        message(0xFE, struct.pack(">IIQ", 300, 1, (1 << 64) - 299)),
+        message(0xFD, struct.pack(">IIQI", 1 << 31, 1, (1 << 64) - (1 << 31) + 1, 0)),
+    ],
     "rdma_length": [message(mid, struct.pack(">I", 0x8000_0001)) for mid in (5, 6)],
     "buffer_size": [message(12, struct.pack(">I", size)) for size in (0, 36, 0x8000_0001)],
     "suspend_service_id": [
@@ -182,6 +186,7 @@ def test_every_rule_is_tried() -> None:
 def test_what_lies_at_the_edge_is_taken() -> None:
     for whole in (
         message(0xFE, struct.pack(">IIQ", 1, 0, 0)),
+        message(0xFE, struct.pack(">IIQ", 300, 0, (1 << 64) - 300)),
         message(0xFE, struct.pack(">IIQ", 1 << 31, 0, 0) + b"payload"),
         message(0xFE, struct.pack(">IIQ", 4, 0, 0) + b"abc"),
         message(0xFD, struct.pack(">IIQI", 1 << 31, 0, 0, 0)),

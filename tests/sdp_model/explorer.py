@@ -1,20 +1,22 @@
 """Tries every interleaving of two peers and the two channels between them.
 
-A model says what one peer can do next, given its own state and the item that has arrived for it; the explorer puts two such
-peers together with a first-in first-out channel each way and walks through all states that can come of it, breadth first,
-so that the first fault found has the shortest history. What a peer does depends on nothing but itself and the head of its
-channel, therefore the steps of each (peer, item) pair are worked out once and remembered; a joint state is four numbers and
-tuples of numbers, which keeps the walk fast in plain Python.
+A model says what one peer can do next, given its own state and the item that has arrived for it; the explorer puts
+two such peers together with a first-in first-out channel each way and walks through all states that can come of it,
+breadth first, so that the first fault found has the shortest history. What a peer does depends on nothing but itself
+and the head of its channel, so the steps of each (peer, item) pair are worked out once and remembered; a joint state
+is two numbers and two tuples of numbers, which keeps the walk fast in plain Python.
 
 Each step has a `Will`:
 
-* `PROTOCOL`: the peer takes it sooner or later whatever the programs on top do (a message is taken in, a reply goes out);
+* `PROTOCOL`: the peer takes it sooner or later whatever the programs on top do (a message is taken in, a reply goes
+  out);
 * `USER`: a fair program takes it sooner or later (it sends what it has, it receives what comes);
 * `WHIM`: may be taken or not, for ever (a cancel, a change of mode, a close).
 
-Where no `PROTOCOL` step is left, the model is asked what is still owed although no program need do anything (`stalled`);
-where no `USER` step is left either, it is asked what is unfinished (`unfinished`): both are deadlocks. A whim is never
-counted on. Endless runs show as a cycle of steps that are no whims, or as a walk that reaches its limit of states.
+Where no `PROTOCOL` step is left, the model is asked what is still owed although no program need do anything
+(`stalled`); where no `USER` step is left either, it is asked what is unfinished (`unfinished`): both are deadlocks. A
+whim is never counted on. An endless run is a cycle of steps that are no whims; peers keep no count that only grows,
+so one shows.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Model(Protocol[P]):
         """All that `peer` can do when `item` is the next to be taken in, or nothing has arrived."""
 
     def arrived(self, channel: Channel) -> Iterable[int]:
-        """Which items of a channel may be taken in next; the first alone, unless something travels beside the queue pair."""
+        """Which items of a channel may be taken in next: the first alone, unless some travel beside the queue pair."""
 
     def fault(self, peers: tuple[P, P], channels: tuple[Channel, Channel]) -> str | None:
         """The invariant that a state breaks."""
@@ -120,25 +122,95 @@ class _Numbers(Generic[P]):
         return number
 
 
-_Joint = tuple[int, int, tuple[int, ...], tuple[int, ...]]  # the peers, then the channels A to B and B to A
-_Local = list[tuple[Will, str, int, tuple[int, ...], bool]]
+_Row = tuple[int, ...]
+_Joint = tuple[int, int, _Row, _Row]  # peers A and B, then the channels A to B and B to A
+_Local = list[tuple[Will, str, int, _Row, bool]]  # the steps of one peer, as numbers
+NOTHING = -1  # in the place of an item, where none has arrived
+
+
+class _Fault(Exception):
+    """A state, or a step from it, that should not be; `label` is that step."""
+
+    def __init__(self, text: str, label: str = "") -> None:
+        super().__init__(text)
+        self.label = label
 
 
 class _Walk(Generic[P]):
-    def __init__(self, model: Model[P], states_max: int, *, cycles: bool) -> None:
+    def __init__(self, model: Model[P], states_max: int, *, look_for_endless: bool) -> None:
         self.model = model
+        self.look_for_endless = look_for_endless
         self.states_max = states_max
         self.peers: _Numbers[P] = _Numbers()
         self.items: _Numbers[Item] = _Numbers()
-        self.memory: tuple[dict[tuple[int, int], _Local | Broken], ...] = ({}, {})
-        self.broken_label: dict[tuple[int, int, int], str] = {}
-        self.cycles = cycles
+        self.memory: dict[tuple[int, int, int], _Local | Broken] = {}
+        a, b = model.start()
+        self.order: list[_Joint] = [(self.peers(a), self.peers(b), (), ())]
+        self.seen: dict[_Joint, int] = {self.order[0]: 0}
+        self.parent: list[tuple[int, str]] = [(NOTHING, "")]
         self.edges: list[tuple[int, int, str]] = []
+        self.steps_count = 0
+
+    def run(self) -> Result:
+        began = time.process_time()
+        fault, trace = None, []
+        index = 0
+        try:
+            while index < len(self.order):
+                self.visit(index)
+                index += 1
+        except _Fault as found:
+            fault, trace = str(found), [*self.history(index), *([found.label] if found.label else [])]
+        if fault is None and self.look_for_endless and (endless := self.endless()):
+            fault = "endless: the steps behind the mark can go on for ever"
+            trace = [*self.history(endless[0]), "-- mark --", *endless[1]]
+        depth = len(trace) or len(self.history(index - 1))
+        seconds = time.process_time() - began
+        return Result(self.model.name, len(self.order), self.steps_count, depth, seconds, fault, tuple(trace))
+
+    def visit(self, index: int) -> None:
+        """Checks one state and adds the states that follow it."""
+        state = self.order[index]
+        peers = (self.peers.things[state[0]], self.peers.things[state[1]])
+        things = self.items.things
+        channels = (tuple(things[one] for one in state[2]), tuple(things[one] for one in state[3]))
+        fault = self.model.fault(peers, channels)
+        if fault is not None:
+            raise _Fault(fault)
+        wills: set[Will] = set()
+        for side, incoming in ((0, channels[1]), (1, channels[0])):
+            for place in self.model.arrived(incoming) if incoming else (NOTHING,):
+                self.follow(index, side, place, wills)
+        if Will.PROTOCOL not in wills and (owed := self.model.stalled(peers, channels)) is not None:
+            raise _Fault(f"deadlock unless a program acts: {owed}")
+        if wills <= {Will.WHIM} and (owed := self.model.unfinished(peers, channels)) is not None:
+            raise _Fault(f"deadlock: {owed}")
+
+    def follow(self, index: int, side: int, place: int, wills: set[Will]) -> None:
+        """Takes all steps of one peer that has the item at `place` before it; adds to `wills` who wanted them."""
+        a, b, ab, ba = self.order[index]
+        peer, outgoing, incoming = (b, ba, ab) if side else (a, ab, ba)
+        item = NOTHING if place == NOTHING else incoming[place]
+        steps = self.memory.get((side, peer, item))
+        if steps is None:
+            steps = self.memory[side, peer, item] = self.local(side, peer, item)
+        if isinstance(steps, Broken):
+            what = "acts" if item == NOTHING else f"takes in {self.items.things[item]}"
+            raise _Fault(str(steps), f"{SIDES[side]} {what}")
+        for will, label, after, sent, taken in steps:
+            rest = incoming[:place] + incoming[place + 1 :] if taken else incoming
+            wills.add(will)
+            self.steps_count += 1
+            number = self.add(
+                (a, after, rest, outgoing + sent) if side else (after, b, outgoing + sent, rest), index, label
+            )
+            if self.look_for_endless and will is not Will.WHIM:
+                self.edges.append((index, number, label))
 
     def local(self, side: int, peer: int, item: int) -> _Local | Broken:
-        """The steps of one peer, worked out the first time they are asked for."""
+        """The steps of one peer; asked for once."""
         found: _Local = []
-        thing = None if item < 0 else self.items.things[item]
+        thing = None if item == NOTHING else self.items.things[item]
         for step in self.model.steps(side, self.peers.things[peer], thing):
             if isinstance(step, Broken):
                 return step
@@ -146,104 +218,15 @@ class _Walk(Generic[P]):
             found.append((step.will, step.label, self.peers(step.peer), sent, step.taken))
         return found
 
-    def channels(self, state: _Joint) -> tuple[Channel, Channel]:
-        things = self.items.things
-        return tuple(things[one] for one in state[2]), tuple(things[one] for one in state[3])
-
-    def both(self, state: _Joint) -> tuple[P, P]:
-        return self.peers.things[state[0]], self.peers.things[state[1]]
-
-    def run(self) -> Result:
-        began = time.process_time()
-        first_a, first_b = self.model.start()
-        first: _Joint = (self.peers(first_a), self.peers(first_b), (), ())
-        self.order: list[_Joint] = [first]
-        self.seen: dict[_Joint, int] = {first: 0}
-        self.parent: list[tuple[int, str]] = [(-1, "")]
-        self.taken_count = 0
-        index, fault = 0, None
-        while index < len(self.order):
-            fault = self.visit(index)
-            if fault is not None:
-                break
-            index += 1
-        trace = self.history(min(index, len(self.order) - 1))
-        if fault is None and self.cycles and (found := self.endless()):
-            fault = "endless: the steps behind the mark can go on for ever"
-            trace = [*self.history(found[0]), "-- mark --", *found[1]]
-        elif fault is not None and self.last_label:
-            trace.append(self.last_label)
-        return Result(
-            self.model.name,
-            len(self.order),
-            self.taken_count,
-            len(trace),
-            time.process_time() - began,
-            fault,
-            () if fault is None else tuple(trace),
-        )
-
-    def visit(self, index: int) -> str | None:
-        """Checks one state and adds the states that follow it; tells the fault found."""
-        self.last_label = ""
-        state = self.order[index]
-        peers, channels = self.both(state), self.channels(state)
-        fault = self.model.fault(peers, channels)
-        if fault is not None:
-            return fault
-        idle = starved = True
-        for side in (0, 1):
-            incoming = state[3 - side]
-            for place in self.model.arrived(channels[1 - side]) if incoming else ():
-                for will in self.follow(index, state, side, place):
-                    if isinstance(will, Broken):
-                        return str(will)
-                    idle = idle and will is not Will.PROTOCOL
-                    starved = starved and will is Will.WHIM
-            if not incoming:
-                for will in self.follow(index, state, side, -1):
-                    if isinstance(will, Broken):
-                        return str(will)
-                    idle = idle and will is not Will.PROTOCOL
-                    starved = starved and will is Will.WHIM
-        if idle and (owed := self.model.stalled(peers, channels)) is not None:
-            return f"deadlock unless a program acts: {owed}"
-        if starved and (owed := self.model.unfinished(peers, channels)) is not None:
-            return f"deadlock: {owed}"
-        return None
-
-    def follow(self, index: int, state: _Joint, side: int, place: int) -> Iterable[Will | Broken]:
-        incoming = state[3 - side]
-        item = -1 if place < 0 else incoming[place]
-        memory = self.memory[side]
-        steps = memory.get((state[side], item))
-        if steps is None:
-            steps = memory[state[side], item] = self.local(side, state[side], item)
-        if isinstance(steps, Broken):
-            self.last_label = (
-                f"{SIDES[side]} takes in {self.items.things[item]}" if item >= 0 else f"{SIDES[side]} acts"
-            )
-            yield steps
-            return
-        for will, label, peer, sent, taken in steps:
-            rest = incoming[:place] + incoming[place + 1 :] if taken else incoming
-            after: _Joint = (
-                (peer, state[1], state[2] + sent, rest) if side == 0 else (state[0], peer, rest, state[3] + sent)
-            )
-            self.taken_count += 1
-            number = self.seen.get(after)
-            if number is None:
-                number = self.seen[after] = len(self.order)
-                if number >= self.states_max:
-                    told = "\n".join(self.history(index)[-30:])
-                    raise LimitOfStates(
-                        f"{self.model.name}: more than {self.states_max} states; the last one came of\n{told}"
-                    )
-                self.order.append(after)
-                self.parent.append((index, label))
-            if self.cycles and will is not Will.WHIM:
-                self.edges.append((index, number, label))
-            yield will
+    def add(self, state: _Joint, parent: int, label: str) -> int:
+        number = self.seen.get(state)
+        if number is None:
+            number = self.seen[state] = len(self.order)
+            if number >= self.states_max:
+                raise LimitOfStates(f"{self.model.name}: more than {self.states_max} states")
+            self.order.append(state)
+            self.parent.append((parent, label))
+        return number
 
     def history(self, index: int) -> list[str]:
         labels: list[str] = []
@@ -253,7 +236,7 @@ class _Walk(Generic[P]):
         return labels[::-1]
 
     def endless(self) -> tuple[int, list[str]] | None:
-        """A cycle of steps that are no whims: where it begins and its steps. It is what is left when all ends are taken away."""
+        """A cycle of steps that are no whims, with where it begins: what is left when all ends are taken away."""
         after: list[list[tuple[int, str]]] = [[] for _ in self.order]
         before: list[list[int]] = [[] for _ in self.order]
         for start, end, label in self.edges:
@@ -278,9 +261,9 @@ class _Walk(Generic[P]):
         return place, labels[walked[place] :]
 
 
-def explore(model: Model[P], *, states_max: int = 3_000_000, cycles: bool = False) -> Result:
-    """Walks through all states of `model`, to the end or to the nearest fault.
+def explore(model: Model[P], *, states_max: int = 3_000_000, endless: bool = True) -> Result:
+    """Walks through all states of `model`, to the end or to the nearest fault; `endless` looks for endless runs too.
 
-    `cycles` also looks for endless runs. Raises LimitOfStates where there are more than `states_max` states.
+    Raises LimitOfStates where there are more than `states_max` states.
     """
-    return _Walk(model, states_max, cycles=cycles).run()
+    return _Walk(model, states_max, look_for_endless=endless).run()

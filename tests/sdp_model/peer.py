@@ -1,11 +1,12 @@
 """What one peer of the modelled connection knows, the messages it sends, and the rules that may be broken on purpose.
 
-Stream bytes are numbered from 0, so a sink sees at once when one is lost, doubled or out of order. Payload of a message is
-`start, payload`; an advertised source buffer is `start, length`, the payload of its SrcAvail being its first bytes.
+Stream bytes are numbered from 0, so a sink sees at once when one is lost, doubled or out of order. Payload of a
+message is `start, payload`; an advertised source buffer is `start, length`, the payload of its SrcAvail being its
+first bytes.
 
-MSeq and MSeqAck are kept as differences, so that a peer that has come back to where it was is in the same state as before:
-a message says how many more messages it confirms than the one before it did. The channel is first-in first-out, so MSeq
-itself needs no field.
+MSeq and MSeqAck are kept as differences, so that a peer that has come back to where it was is in the same state as
+before: a message says how many more messages it confirms than the one before it did. The channel is first-in first-
+out, so MSeq itself needs no field.
 
 A `Peer` is copied, changed by one rule after the other, and never changed again once the explorer has it.
 """
@@ -86,7 +87,7 @@ class Span(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A Pipelined to Combined change that is not acknowledged: messages up to it that are not, and PND as it was then (P*)."""
+    """A Pipelined to Combined change that waits to be acknowledged: messages up to it, and PND as it was then (P*)."""
 
     unacked: int
     frozen: int
@@ -99,7 +100,9 @@ class Rules:
     # flow control, §9
     payload_reserve: int = 3  # credits that a payload-carrying message leaves behind
     last_credit_only_for_credits: bool = True
-    refresh: str = "when it helps"  # "never"; "at one", as §9.4 has it; "always" when the peer cannot send payload, as GEN2
+    refresh: str = (
+        "when it helps"  # "never"; "at one", as §9.4 has it; "always" when the peer cannot send payload, as GEN2
+    )
     credit_counts_ack: bool = True
     # SrcAvail, §10.2 and §12.3
     payload_waits_for_adverts: bool = True
@@ -140,6 +143,28 @@ class Rules:
     dis_conn_voids: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How large the conversation is that a model tries."""
+
+    private_max: int = 1  # payload bytes of a Data message
+    advert_sizes: tuple[int, ...] = (2,)  # lengths of SrcAvails
+    offer_size: int = 2  # length of SinkAvails; larger than `private_max`, §10.3
+    adverts_max: int = 2  # MaxAdverts of both peers
+    read_sizes: tuple[int, ...] = (1, 2)
+    data: bool = True  # the source may choose Data for bytes that it need not send so
+    refuse: bool = True  # the sink may answer a SrcAvail with SendSm
+    credits: bool = False  # count credits and buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both peers of a model go by."""
+
+    bounds: Bounds
+    rules: Rules
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Peer:
     """One end. Sheet §19.1 lists the same variables."""
@@ -147,12 +172,13 @@ class Peer:
     # flow control
     unacked: int = 0  # messages sent that no MSeqAck has confirmed: last MSeq sent - last MSeqAck received
     unsaid: int = 0  # messages received that no MSeqAck has confirmed: last MSeq received - last MSeqAck sent
-    held: int = 0  # how many of them must not be confirmed: the SrcAvailCancel that is worked off, and what came behind it
+    held: int = (
+        0  # how many of them must not be confirmed: the SrcAvailCancel that is worked off, and what came behind it
+    )
     credit: int = 0
     posted: int = 0
     unread: int = 0  # buffers that hold payload which the program has not taken
     last_bufs: int = 0  # Bufs of the last message sent
-    peer_bufs: int = 0  # Bufs of the last message received
     owed: bool = False  # a message other than an empty Data came since the last one sent
     # send half
     total: int = 0

@@ -1,7 +1,8 @@
-"""Changing the size of receive buffers (docs/wire/sdp.md §14), with SinkAvails under way and with both peers asking at once.
+"""Changing the size of receive buffers (docs/wire/sdp.md §14), SinkAvails under way, both peers asking at once.
 
-A message lands in the oldest posted buffer, so buffers are a queue of sizes. Sizes are those of payload; a SinkAvail is one
-byte larger than the private buffers of its sink are at that time. Credits are left out: the pool is larger than what is sent.
+A message lands in the oldest posted buffer, so buffers are a queue of sizes. Sizes are those of payload; a SinkAvail
+is one byte larger than the private buffers of its sink are at that time. Credits are left out: the pool is larger
+than what is sent.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class Resize:
             peer.nd += 1
             return
         if message.size > peer.offers[0]:
-            raise Broken(f"{SIDES[side]}: {message} does not fit into the SinkAvail of {peer.offers[0]} that it uses up")
+            raise Broken(
+                f"{SIDES[side]}: {message} does not fit into the SinkAvail of {peer.offers[0]} that it uses up"
+            )
         peer.offers = peer.offers[1:]
 
     def on_request(self, peer: Peer, message: Message, side: int, answer: int) -> None:

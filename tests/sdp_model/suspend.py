@@ -1,9 +1,9 @@
 """SuspComm: one end's socket moves to another process, and the peer connects anew (docs/wire/sdp.md §15).
 
 The connection is followed over its renewals: the peer that answered sends SuspCommAck as the last message of the old
-connection and its Hello as the first of the new one, in the same channel here, since nothing overtakes either. Each half is
-a stream of numbered bytes that go by Data or by a SrcAvail that is read; adverts that were not read are void afterwards, and
-their bytes are sent again. Credits are counted as in §9, with pools so small that they matter.
+connection and its Hello as the first of the new one, in the same channel here, since nothing overtakes either. Each
+half is a stream of numbered bytes that go by Data or by a SrcAvail that is read; adverts that were not read are void
+afterwards, and their bytes are sent again. Credits are counted as in §9, with pools so small that they matter.
 
 L is the peer that suspends, R the one that answers; the connecting peer of the connection is in `connecting`.
 """
@@ -25,10 +25,11 @@ class Message(NamedTuple):
     bufs: int = 0
     acks: int = 0
     start: int = 0
-    count: int = 0
+    length: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind}({f'bytes {self.start}+{self.count}, ' if self.count else ''}Bufs {self.bufs}, acks {self.acks})"
+        what = f"bytes {self.start}..{self.start + self.length - 1}, " if self.length else ""
+        return f"{self.kind}({what}Bufs {self.bufs}, acks {self.acks})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class Suspend:
             return peer.credit >= (3 if payload else 2)
         return self.adds_credit(peer)
 
-    def send(self, peer: Peer, kind: str, start: int = 0, count: int = 0) -> Channel:
-        message = Message(kind, peer.posted, peer.unsaid, start, count)
+    def send(self, peer: Peer, kind: str, start: int = 0, length: int = 0) -> Channel:
+        message = Message(kind, peer.posted, peer.unsaid, start, length)
         peer.unacked, peer.unsaid, peer.credit, peer.last_bufs = peer.unacked + 1, 0, peer.credit - 1, peer.posted
         return (message,)
 
@@ -135,10 +136,10 @@ class Suspend:
         peer.credit = message.bufs - peer.unacked
         if peer.credit < 0:
             raise Broken(f"{name}: credit below 0")
-        if message.kind == "Data" and message.count:
-            self.deliver(peer, message.start, message.count, name)
+        if message.kind == "Data" and message.length:
+            self.deliver(peer, message.start, message.length, name)
         elif message.kind == "SrcAvail":
-            peer.offered = (message.start, message.count)
+            peer.offered = (message.start, message.length)
         elif message.kind == "RdmaRdCompl":
             if not peer.advert:
                 raise Broken(f"{name} gets {message} without a SrcAvail")
@@ -225,7 +226,7 @@ class Suspend:
             yield Will.USER, "", after, self.send(after, "SuspComm")
 
     def refreshing(self, peer: Peer, *, allowed: bool) -> Iterator[tuple[Will, str, Peer, Channel]]:
-        """§9.4; at two credits as well, since payload needs three. (With a pool of three that chatters; not looked at here.)"""
+        """§9.4; at two credits as well, since payload needs three."""
         peer_credit = peer.last_bufs - peer.unsaid
         if allowed and peer_credit <= 2 and self.adds_credit(peer) and self.may_send(peer):
             after = copy(peer)

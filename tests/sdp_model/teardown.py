@@ -1,9 +1,10 @@
 """The end of a connection: DisConn and AbortConn on the queue pair, DREQ and DREP beside it (docs/wire/sdp.md §16).
 
-A message on the queue pair first reaches the peer's receive queue; then its sender's work completes, and some time later the
-peer takes it in. DREQ and DREP belong to the connection manager and may overtake what stands in that queue. Once one end
-has disconnected, whatever has not reached its queue is lost. Each peer sends a few bytes, closes or aborts when it likes,
-and must judge the end rightly: as the end of the stream only if the other one has closed and did not abort.
+A message on the queue pair first reaches the peer's receive queue; then its sender's work completes, and some time
+later the peer takes it in. DREQ and DREP belong to the connection manager and may overtake what stands in that queue.
+Once one end has disconnected, whatever has not reached its queue is lost. Each peer sends a few bytes, closes or
+aborts when it likes, and must judge the end rightly: as the end of the stream only if the other one has closed and
+did not abort.
 """
 
 from __future__ import annotations

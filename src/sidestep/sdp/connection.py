@@ -108,7 +108,7 @@ class Connection:
 
     __slots__ = (
         "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
-        "_flow", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
+        "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
         "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
         "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
         "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
@@ -144,7 +144,8 @@ class Connection:
         self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
-        self._suspend_port: int | None = None
+        self._left = False  # the transport connection of a stream that goes on over another one is gone
+        self._suspend_port: int | None = None  # where our socket moves to, or the other end's
         self._suspend_sent = False
         self._suspend_answered = False
         self._suspend_confirmed = False  # SuspCommAck has come
@@ -302,6 +303,7 @@ class Connection:
         flow.payload_credit = 4 if bsdh.bufs >= limits.SDP_BUFFERS_MIN else 3
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         self.peer_max_adverts = header.adverts_max
+        self._source.one_advert = header.adverts_max == 1
         # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
         if header.version.major == self.version.major:
             self.version = agreed(self.version, header.version)
@@ -347,7 +349,7 @@ class Connection:
         self.error, self.cause = error, cause
         if self.state is not State.CLOSED:
             self._move(Stimulus.REFUSED)
-        self._down = True
+        self._shut()
         self._events.append(Event(EventKind.BROKEN, error))
         self._finish()
 
@@ -440,11 +442,8 @@ class Connection:
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
         self.now = now
-        for payload, _, byte in self._sink.ready:
-            if byte is not None and self._settings.urgent_inline:
-                return memoryview(bytes((byte,)))
-            if len(payload):
-                return payload.toreadonly()
+        if self._sink.ready_bytes:
+            return self._sink.peek()
         if self._sink.adverts and not self._sink.receives:
             self._sink.refuse()
             self._dirty = True
@@ -641,18 +640,30 @@ class Connection:
             self.error, self.cause = error, cause
             self._events.append(Event(EventKind.BROKEN, error))
         told = self.state in (State.FIN_WAIT, State.LAST_ACK) and not transport_ended
+        resuming = self.state is State.RESUMING
         self._move(Stimulus.RESET)
         self._timers.clear()
         self._control.clear()
+        if resuming:  # between two transport connections: the order to disconnect the first was given
+            self._shut()
+            if self._left:
+                self._move(Stimulus.DISCONNECTED)
+                self._finish()
+            return
         if told and self._flow.may_send_bare():  # who has sent DisConn has to say that it is a reset
             self._flow.send_header(AbortConn(), then=self._disconnect)
             self._arm("abort", self._settings.last_ack_s)
         else:
             self._disconnect()
 
+    def _shut(self) -> None:
+        """The transport connection takes nothing more: no RDMA Read either, though an advertisement arrives still."""
+        self._down = True
+        self._flow.send_queue = 0
+
     def _disconnect(self) -> None:
         if not self._down:
-            self._down = True
+            self._shut()
             self._flow.work.append(Disconnect())
 
     def handle_failure(self, error: SidestepError, cause: Cause, now: float) -> None:
@@ -670,11 +681,14 @@ class Connection:
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
         self.now = now
+        if self._suspend_confirmed and self._open:
+            self._settle_moved()
         state = self.state
         if state is State.CLOSED:
             self._finish()
             return
         if state is State.RESUMING:
+            self._left = True
             return
         if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT) and self.error is None:
             self.error, self.cause = Unavailable("reset by the other end"), Cause.RESET
@@ -685,7 +699,7 @@ class Connection:
         elif state in (State.LAST_ACK, State.TIME_WAIT) and self.error is None:
             self._tell_write_closed()  # the other end disconnects because it has our DisConn: no need to see the answer
         if not self._down:
-            self._down = True
+            self._shut()
             self._flow.work.append(Disconnect())  # our half of it
         self._move(Stimulus.DISCONNECTED)
         self._finish()
@@ -698,10 +712,10 @@ class Connection:
         self._timers.clear()
         self._control.clear()
         source, sink = self._source, self._sink
-        for _, send, then in self._flow.in_flight:
-            if send is not None:
+        moved = self.suspended.unsent if self.suspended is not None else ()
+        for _, send, _ in self._flow.in_flight:
+            if send is not None and send not in moved:  # the rest of it goes elsewhere
                 self._end_request(send)
-            del then
         self._flow.in_flight.clear()
         for advert in source.adverts:
             self._end_request(advert.send)
@@ -809,8 +823,8 @@ class Connection:
             self._announced()
         if payload and self._reader_closed:
             raise PeerViolation(f"{len(payload)} bytes after close", rule="payload_closed")
-        if self._suspend_answered:
-            raise PeerViolation("a message after SuspComm", rule="suspend_amid")
+        if self._suspend_confirmed or (self._suspend_answered and (payload or bsdh.mid != _DATA)):
+            raise PeerViolation(f"{Mid(bsdh.mid).name} after SuspComm", rule="suspend_amid")
         if not payload:
             owed = self._flow.owes or bsdh.mid != _DATA
             self.repost(buffer)
@@ -890,7 +904,7 @@ class Connection:
     def _on_abort(self, message: Decoded, buffer: Receive) -> None:
         if self.state not in NO_PAYLOAD:
             raise PeerViolation("AbortConn without DisConn", rule="abort_early")
-        self._break(Unavailable("reset by the other end"), Cause.RESET)
+        self._break(Unavailable("reset by the other end"), Cause.RESET, transport_ended=True)
 
     def _on_suspend(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, SuspComm)
@@ -901,10 +915,12 @@ class Connection:
             self._suspend_sent = False
         self._suspend_port = port_of(message.header.service_id)
         self._suspend_answered = True
+        self._fast = False  # what comes now is looked at
 
     def _on_suspended(self, message: Decoded, buffer: Receive) -> None:
         if not self._suspend_sent:
             raise PeerViolation("SuspCommAck without SuspComm", rule="suspend_unasked")
+        self._fast = False
         self._suspend_confirmed = True  # `_pump` goes on when no memory is in use here any more
 
     _HANDLERS: Final = {
@@ -930,9 +946,9 @@ class Connection:
         """A send-queue request has completed, and with it all that were posted before it."""
         self.now = now
         if status is not _DONE:
-            if status is Status.FLUSHED:
+            if status is Status.FLUSHED or not self._open:
                 self._hang_up()
-            elif self.state in OPEN:
+            else:
                 self._break(
                     Unavailable(f"the transport connection failed: {status.name}"),
                     Cause.TRANSPORT,
@@ -963,11 +979,14 @@ class Connection:
         self._flow.work.append(Disconnect())
         if self.state in (State.REQ_SENT, State.REP_SENT):  # nothing is told of an attempt that is given up
             self._refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
-        self._down = True
+        self._shut()
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
+        if self.suspended is not None:  # the request is another connection's now, which asks anew
+            self._flow.work.append(Release(region))
+            return
         request.registering = False
         if request.done:
             self._flow.work.append(Release(region))
@@ -980,6 +999,8 @@ class Connection:
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
         """There is none: the bytes go by Bcopy."""
         self.now = now
+        if self.suspended is not None:
+            return
         request.registering = False
         if isinstance(request, StreamSend):
             request.bcopy_only = True
@@ -991,7 +1012,7 @@ class Connection:
     def senders(self, wr_id: int) -> list[StreamSend]:
         """Whose bytes a request of the send queue carries, in the order of its gather list; the latest is found first.
 
-        Of a SrcAvail nobody is named: its bytes are in the region that it shows.
+        Of a SrcAvail too, if it has payload; these bytes are in the region that it shows.
         """
         found: list[StreamSend] = []
         for number, send, _ in reversed(self._flow.in_flight):
@@ -1047,7 +1068,10 @@ class Connection:
             self._disconnect()
 
     def _on_abort_timeout(self) -> None:
-        self._disconnect()
+        if self.state is State.RESUMING:
+            self._flow.work.append(Disconnect())
+        else:
+            self._disconnect()
 
     def _on_probe_timeout(self) -> None:
         """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
@@ -1116,7 +1140,7 @@ class Connection:
             return self._events.popleft()
         if not self._readable_told:
             sink = self._sink
-            if not sink.receives and (sink.ready or sink.adverts or sink.ended):
+            if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
                 self._readable_told = True
                 return Event(EventKind.READABLE)
         return None
@@ -1131,8 +1155,13 @@ class Connection:
     def _pump(self) -> None:
         """Sends whatever may be sent: answers first, then the stream, then advertisements, then mere credit."""
         if not self._open or self._suspend_sent or self._down:
-            if self._suspend_confirmed and self._open and not self._flow.in_flight:
-                self._hand_over()
+            if self._down or not self._open:
+                return
+            if self._suspend_confirmed:
+                if not self._flow.in_flight:
+                    self._hand_over()
+            elif not self._suspend_answered:
+                self._refresh()  # or the answer could lack the credit to go (docs/sdp-model.md)
             return
         flow, control, source, sink = self._flow, self._control, self._source, self._sink
         if sink.adverts and sink.receives:
@@ -1159,15 +1188,17 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        self._refresh()
+        update_waits = self._refresh()
         if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
-                self._arm("probe", self._probe_wait)
+                # not both ends at the same moment, time and again: each would use up what the other one brings
+                self._arm("probe", self._probe_wait * (1.5 if self.accepting else 1.0))
         elif "probe" in self._timers:
             del self._timers["probe"]
             self._probe_wait = self._settings.probe_s
         self._waiting = bool(
-            source.queue
+            update_waits
+            or source.queue
             or control
             or sink.mode is _PIPELINED
             or source.forced
@@ -1186,8 +1217,8 @@ class Connection:
         remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
         return remote_credit < 4 or 2 * remote_credit <= flow.posted
 
-    def _refresh(self) -> None:
-        """Tells of new credit, if the other end is short of it and nothing else has told."""
+    def _refresh(self) -> bool:
+        """Tells of new credit, if the other end is short of it and nothing else has told; True if it has to wait."""
         flow, sink = self._flow, self._sink
         remote_credit = flow.remote_credit()
         if not self._credit_low() or not flow.credit or not flow.brings_credit():
@@ -1195,12 +1226,14 @@ class Connection:
         elif flow.owes or flow.unacknowledged() >= 2:
             self._refresh_wait = self._settings.refresh_s
             if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
-                return  # the answer to an advertisement brings it, and must not lack the credit itself
-            if flow.may_send_bare():
-                self._timers.pop("refresh", None)
-                self._send_update()
+                return False  # the answer to an advertisement brings it, and must not lack the credit itself
+            if not flow.may_send_bare():
+                return True  # for room in the send queue
+            self._timers.pop("refresh", None)
+            self._send_update()
         elif remote_credit <= 1 and "refresh" not in self._timers:
             self._arm("refresh", self._refresh_wait)
+        return False
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
@@ -1216,9 +1249,15 @@ class Connection:
         self._release_wanted = False
         self._tell_write_closed()
         if self.state is State.LAST_ACK:
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         elif self.state is State.TIME_WAIT:
             self._leave()
+
+    @property
+    def _leave_s(self) -> float:
+        """How long the other end may take to disconnect: over iWARP our DisConn may still be on its way meanwhile."""
+        settings = self._settings
+        return settings.close_s if settings.carrier is Carrier.IWARP else settings.last_ack_s
 
     def _leave(self) -> None:
         """Both directions have ended and this end was the first: it takes the transport connection down.
@@ -1227,7 +1266,7 @@ class Connection:
         there is nothing more that would acknowledge ours, and the other end waits as well.
         """
         if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         else:
             self._disconnect()
 
@@ -1250,7 +1289,9 @@ class Connection:
     def _suspend(self) -> bool:
         """SuspComm, or its answer, when nothing is in process; True if it went, and nothing may follow."""
         flow, source, sink = self._flow, self._source, self._sink
-        if sink.reads or sink.withdrawing or source.cancel_mseq is not None or not flow.may_send_bare():
+        if sink.reads or sink.withdrawing or not flow.may_send_bare():
+            return False
+        if source.cancel_mseq is not None and not self._suspend_answered:  # who has sent SuspComm does not answer it
             return False
         if any(then is not None for _, _, then in flow.in_flight):
             return False
@@ -1264,6 +1305,16 @@ class Connection:
             flow.send_header(SuspComm(service_id(self._suspend_port)))
         return True
 
+    def _settle_moved(self) -> None:
+        """The other end has confirmed and disconnected, before what was in flight completed: it has all of it."""
+        in_flight = self._flow.in_flight
+        while in_flight:
+            _, send, _ = in_flight.popleft()
+            if send is not None:
+                send.pending -= 1
+                self.end_send(send)
+        self._hand_over()
+
     def _hand_over(self) -> None:
         """SuspCommAck has come: the stream goes on elsewhere."""
         assert self.addresses is not None
@@ -1271,6 +1322,7 @@ class Connection:
         source.take_all_back()
         unsent = list(source.queue)
         source.queue.clear()
+        source.ending = True  # nothing can be sent here any more
         for send in unsent:
             if send.region is not None:  # it is of this device
                 flow.work.append(Release(send.region))
@@ -1285,15 +1337,24 @@ class Connection:
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
-        self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
+        if self._settings.carrier is Carrier.IWARP:
+            self._disconnect()
+        else:
+            self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
         self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
+        if not self._open:
+            return  # the connection has ended meanwhile
         self._move(Stimulus.MOVES)
-        self._flow.work.append(Disconnect())
+        self._left = False
         self._events.append(Event(EventKind.RESUMING))
         self._arm("suspend", self._settings.suspend_s)
+        if self._settings.carrier is Carrier.IWARP:  # a completed Send has not arrived: the other end disconnects
+            self._arm("abort", self._settings.last_ack_s)
+        else:
+            self._flow.work.append(Disconnect())
 
     def resume(self, now: float) -> None:
         """There is a new queue pair (at the end that did not move): connect it to where the other end's socket is."""
@@ -1310,13 +1371,15 @@ class Connection:
     def take_over(self, suspended: Suspended) -> None:
         """Goes on with what another process has handed over; to be called before `accept`."""
         for send in suspended.unsent:
-            self._source.queue.append(send)
+            send.registering = False  # the answer would come to the connection that has asked
+            self._source.enqueue(send)
         if suspended.unread:
             self._sink.ready.append((memoryview(suspended.unread), None, None))
             self._sink.ready_bytes += len(suspended.unread)
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:
+        self._sink.keep()
         self._source.take_all_back()
         self._source.ended = False  # a DisConn is sent again: the new connection knows nothing of it
         self._flow.reset()
@@ -1331,6 +1394,10 @@ class Connection:
         self.accepting = False
 
     # --- what the halves ask for ---
+
+    def tell_urgent(self) -> None:
+        """Tells of an urgent byte that was not announced."""
+        self._events.append(Event(EventKind.URGENT))
 
     def control(self, action: object) -> None:
         """Queues a message without payload: a header, or a callable that sends it."""
@@ -1374,7 +1441,7 @@ class Connection:
 
     def repost(self, buffer: Receive) -> None:
         """A private buffer that is free again."""
-        if self._down:
+        if self._down or not self._open:
             self._flow.work.append(ReturnBuffer(buffer))
         elif self._resizing or len(buffer.scatter[0]) != self._resize.target:
             self._resize.repost(buffer)
@@ -1388,7 +1455,7 @@ class Connection:
 
     def adverts_of_peer(self) -> int:
         """Advertisements of the other end that are outstanding."""
-        return len(self._source.sinks) + len(self._sink.adverts)
+        return len(self._source.sinks) + len(self._sink.adverts) + self._sink.untold
 
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""

@@ -54,7 +54,8 @@ class Flow:
         self.receive_count = receive_count  # buffers posted while nothing is unread
         self.send_queue = send_queue
         self.next_wr_id = 1
-        self.announce: Callable[[], bool] | None = None  # asked whether OOB_PEND may ride on the next message
+        # asked whether OOB_PEND may ride on the next message, which has so many bytes of payload
+        self.announce: Callable[[int], bool] | None = None
         self.sent_count = 0
         self.posted = 0
         self.owes = False  # buffers were posted of which the other end has not been told, but for mere updates
@@ -102,7 +103,7 @@ class Flow:
 
     def room(self) -> int:
         """Work requests that the send queue still takes."""
-        return self.send_queue - len(self.in_flight)
+        return max(0, self.send_queue - len(self.in_flight))
 
     # --- receiving ---
 
@@ -148,7 +149,7 @@ class Flow:
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = self.posted if self.posted < 0xFFFF else 0xFFFF
         self.owes = False
-        if self.announce is not None and self.announce():
+        if self.announce is not None and self.announce(length):
             flags |= OOB_PEND
         self.sent_count += 1
         wr_id = self.next_wr_id
@@ -177,10 +178,11 @@ class Flow:
         ack = self.last_ack_sent = self.rx_mseq if self.held_ack is None else self.held_ack
         bufs = self.last_bufs_sent = min(self.posted, 0xFFFF)
         self.owes = False
-        if self.announce is not None and self.announce():
+        payload_len = sum(map(len, payload))
+        if self.announce is not None and self.announce(payload_len):
             flags |= OOB_PEND
         extended = header.encode()
-        length = BSDH_LEN + len(extended) + sum(map(len, payload))
+        length = BSDH_LEN + len(extended) + payload_len
         packed = _pack(header.MID, flags, bufs, length, mseq, ack) + extended
         self.sent_count += 1
         solicited = header.SOLICITED or flags & OOB_PEND != 0

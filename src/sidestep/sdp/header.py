@@ -65,6 +65,7 @@ RULES: Final = {
     "mode_change_code": "ModeChange names one of the four transitions there are",
     "src_avail_length": "SrcAvail offers 1 to 2^31 bytes, and more than it carries as payload",
     "sink_avail_length": "SinkAvail offers 1 to 2^31 bytes",
+    "address": "memory that is advertised does not wrap around the end of the address space",
     "rdma_length": "RdmaRdCompl and RdmaWrCompl report at most 2^31 bytes",
     "buffer_size": "a Private Buffer has 37 to 2^31 bytes",
     "suspend_service_id": "SuspComm names an SDP service ID with a port",

@@ -47,8 +47,8 @@ class Resize:
     """Both sides of it."""
 
     __slots__ = (
-        "_before", "_current", "_flow", "_host", "_request", "asked", "decrease_refused", "increase_refused", "local",
-        "local_max", "old", "surplus", "target", "waits",
+        "_answering", "_before", "_current", "_flow", "_host", "_request", "asked", "decrease_refused",
+        "increase_refused", "local", "local_max", "old", "surplus", "target", "waits",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, host: ResizeHost, local: int, local_max: int) -> None:
@@ -67,6 +67,7 @@ class Resize:
     def reset(self) -> None:
         """A new transport connection: its Hello says the size anew."""
         self.local = self.target
+        self._answering = False  # ChRcvBufAck is queued and has not gone
         self.old = 0  # buffers posted before an increase began
         self.waits = False  # the increase is confirmed when there are none
         self.surplus = 0  # buffers to be given back
@@ -140,7 +141,7 @@ class Resize:
 
     def handle_request(self, size: int) -> None:
         """ChRcvBuf."""
-        if self.waits:
+        if self.waits or self._answering:
             raise PeerViolation("a second ChRcvBuf before the first was answered", rule="resize_second")
         if self.asked is not None:
             if self._host.accepting:
@@ -149,7 +150,6 @@ class Resize:
         size = min(max(size, limits.SDP_BUFFER_SIZE_MIN), max(self.local, self.local_max))
         if size > self.local and not self.surplus:
             self.target = size
-            self.old = self._flow.posted
             self.waits = True
             self._host.size_changed(remote=False)
             self._flow.work.append(NeedBuffers(self._flow.receive_count, size))
@@ -157,10 +157,11 @@ class Resize:
         if size < self.local:
             self.target = self.local = size
             self._host.size_changed(remote=False)
-        self._host.control(ChRcvBufAck(self.local))
+        self._queue_answer()
 
     def supplied(self, buffers: list[Receive]) -> None:
         """The larger buffers, which are posted already."""
+        self.old = self._flow.posted - len(buffers)  # until now, what became free was posted as before
         self.surplus = self._flow.receive_count
         self._current.update(buffer.wr_id for buffer in buffers)
         self._settle()
@@ -187,8 +188,16 @@ class Resize:
             self._host.size_changed(remote=False)
             self._answer()
 
+    def _queue_answer(self) -> None:
+        self._answering = True
+        self._host.control(self._send_answer)
+
+    def _send_answer(self) -> None:
+        self._answering = False
+        self._flow.send_header(ChRcvBufAck(self.local))
+
     def _answer(self) -> None:
-        self._host.control(ChRcvBufAck(self.local))
+        self._queue_answer()
         if self.asked is not None:  # while the other end waited
             self._queue_request()
 

@@ -84,20 +84,23 @@ class SinkHost(Protocol):
     def mode_changed(self) -> None:
         """The user may want to know."""
 
+    def tell_urgent(self) -> None:
+        """The user may want to know: an urgent byte has come that nothing has announced."""
+
 
 class Sink:
     """One receive half."""
 
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
-        "ended", "frozen", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown", "unrefused",
-        "urgent_byte", "urgent_pending", "withdrawing",
+        "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
+        "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
         self._flow, self._settings, self._strategy, self._host = flow, settings, strategy, host
         self.receives: deque[StreamReceive] = deque()
-        # (bytes, their private buffer or None, None), or (empty, None, the urgent byte) for a mark
+        # (bytes, their private buffer or None, None), or (empty, private buffer or None, urgent byte) for a mark
         self.ready: deque[tuple[memoryview, Receive | None, int | None]] = deque()
         self.ready_bytes = 0
         self.ended = False  # DisConn has come
@@ -117,8 +120,10 @@ class Sink:
         self.due = 0
         self.adverts.clear()
         self.reads = 0
+        self.last_read: StreamReceive | None = None  # what the RDMA Read posted last is into
         self.refusal: object = None  # the SendSm that is queued and has not gone
         self.unrefused = 0  # bytes due because of it
+        self.untold = 0  # adverts that were read, of which no RdmaRdCompl has gone
         self.withdrawing = False
         self.cancel_wanted = False
         self.cancel_sent = False
@@ -131,7 +136,7 @@ class Sink:
     @property
     def readable(self) -> bool:
         """Whether a receive would end, or begin an RDMA Read, at once."""
-        return bool(self.ready or self.adverts or self.ended)
+        return bool(self.ready_bytes or self.adverts or self.ended)
 
     @property
     def unserved(self) -> bool:
@@ -154,7 +159,8 @@ class Sink:
         elif self.adverts and not self.withdrawing:
             raise PeerViolation("payload while a SrcAvail is incomplete", rule="payload_amid_advert")
         if urgent:
-            self._deliver_urgent(payload, buffer)
+            self._put_urgent(payload, buffer)
+            self.serve()
             return
         receives = self.receives
         if receives and not self.ready:  # the usual case: somebody waits
@@ -177,42 +183,68 @@ class Sink:
 
     def _deliver_shown(self, payload: memoryview, buffer: Receive, urgent: bool) -> None:
         """The payload of exactly one message goes into the oldest receive shown (§12.1)."""
+        receive = self._use_up()
+        length = len(payload)
+        if urgent:
+            self._put_urgent(payload, buffer)
+        elif self._is_next(receive) and length <= receive.length:
+            receive.view[:length] = payload
+            self._end_shown(receive, length)
+            self._host.repost(buffer)
+        else:
+            self.ready.append((payload, buffer, None))
+            self.ready_bytes += length
+        self._after_shown()
+
+    def _use_up(self) -> StreamReceive:
         receive = self.shown.popleft()
         receive.advert = False
-        last = payload[-1] if urgent else None
-        normal = payload[:-1] if urgent else payload
-        room = receive.length
-        taken = len(normal) if len(normal) < room else room
-        receive.view[:taken] = normal[:taken]
-        receive.filled = receive.planned = taken
-        if taken:  # none, if the urgent byte came alone: then it goes on waiting
-            self.receives.popleft()
-            self._host.end_receive(receive)
-        if taken < len(normal):
-            self.ready.append((normal[taken:], buffer, None))
-            self.ready_bytes += len(normal) - taken
-        else:
-            self._host.repost(buffer)
-        if last is not None:
-            self._mark(last)
+        return receive
+
+    def _is_next(self, receive: StreamReceive) -> bool:
+        """Whether what has come into it follows what the user has read.
+
+        Not so if one that was shown earlier got nothing: an urgent byte alone, or a write of nothing, used it up.
+        """
+        return not self.ready and self.receives[0] is receive
+
+    def _end_shown(self, receive: StreamReceive, length: int) -> None:
+        receive.filled = receive.planned = length
+        self.receives.popleft()
+        self._host.end_receive(receive)
+
+    def _after_shown(self) -> None:
+        """A SinkAvail less; bytes that did not fit where they came in are served in the order of the stream."""
         self._settle_cancel()
         self.serve()
+        if self.ready_bytes and self.shown:
+            self.cancel()  # they stand before what may come into the receives that are shown still
 
-    def _deliver_urgent(self, payload: memoryview, buffer: Receive) -> None:
-        """A message that ends in an urgent byte: the mark stands before that byte."""
-        last = payload[-1]
+    def _put_urgent(self, payload: memoryview, buffer: Receive) -> None:
+        """A message that ends in an urgent byte: the mark stands before that byte.
+
+        A byte that stays in the stream keeps the private buffer, like others. A mark alone does not: nobody is told
+        that he should read what it stands before, so it must not take room from what is to come. There are no more
+        marks than pieces of payload, since of two in the same place only the later one is of use.
+        """
+        byte, inline = payload[-1], self._settings.urgent_inline
         if len(payload) > 1:
-            self.ready.append((payload[:-1], buffer, None))
+            self.ready.append((payload[:-1], None if inline else buffer, None))
             self.ready_bytes += len(payload) - 1
-        else:
+        elif not inline:
+            if self.ready and self.ready[-1][2] is not None:
+                self.ready.pop()
             self._host.repost(buffer)
-        self._mark(last)
-        self.serve()
-
-    def _mark(self, byte: int) -> None:
-        self.ready.append((memoryview(b""), None, byte))
-        self.urgent_pending = max(0, self.urgent_pending - 1)
-        self.urgent_byte = byte
+        if inline:
+            self.ready.append((memoryview(b""), buffer, byte))
+            self.ready_bytes += 1
+        else:
+            self.ready.append((memoryview(b""), None, byte))
+            self.urgent_byte = byte
+        if self.urgent_pending:
+            self.urgent_pending -= 1
+        else:
+            self._host.tell_urgent()
 
     # --- the user ---
 
@@ -251,11 +283,13 @@ class Sink:
                 if receive.filled:
                     return True  # a read stops at the mark
                 ready.popleft()
+                if buffer is not None:
+                    self._host.repost(buffer)
                 if not self._settings.urgent_inline:
-                    continue  # passed; the byte is had by receive_urgent()
+                    continue  # passed; the byte is had by take_urgent()
                 receive.view[0] = byte
                 receive.filled = receive.planned = 1
-                self.urgent_byte = None
+                self.ready_bytes -= 1
                 if receive.length == 1 or not receive.waitall:
                     return True
                 continue
@@ -279,6 +313,15 @@ class Sink:
         byte, self.urgent_byte = self.urgent_byte, None
         return byte
 
+    def peek(self) -> memoryview:
+        """The next bytes of the stream that are here, in one piece; they stay."""
+        for payload, _, byte in self.ready:
+            if len(payload):
+                return payload.toreadonly()
+            if byte is not None and self._settings.urgent_inline:
+                return memoryview(bytes((byte,)))
+        return memoryview(b"")
+
     @property
     def at_mark(self) -> bool:
         """Whether the next byte to read is the urgent one."""
@@ -297,7 +340,7 @@ class Sink:
             raise PeerViolation("SrcAvail before the withdrawal was answered", rule="src_avail_cancelling")
         if mode.src_avail_payload != (count > 0):
             raise PeerViolation(f"SrcAvail with {count} bytes of payload in mode {name}", rule="src_avail_payload")
-        if mode.src_avails is not None and (len(self.adverts) >= mode.src_avails or self.due):
+        if mode.src_avails is not None and (len(self.adverts) + self.untold >= mode.src_avails or self.due):
             raise PeerViolation(f"a second SrcAvail in mode {name}", rule="src_avail_second")
         if count:
             self.deliver(payload, buffer, False)
@@ -316,9 +359,15 @@ class Sink:
             if host.waits_for_reader() and not self.reads:
                 self.refuse()  # both ends wait to be read: one has to give way (§10.2)
             return
+        last = self.last_read
+        passed = last is None or not last.reads
         for receive in self.receives:
-            if receive.advert:
+            if receive.advert or receive.cancelled:
                 return
+            if not passed:  # bytes further on go into a later receive already
+                if receive is not last:
+                    continue
+                passed = True
             while receive.planned < receive.length:
                 advert = next((one for one in self.adverts if one.planned < one.left), None)
                 if advert is None:
@@ -344,6 +393,7 @@ class Sink:
                 advert.reading += 1
                 receive.reads += 1
                 self.reads += 1
+                self.last_read = receive
                 flow.send_read((view,), va, advert.rkey, partial(self._read_done, advert, receive, count))
 
     def _is_registered(self, receive: StreamReceive) -> bool:
@@ -368,6 +418,7 @@ class Sink:
         advert.unreported += count
         if advert.read == advert.left and self.adverts and self.adverts[0] is advert:
             self.adverts.popleft()
+            self.untold += 1
         receive.reads -= 1
         receive.filled += count
         if not receive.reads and (receive.filled == receive.length or not receive.waitall or receive.cancelled):
@@ -379,6 +430,8 @@ class Sink:
 
     def _report(self, advert: SinkAdvert, flags: int) -> None:
         count, advert.unreported = advert.unreported, 0
+        if advert.read == advert.left:
+            self.untold -= 1
         self._flow.send_header(RdmaRdCompl(count), flags=flags)
 
     def refuse(self) -> None:
@@ -416,9 +469,15 @@ class Sink:
         self.adverts.clear()
         self.unrefused = 0
         self._flow.held_ack = None
-        self.withdrawing = False
         if dropped:
-            self._host.control(SendSm())
+            self._host.control(self._answer_withdrawal)
+        else:
+            self.withdrawing = False
+
+    def _answer_withdrawal(self) -> None:
+        self.withdrawing = False  # not before: until then the source may neither advertise nor withdraw anything
+        self._flow.send_header(SendSm())
+        self.serve()
 
     # --- Write Zcopy (§10.3) ---
 
@@ -432,6 +491,7 @@ class Sink:
             or self.unserved
             or self.withdrawing
             or self.reads
+            or (self.shown and not self.receives[0].advert)  # what is shown next comes behind what is shown
         ):
             return None
         for receive in self.receives:
@@ -481,14 +541,13 @@ class Sink:
         receive = self.shown[0]
         if length > receive.length:
             raise PeerViolation(f"RdmaWrCompl of {length} bytes into {receive.length}", rule="write_excess")
-        self.shown.popleft()
-        receive.advert = False
-        if length:
-            receive.filled = receive.planned = length
-            self.receives.popleft()
-            self._host.end_receive(receive)
-        self._settle_cancel()
-        self.serve()
+        self._use_up()
+        if length and self._is_next(receive):
+            self._end_shown(receive, length)
+        elif length:
+            self.ready.append((memoryview(bytes(receive.view[:length])), None, None))
+            self.ready_bytes += length
+        self._after_shown()
 
     def cancel(self) -> None:
         """Takes all SinkAvails back."""
@@ -570,9 +629,19 @@ class Sink:
         self._hide()
         self.serve()
 
+    def keep(self) -> None:
+        """Copies what was not read yet: its private buffers are of a transport connection that is over."""
+        for index, (payload, buffer, byte) in enumerate(self.ready):
+            self.ready[index] = (memoryview(bytes(payload)), None, byte)
+            if buffer is not None:
+                self._host.repost(buffer)
+
     def drain(self) -> bytes:
         """What was received and not read, for who takes the connection over."""
-        unread = b"".join(payload for payload, _, _ in self.ready)
+        inline = self._settings.urgent_inline
+        unread = b"".join(
+            bytes((byte,)) if byte is not None and inline else bytes(payload) for payload, _, byte in self.ready
+        )
         for _, buffer, _ in self.ready:
             if buffer is not None:
                 self._host.repost(buffer)

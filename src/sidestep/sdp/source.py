@@ -97,7 +97,8 @@ class Source:
 
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "announced", "cancel_mseq", "cancel_wanted",
-        "change_mseq", "ended", "ending", "forced", "frozen", "hint", "mode", "mode_wanted", "passed", "payload_max",
+        "change_mseq", "ended", "ending", "forced", "frozen", "hint", "mode", "mode_wanted", "one_advert", "passed",
+        "payload_max",
         "pnd", "queue", "sinks", "transact", "urgent",
     )  # fmt: skip
 
@@ -113,6 +114,7 @@ class Source:
         self.ended = False  # DisConn was sent
         self.passed = 0  # bytes of the stream that are with the sink, or will be
         self.payload_max = 0  # bytes of payload in one Data message
+        self.one_advert = False  # the other end takes one: Pipelined mode would bring nothing, and OFED ignores it
         self.transact = False  # payload may take a SinkAvail of ours along
         self.reset()
 
@@ -127,6 +129,8 @@ class Source:
         self.cancel_wanted = False
         self.cancel_mseq: int | None = None  # of a SrcAvailCancel that is not answered
         self.sinks.clear()
+        self.announced = False  # the other end's new process knows nothing of it
+        self._watch_urgent()
 
     @property
     def idle(self) -> bool:
@@ -163,7 +167,8 @@ class Source:
 
     def _send_data(self, head: StreamSend) -> None:
         """One message of payload: as much of the queue as goes by Bcopy and fits. The credit was looked at."""
-        queue, room = self.queue, self.payload_max
+        queue = self.queue
+        room = self._room() if self.sinks else self.payload_max
         left = head.length - head.offset
         if left > room or head.urgent or len(queue) == 1:
             if head.urgent and left > _URGENT_PIECE < room:
@@ -222,6 +227,13 @@ class Source:
             self.announced = False
             self._watch_urgent()
 
+    def _room(self) -> int:
+        """Bytes of payload that the next message may carry: they must fit into a SinkAvail that they use up as well.
+
+        It offers more than a private buffer held when it was sent, but buffers may have grown (docs/sdp-model.md).
+        """
+        return min(self.payload_max, self.sinks[0].length) if self.sinks else self.payload_max
+
     def _count_payload(self) -> None:
         """A payload message uses up the oldest valid SinkAvail, or counts (§12.1)."""
         if self.sinks:
@@ -231,16 +243,14 @@ class Source:
 
     def _send_forced(self) -> None:
         send, start, end = self.forced.popleft()
-        taken = min(end - start, self.payload_max)
-        urgent_end = send.urgent and end == send.length
-        if urgent_end and end - start > _URGENT_PIECE:
-            taken = min(taken, end - start - _URGENT_PIECE)
+        taken = min(end - start, self._room())
         if start + taken < end:
             self.forced.appendleft((send, start + taken, end))
             send.pending += 1  # the piece that goes now; the range keeps its own
         send.passed += taken
-        flags = OOB_PRES if urgent_end and start + taken == end else 0
-        self._payload(send.view[start : start + taken], taken, send, flags, start + taken == end)
+        self.passed += taken
+        self._count_payload()
+        self._flow.send_data((send.view[start : start + taken],), taken, send, 0, start + taken == end)
 
     def _send_large(self, head: StreamSend) -> bool:
         """By Write or Read Zcopy, or marks the send for Bcopy; False if it has to wait."""
@@ -258,10 +268,11 @@ class Source:
         if self.mode is Mode.BUFFERED or not self._strategy.wants_zcopy(head.length - head.offset):
             head.bcopy_only = True
             return True
-        mode = self._strategy.send_mode(self.mode, len(self.queue), self.hint)
-        if mode is not self.mode and self.change_mseq is None:
-            self.mode_wanted = mode
-            return True
+        if not self.one_advert and self.change_mseq is None:
+            mode = self._strategy.send_mode(self.mode, len(self.queue), self.hint)
+            if mode is not self.mode:
+                self.mode_wanted = mode
+                return True
         if self._host.holds_advert() or not self._host.adverts_left():
             if self.adverts:
                 return False
@@ -329,9 +340,9 @@ class Source:
         offset = head.offset
         header = SrcAvail(length, head.region.rkey, head.region.va + offset)
         views = (head.view[offset : offset + payload],) if payload else ()
-        mseq = flow.send_header(header, views)
+        mseq = flow.send_header(header, views, send=head if payload else None)
         head.offset += length
-        head.pending += 1
+        head.pending += 2 if payload else 1  # the memory of the payload is in use until the message has gone
         head.passed += payload
         self.passed += payload
         if head.offset == head.length:
@@ -352,9 +363,9 @@ class Source:
     def _watch_urgent(self) -> None:
         self._flow.announce = self._announce if self.urgent and not self.announced else None
 
-    def _announce(self) -> bool:
-        """Whether OOB_PEND may ride on the message that goes now: the urgent byte is near enough."""
-        if self._urgent_distance() > limits.SDP_URGENT_AHEAD_MAX:
+    def _announce(self, payload_len: int) -> bool:
+        """Whether OOB_PEND may ride on the message that goes now, payload included: the urgent byte is near enough."""
+        if self._urgent_distance() + payload_len > limits.SDP_URGENT_AHEAD_MAX:
             return False
         self.announced = True
         self._flow.announce = None
@@ -364,10 +375,8 @@ class Source:
         """Bytes of the stream that are not surely with the sink, up to the first urgent one."""
         target = self.urgent[0]
         ahead = -1
-        for send, start, end in self.forced:
+        for _, start, end in self.forced:
             ahead += end - start
-            if send is target and end == send.length:
-                return ahead
         for advert in self.adverts:
             ahead += advert.length - advert.payload - advert.acked
         for send in self.queue:
@@ -403,8 +412,8 @@ class Source:
             oldest.send.pending -= 1
             self._host.end_send(oldest.send)
             self._processed()
-        else:
-            self._host.advert_timer("answer" if self.cancel_mseq is None else "cancel")
+        elif length and self.cancel_mseq is None:  # no time for nothing, and none that a withdrawal does not allow
+            self._host.advert_timer("answer")
 
     def handle_send_sm(self, mseq_ack: int) -> None:
         """SendSm: the rest of the oldest SrcAvail goes by Data; or a withdrawal is done."""
@@ -422,7 +431,8 @@ class Source:
     def _processed(self) -> None:
         """An advertisement less."""
         if self.adverts:
-            self._host.advert_timer("answer" if self.cancel_mseq is None else "cancel")
+            if self.cancel_mseq is None:
+                self._host.advert_timer("answer")
         elif self.cancel_mseq is not None:
             self._withdrawn()  # complete without an answer of its own (§12.3)
         else:
@@ -438,6 +448,7 @@ class Source:
     def _cancel(self) -> bool:
         if not self.adverts:
             self.cancel_wanted = False
+            self.drop_cancelled()
             return True
         if not self._flow.may_send_bare():
             return False
@@ -492,7 +503,9 @@ class Source:
         if not any(send.cancelled for send in self.queue):
             return
         dropped = [send for send in self.queue if send.cancelled]
-        self.queue = deque(send for send in self.queue if not send.cancelled)
+        kept = [send for send in self.queue if not send.cancelled]
+        self.queue.clear()
+        self.queue.extend(kept)
         for send in dropped:
             if send.urgent and send in self.urgent:
                 if self.urgent[0] is send and self.announced:

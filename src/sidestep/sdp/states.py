@@ -202,7 +202,7 @@ RULES: Final = {
     "resize_unasked": "ChRcvBufAck answers a ChRcvBuf",
     "resize_range": "ChRcvBufAck names a size between the old one and the one that was asked for, or beyond it",
     "suspend_unasked": "SuspCommAck answers a SuspComm",
-    "suspend_amid": "nothing follows SuspCommAck",
+    "suspend_amid": "nothing follows SuspComm but updates of credit",
 }
 
 

@@ -50,6 +50,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ADDRESS_END: Final = 1 << 64
+
+
 @dataclass(frozen=True, slots=True)
 class DisConn(Header):
     """No more bytes of the stream from this end."""
@@ -295,7 +298,9 @@ class SinkAvail(Header):
 
     def fault(self, payload_len: int) -> str | None:
         """That it exceeds the Private Buffer size cannot be told from the message."""
-        return None if 0 < self.length <= LENGTH_MAX else "sink_avail_length"
+        if not 0 < self.length <= LENGTH_MAX:
+            return "sink_avail_length"
+        return "address" if self.va + self.length > _ADDRESS_END else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +329,9 @@ class SrcAvail(Header):
 
     def fault(self, payload_len: int) -> str | None:
         """If all of it came as payload there would be nothing to read."""
-        return None if payload_len < self.length <= LENGTH_MAX else "src_avail_length"
+        if not payload_len < self.length <= LENGTH_MAX:
+            return "src_avail_length"
+        return "address" if self.va + self.length > _ADDRESS_END else None
 
 
 @dataclass(frozen=True, slots=True)

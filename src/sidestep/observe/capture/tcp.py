@@ -36,32 +36,26 @@ class Direction:
         return min(serial.diff(sequence, self._next) for sequence in self._early)
 
     def _keep(self, sequence: int, payload: bytes) -> None:
-        assert self._next is not None
-        if not serial.ge(sequence, self._next):  # begins with what was already read
-            known = serial.diff(self._next, sequence)
-            sequence, payload = self._next, payload[known:]
-        known_here = self._early.get(sequence, b"")
-        if len(payload) > len(known_here):
+        known = len(self._early.get(sequence, b""))
+        if len(payload) > known:
             self._early[sequence] = payload
-            self._early_len += len(payload) - len(known_here)
+            self._early_len += len(payload) - known
         if self._early_len > limits.CAPTURE_AHEAD_MAX and sequence != self._next:
             self.lost = True
             self._early = {}
 
     def _readable(self) -> bytes:
+        """What begins at the byte that is waited for, or before it."""
         found = bytearray()
-        while self._next is not None and self._early:
-            piece = self._early.pop(self._next, None)
-            if piece is None:
-                overlapping = [start for start in self._early if not serial.gt(start, self._next)]
-                if not overlapping:
-                    break
-                start = overlapping[0]
-                piece = self._early.pop(start)
-                self._early_len -= len(piece)
-                piece = piece[serial.diff(self._next, start) :]
-            else:
-                self._early_len -= len(piece)
+        while self._next is not None:
+            start = self._next
+            if start not in self._early:
+                start = next((early for early in self._early if not serial.gt(early, start)), -1)
+            if start < 0:
+                break
+            piece = self._early.pop(start)
+            self._early_len -= len(piece)
+            piece = piece[serial.diff(self._next, start) :]
             found += piece
             self._next = serial.add(self._next, len(piece))
         return bytes(found)

@@ -6,7 +6,7 @@ for room is where the faults are. Nothing is drawn that would make a conversatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from random import Random
@@ -17,6 +17,7 @@ from sidestep.rdma.loopback import Faults, Timing
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.settings import Carrier, Settings
 from sidestep.sdp.strategy import Strategy
+from sidestep.sdp.wire import Mode
 
 _NEVER: Final = 1 << 40
 _MESSAGES_MAX: Final = 100
@@ -29,6 +30,15 @@ class Kind(Enum):
     RUDE = "rude"  # an end aborts, or closes before all is read
     FAULTY = "faulty"  # the transport fails
     REFUSED = "refused"  # there is no connection
+
+
+class Theme(Enum):
+    """What a conversation is mostly about, so that every mechanism has its share."""
+
+    MIXED = "anything"
+    BULK = "large sends into large receives that are there before: Zcopy in Pipelined mode"
+    TAKEN_BACK = "the same, and much is cancelled"
+    TALK = "one end sends little and receives much: Transactions"
 
 
 class Rudeness(Enum):
@@ -83,8 +93,10 @@ class Habits:
     long_pause_s: tuple[float, float]
     long_pauses: float  # chance that a pause is a long one
     starts_early: bool  # uses the stream before it is established
+    batches: float  # chance to let several requests come together before anything is done about them
     reenters: float  # chance to go on from inside of the telling
     wish: float  # chance of a wish (mode, size) at each step
+    modes: tuple[Mode, ...]  # that it wishes for
     resizes: tuple[int, ...]  # sizes that it asks for
     closes_at_once: bool  # close() instead of shutdown_write() where the other end has ended already
 
@@ -95,6 +107,8 @@ class EndPlan:
 
     settings: Settings
     habits: Habits
+    keeps_registered: bool  # users' buffers, for the next time
+    private_bytes_kept: int  # of unused private buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,7 @@ class Plan:
 
     seed: int
     kind: Kind
+    theme: Theme
     timing: Timing
     attributes: DeviceAttributes
     immediate: bool
@@ -117,6 +132,13 @@ class Plan:
     moves_after: int  # things told before
 
 
+class _Foreign(Settings):
+    """Settings as another implementation may have them; ours does not let its users."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked."""
+
+
 _IWARP: Final = DeviceAttributes(
     request_private_data_max=512,
     reply_private_data_max=512,
@@ -124,10 +146,10 @@ _IWARP: Final = DeviceAttributes(
     private_data_padded=False,
     read_scatter_max=1,
     acknowledged=False,
-    checks_local_memory=False,
+    error_disconnects=True,
     read_sink_remote_write=True,
 )
-_INFINIBAND: Final = DeviceAttributes(checks_local_memory=False)
+_INFINIBAND: Final = DeviceAttributes()
 
 
 def draw(seed: int, *, kind: Kind | None = None) -> Plan:
@@ -135,32 +157,50 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
     rng = Random(seed)
     drawn = rng.choices(list(Kind), (60, 18, 18, 4))[0]
     kind = kind or drawn
+    theme = rng.choices(list(Theme), (35, 25, 20, 20))[0]
     carrier = Carrier.IWARP if rng.random() < 0.25 else Carrier.INFINIBAND
     version = rng.choice((None, 0x22, 0x11)) if carrier is Carrier.INFINIBAND else None
     timing = _timing(rng)
     trouble = _trouble(rng, kind)
     fail_registration = rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0
     faults = _faults(rng, trouble)
-    if fail_registration and faults is None:
+    if (fail_registration or trouble is Refused.NO_MEMORY) and faults is None:
         faults = Faults()
     if trouble is Refused.VERSION:
         carrier = Carrier.INFINIBAND
     keepalive_s = rng.choice((0.01, 1.0)) if kind is Kind.FAULTY else None
     ends = [
         EndPlan(
-            _settings(rng, carrier, version, keepalive_s, patient=kind is Kind.CLEAN),
-            _habits(rng),
+            _themed_settings(
+                rng, theme, index, _settings(rng, carrier, version, keepalive_s, patient=kind is Kind.CLEAN)
+            ),
+            _themed_habits(rng, theme, index, _habits(rng)),
+            keeps_registered=rng.random() < 0.3,
+            private_bytes_kept=rng.choice((0, 1 << 20)),
         )
-        for _ in range(2)
+        for index in range(2)
     ]
     ends = [replace(end, habits=_bounded(end.habits, ends[1 - index].settings)) for index, end in enumerate(ends)]
     if trouble is Refused.VERSION:
-        ends = [EndPlan(_with_version(end.settings, major), end.habits) for end, major in zip(ends, (1, 2), strict=True)]
+        ends = [
+            replace(end, settings=replace(end.settings, version=version))
+            for end, version in zip(ends, (0x11, 0x22), strict=True)
+        ]
+    for index, end in enumerate(ends):
+        if rng.random() < 0.08:
+            known = {each.name: getattr(end.settings, each.name) for each in fields(end.settings)}
+            ends[index] = replace(end, settings=_Foreign(**{**known, "receive_count": rng.choice((3, 4))}))
+    moves = kind is Kind.CLEAN and rng.random() < 0.15
+    if moves:
+        fail_registration = 0.0  # private buffers are registered once more
     return Plan(
         seed=seed,
         kind=kind,
+        theme=theme,
         timing=timing,
-        attributes=_IWARP if carrier is Carrier.IWARP else _INFINIBAND,
+        attributes=replace(
+            _IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5
+        ),
         immediate=rng.random() < 0.1,
         ends=(ends[0], ends[1]),
         faults=faults,
@@ -169,7 +209,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         trouble_after=int(rng.expovariate(1 / 12)),
         trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
         trouble_end=rng.randrange(2),
-        moves=(),
+        moves=rng.choice(((0,), (1,), (0, 1), (1, 0), (0, 0), (1, 1, 0))) if moves else (),
         moves_after=int(rng.expovariate(1 / 10)),
     )
 
@@ -198,7 +238,6 @@ def _trouble(rng: Random, kind: Kind) -> Rudeness | Breakage | Refused | None:
 def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None) -> Faults | None:
     faults = Faults(
         lose_cm=0.15 if rng.random() < 0.1 else 0.0,
-        fail_registrations_next=1 if trouble is Refused.NO_MEMORY else 0,
         lose_connection=rng.choice((0.005, 0.03)) if trouble is Breakage.LOSSY else 0.0,
         complete_with_error=rng.choice((0.01, 0.05)) if trouble is Breakage.ERRORS else 0.0,
     )
@@ -209,7 +248,7 @@ def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: f
     size = _size(rng)
     return Settings(
         receive_size=size,
-        receive_count=rng.choice((3, 4, 5, 6, 8, 8, 16, 16, 64)),
+        receive_count=rng.choice((5, 5, 6, 7, 8, 8, 16, 16, 64)),
         remote_size=_size(rng),
         max_adverts=rng.choice((1, 1, 2, 3, 8, 255)),
         send_queue=rng.choice((limits.SDP_SEND_QUEUE_MIN, limits.SDP_SEND_QUEUE_MIN + 1, 12, 16, 32, 128)),
@@ -227,8 +266,65 @@ def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: f
     )
 
 
-def _with_version(settings: Settings, major: int) -> Settings:
-    return replace(settings, version=major << 4 | major)
+def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) -> Settings:
+    """Settings under which what the theme is about happens."""
+    if theme is Theme.MIXED:
+        return settings
+    size = rng.choice((37, 40, 64, 100, 200))
+    asks = theme is Theme.TALK and index == 0
+    answers = theme is Theme.TALK and index == 1
+    if answers:
+        size = rng.choice((128, 256, 600))  # a Transaction takes 36 bytes of it
+    return replace(
+        settings,
+        receive_size=size,
+        receive_count=rng.choice((5, 5, 6, 7)) if answers else settings.receive_count,
+        max_adverts=rng.choice((1, 2, 3, 8, 255)),
+        strategy=partial(
+            Strategy,
+            bcopy_max=_NEVER if asks else rng.choice((0, 10, 50)),
+            read_min=rng.choice((1, 1, 50, 300)),
+            sink_min=rng.choice((1, size + 1)),
+            advert_max=rng.choice((300, 1000, 1 << 20)),
+            adverts_in_flight=1 if asks else rng.choice((1, 2, 8)),
+            payload=rng.choice((1, 20)),
+            transactions=asks or rng.random() < 0.8,
+            refusals=rng.choice((2, 1000)),
+            rest=rng.choice((1, 8)),
+        ),
+    )
+
+
+def _themed_habits(rng: Random, theme: Theme, index: int, habits: Habits) -> Habits:
+    """Habits that do."""
+    if theme is Theme.MIXED:
+        return habits
+    scale = rng.choice((200, 400, 1000))
+    little = theme is Theme.TALK and index == 0
+    send_scale = scale // 5 if little else scale
+    takes_back = theme is Theme.TAKEN_BACK
+    if theme is Theme.TALK and index == 1:  # slow to read, so that the asker's sends and receives wait together
+        habits = replace(habits, receive_gap=0.7, pause_s=(1e-5, 3e-4))
+    elif not takes_back:
+        habits = replace(habits, receive_gap=rng.choice((0.0, 0.0, 0.3)))
+    return replace(
+        habits,
+        total=int(send_scale * rng.uniform(5, 15)),
+        send_sizes=tuple(
+            max(1, int(send_scale * rng.uniform(0.05 if little else 0.2, 2))) for _ in range(rng.choice((1, 3)))
+        ),
+        send_window=1 if little else rng.choice((1, 2, 4, 8)),
+        receive_sizes=tuple(max(1, int(scale * rng.uniform(0.3, 3))) for _ in range(rng.choice((1, 3)))),
+        receive_window=1 if theme is Theme.TALK and index == 1 else rng.choice((2, 3, 8)),
+        waitall=rng.choice((0.0, 0.0, 0.1)),
+        waits_for_readable=False,
+        send_gap=0.7 if takes_back else habits.send_gap,
+        pause_s=rng.choice(((0.0, 1e-5), (1e-5, 3e-4))) if takes_back else habits.pause_s,
+        wish=rng.choice((0.1, 0.4)),
+        modes=(Mode.PIPELINED,) if theme is Theme.TALK else (Mode.PIPELINED, Mode.PIPELINED, Mode.COMBINED, Mode.BUFFERED),
+        cancel_send=rng.choice((0.0, 0.2, 0.6)) if takes_back else habits.cancel_send,
+        cancel_receive=rng.choice((0.0, 0.2, 0.6)) if takes_back else habits.cancel_receive,
+    )
 
 
 def _bounded(habits: Habits, other: Settings) -> Habits:
@@ -282,8 +378,10 @@ def _habits(rng: Random) -> Habits:
         long_pause_s=rng.choice(((1e-3, 1e-2), (0.1, 3.0))),
         long_pauses=rng.choice((0.0, 0.1, 0.3)),
         starts_early=rng.random() < 0.5,
+        batches=rng.choice((0.0, 0.5, 0.9)),
         reenters=rng.choice((0.0, 0.5, 1.0)),
         wish=rng.choice((0.0, 0.0, 0.1, 0.4)),
+        modes=tuple(Mode),
         resizes=tuple(_size(rng) for _ in range(3)) if rng.random() < 0.2 else (),
         closes_at_once=rng.random() < 0.5,
     )
