@@ -178,10 +178,11 @@ class DatagramPool(MessagePool):
 class RdmaElement:
     """A user's buffer that is registered for now."""
 
-    __slots__ = ("key", "region", "users")
+    __slots__ = ("kept", "key", "region", "users")
 
     def __init__(self, key: _Key) -> None:
         self.key = key
+        self.kept = True  # when it is given back
         self.region: MemoryRegion | None = None  # None while it is being registered
         self.users = 0
 
@@ -290,7 +291,7 @@ class RdmaPool:
         return waiter
 
     def put(self, element: RdmaElement, *, keep: bool = True) -> None:
-        """Gives a buffer back. With the last user its keys are void, at once; with `keep=False` it is forgotten.
+        """Gives a buffer back. With the last user its keys are void, at once; it is forgotten if a user had `keep=False`.
 
         Raises:
             Misuse: Nobody uses it.
@@ -298,11 +299,12 @@ class RdmaPool:
         if element.users < 1:
             raise Misuse("a buffer was given back twice")
         element.users -= 1
+        element.kept = element.kept and keep
         if element.users:
             return
         assert element.region is not None
         detached = self._elements.get(element.key) is not element
-        if self._closed or not keep or detached:
+        if self._closed or not element.kept or detached:
             self._forget(element)
         else:
             if element.key[2] & _REMOTE:
@@ -368,15 +370,13 @@ class RdmaPool:
                 self._see_whether_empty()
                 return
             element.region = result
-            self._idle[key] = element
+            element.users = 1  # while its waiters are told: one may give it back at once
             for each in waiters:
                 if self._closed:
                     each.answer(Unavailable("the pool was closed"))
                 else:
                     self._lend(element, each)
-            if self._closed and not element.users:
-                self._forget(element)
-            self._serve()
+            self.put(element)
 
         self._domain.register_later(view, access, done)
         self.misses += 1
