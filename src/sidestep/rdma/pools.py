@@ -356,14 +356,20 @@ class RdmaPool:
                 self._serve()
                 return
             element.region = result
-            self._idle[key] = element
-            for each in waiters:
-                if self._closed:
+            if self._closed:
+                for each in waiters:
                     each.answer(Unavailable("the pool was closed"))
-                else:
-                    self._lend(element, each)
-            if self._closed and not element.users:
                 self._forget(element)
+                return
+            takers = [each for each in waiters if each.callback is not None]
+            element.users = len(takers)  # all of them before any is told: the first may give it back at once
+            if not takers:
+                self._idle[key] = element
+            for each in takers:
+                if each.callback is None:  # another's callback has cancelled it
+                    self.put(element)
+                else:
+                    each.answer(element)
             self._serve()
 
         self._domain.register_later(view, access, done)
