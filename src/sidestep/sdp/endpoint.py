@@ -610,7 +610,8 @@ class Stream:
             if isinstance(found, SidestepError):
                 self.connection.handle_registration_failed(request, now)
             else:
-                under = request.region.handle if request.region is not None else None
+                moved = self.connection.suspended is not None  # then what it has is another connection's
+                under = request.region.handle if request.region is not None and not moved else None
                 handle = Cover(stack.regions, found, under)
                 if found is None:
                     region = Region(handle, RKey(0), 0, remote=False)
