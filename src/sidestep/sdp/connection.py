@@ -1180,7 +1180,7 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        self._refresh()
+        update_waits = self._refresh()
         if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
                 # not both ends at the same moment, time and again: each would use up what the other one brings
@@ -1189,7 +1189,8 @@ class Connection:
             del self._timers["probe"]
             self._probe_wait = self._settings.probe_s
         self._waiting = bool(
-            source.queue
+            update_waits
+            or source.queue
             or control
             or sink.mode is _PIPELINED
             or source.forced
@@ -1208,8 +1209,8 @@ class Connection:
         remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
         return remote_credit < 4 or 2 * remote_credit <= flow.posted
 
-    def _refresh(self) -> None:
-        """Tells of new credit, if the other end is short of it and nothing else has told."""
+    def _refresh(self) -> bool:
+        """Tells of new credit, if the other end is short of it and nothing else has told; True if it has to wait."""
         flow, sink = self._flow, self._sink
         remote_credit = flow.remote_credit()
         if not self._credit_low() or not flow.credit or not flow.brings_credit():
@@ -1217,12 +1218,14 @@ class Connection:
         elif flow.owes or flow.unacknowledged() >= 2:
             self._refresh_wait = self._settings.refresh_s
             if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
-                return  # the answer to an advertisement brings it, and must not lack the credit itself
-            if flow.may_send_bare():
-                self._timers.pop("refresh", None)
-                self._send_update()
+                return False  # the answer to an advertisement brings it, and must not lack the credit itself
+            if not flow.may_send_bare():
+                return True  # for room in the send queue
+            self._timers.pop("refresh", None)
+            self._send_update()
         elif remote_credit <= 1 and "refresh" not in self._timers:
             self._arm("refresh", self._refresh_wait)
+        return False
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
@@ -1238,9 +1241,15 @@ class Connection:
         self._release_wanted = False
         self._tell_write_closed()
         if self.state is State.LAST_ACK:
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         elif self.state is State.TIME_WAIT:
             self._leave()
+
+    @property
+    def _leave_s(self) -> float:
+        """How long the other end may take to disconnect: over iWARP our DisConn may still be on its way meanwhile."""
+        settings = self._settings
+        return settings.close_s if settings.carrier is Carrier.IWARP else settings.last_ack_s
 
     def _leave(self) -> None:
         """Both directions have ended and this end was the first: it takes the transport connection down.
@@ -1249,7 +1258,7 @@ class Connection:
         there is nothing more that would acknowledge ours, and the other end waits as well.
         """
         if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         else:
             self._disconnect()
 

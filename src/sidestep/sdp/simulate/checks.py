@@ -108,7 +108,7 @@ def _check_progress(user: User, reader: User) -> None:
         return
     if reader.connection._control and "refresh" in connection._timers:
         return  # an answer lacks a credit, and will get it: tiny pools only
-    _need(not sink.ready, f"{reader.name} holds bytes and a receive")
+    _need(not sink.ready_bytes, f"{reader.name} holds bytes and a receive")
     _need(not sink.adverts or sink.due > 0, f"{reader.name} has a SrcAvail and a receive, and does not read")
     _need(
         not (source.queue or source.forced or source.adverts) or "probe" in connection._timers,
@@ -134,7 +134,10 @@ def at_end(conversation: Conversation) -> None:
     for stack in conversation.stacks:
         domain = stack.domain
         assert isinstance(domain, LoopbackDomain)
-        _need(not domain.regions, f"{stack.device.name}: {len(domain.regions)} regions are left")
+        _need(not stack.buffers.lent, f"{stack.device.name}: {stack.buffers.lent} private buffers are left")
+        _need(stack.regions.regions == len(stack.regions._idle), f"{stack.device.name}: {stack.regions.regions} regions are left")
+        stack.close()
+        _need(not domain.regions, f"{stack.device.name}: {len(domain.regions)} regions stay")
         _need(not stack.streams, f"{stack.device.name}: streams are left")
         _need(stack.next_deadline() is None, f"{stack.device.name}: a deadline is left")
     if left.stream is not None and right.stream is not None:

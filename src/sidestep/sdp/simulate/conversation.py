@@ -16,9 +16,9 @@ from random import Random
 from typing import Final
 
 from sidestep.errors import LimitReached, SidestepError
-from sidestep.rdma.loopback import Fabric, LoopbackDevice
+from sidestep.rdma.loopback import Fabric
 from sidestep.sdp.endpoint import Stack, Stream
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
 from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
 from sidestep.sdp.simulate.user import Surprise, User
@@ -28,20 +28,6 @@ PORT: Final = 5001
 _LIMIT_S: Final = 3600.0
 _EVENTS_MAX: Final = 100_000
 _ADDRESSES: Final = Addresses(IPv4Address("10.0.0.1"), 40000, IPv4Address("10.0.0.2"), PORT)
-
-
-class _Stack(Stack):
-    """A stack whose deadlines are timers of the fabric."""
-
-    def __init__(self, device: LoopbackDevice, settings: Settings) -> None:
-        super().__init__(device, lambda: device.fabric.now, settings)
-        self.fabric = device.fabric
-        self.made: list[Stream] = []
-
-    def arm(self, stream: Stream, at: float) -> None:
-        """Remembers the deadline of a stream."""
-        super().arm(stream, at)
-        self.fabric.call_at(at, self.handle_timeouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +64,22 @@ class Conversation:
         self._told = 0
         self._trouble_begun = False
 
-    def _stack(self, name: str, end: EndPlan) -> _Stack:
-        return _Stack(self.fabric.device(name, self.plan.attributes), end.settings)
+    def _stack(self, name: str, end: EndPlan) -> Stack:
+        fabric = self.fabric
+        device = fabric.device(name, self.plan.attributes)
+
+        def wake_at(at: float) -> None:
+            fabric.call_at(at, stack.handle_timeouts)
+
+        stack = Stack(
+            device,
+            lambda: fabric.now,
+            end.settings,
+            wake_at=wake_at,
+            keep_registered=end.keeps_registered,
+            private_bytes_kept=end.private_bytes_kept,
+        )
+        return stack
 
     def _user(self, index: int, rng: Random) -> User:
         return User(
@@ -181,6 +181,9 @@ class Conversation:
     def _begin(self) -> None:
         plan = self.plan
         left, right = self.users
+        if plan.trouble is Refused.NO_MEMORY:
+            assert self.fabric.faults is not None
+            self.fabric.faults.fail_registrations_next = 1
         if plan.trouble is not Refused.NOBODY:
             self.stacks[1].listen(PORT, self._accepted)
         address = "nowhere" if plan.trouble is Refused.UNREACHABLE else self.names[1]
