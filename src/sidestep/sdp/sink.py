@@ -271,7 +271,7 @@ class Sink:
                 self._host.end_receive(receive)
                 continue
             break
-        if self.adverts and not self.due and not self.withdrawing and not self.ready and not self.frozen:
+        if self.adverts and not self.due and not self.withdrawing and not self.frozen and not (receives and self.ready):
             self._read()
 
     def _fill(self, receive: StreamReceive) -> bool:
