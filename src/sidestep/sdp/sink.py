@@ -529,7 +529,8 @@ class Sink:
     def show(self) -> None:
         """Sends the SinkAvails that may be sent."""
         flow = self._flow
-        while self.receives and flow.may_send_payload() and (receive := self.next_shown()) is not None:
+        # registered while credit is waited for: then it may ride on the payload that goes first (Transaction)
+        while self.receives and (receive := self.next_shown()) is not None and flow.may_send_payload():
             flow.send_header(self.offer(receive))
             self.advertised(receive)
 
