@@ -435,12 +435,19 @@ def test_reads_that_cannot_be_reported_do_not_pile_up() -> None:
     peer.broken_by("adverts")
 
 
-@pytest.mark.parametrize("payload", [b"!", b"x!"])
-def test_urgent_bytes_do_not_pile_up(payload: bytes) -> None:
-    """Each holds its private buffer until it is passed, as other bytes do."""
+def test_urgent_bytes_do_not_pile_up() -> None:
+    """What comes with them holds its private buffer until it is read."""
     peer = established()
     with pytest.raises(Surprise, match="no receive is posted"):
-        _flood(peer, Data(), payload=payload, flags=OOB_PEND | OOB_PRES, bufs=CREDIT)
+        _flood(peer, Data(), payload=b"x!", flags=OOB_PEND | OOB_PRES, bufs=CREDIT)
+
+
+def test_of_urgent_bytes_with_nothing_between_the_last_one_counts() -> None:
+    """They hold no private buffer: nobody is told to read, so what is to be read later must have room."""
+    peer = established()
+    _flood(peer, Data(), payload=b"!", flags=OOB_PEND | OOB_PRES, bufs=CREDIT)
+    assert peer.connection.error is None
+    assert len(peer.connection._sink.ready) == 1
 
 
 def test_announcements_do_not_pile_up() -> None:

@@ -984,8 +984,11 @@ class Connection:
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
+        if self.suspended is not None:  # the request is another connection's now, which asks anew
+            self._flow.work.append(Release(region))
+            return
         request.registering = False
-        if request.done or self.suspended is not None:
+        if request.done:
             self._flow.work.append(Release(region))
         else:
             request.region = region
@@ -996,6 +999,8 @@ class Connection:
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
         """There is none: the bytes go by Bcopy."""
         self.now = now
+        if self.suspended is not None:
+            return
         request.registering = False
         if isinstance(request, StreamSend):
             request.bcopy_only = True
@@ -1063,7 +1068,10 @@ class Connection:
             self._disconnect()
 
     def _on_abort_timeout(self) -> None:
-        self._disconnect()
+        if self.state is State.RESUMING:
+            self._flow.work.append(Disconnect())
+        else:
+            self._disconnect()
 
     def _on_probe_timeout(self) -> None:
         """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
@@ -1180,7 +1188,7 @@ class Connection:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 self._send_update()
-        self._refresh()
+        update_waits = self._refresh()
         if 2 <= flow.credit < flow.payload_credit and self._source_waits():
             if "probe" not in self._timers:
                 # not both ends at the same moment, time and again: each would use up what the other one brings
@@ -1189,7 +1197,8 @@ class Connection:
             del self._timers["probe"]
             self._probe_wait = self._settings.probe_s
         self._waiting = bool(
-            source.queue
+            update_waits
+            or source.queue
             or control
             or sink.mode is _PIPELINED
             or source.forced
@@ -1208,8 +1217,8 @@ class Connection:
         remote_credit = flow.last_bufs_sent - ((flow.rx_mseq - flow.last_ack_sent) & MASK)
         return remote_credit < 4 or 2 * remote_credit <= flow.posted
 
-    def _refresh(self) -> None:
-        """Tells of new credit, if the other end is short of it and nothing else has told."""
+    def _refresh(self) -> bool:
+        """Tells of new credit, if the other end is short of it and nothing else has told; True if it has to wait."""
         flow, sink = self._flow, self._sink
         remote_credit = flow.remote_credit()
         if not self._credit_low() or not flow.credit or not flow.brings_credit():
@@ -1217,12 +1226,14 @@ class Connection:
         elif flow.owes or flow.unacknowledged() >= 2:
             self._refresh_wait = self._settings.refresh_s
             if remote_credit >= 2 and flow.credit == 2 and (sink.adverts or sink.reads) and not sink.due:
-                return  # the answer to an advertisement brings it, and must not lack the credit itself
-            if flow.may_send_bare():
-                self._timers.pop("refresh", None)
-                self._send_update()
+                return False  # the answer to an advertisement brings it, and must not lack the credit itself
+            if not flow.may_send_bare():
+                return True  # for room in the send queue
+            self._timers.pop("refresh", None)
+            self._send_update()
         elif remote_credit <= 1 and "refresh" not in self._timers:
             self._arm("refresh", self._refresh_wait)
+        return False
 
     def _send_update(self) -> None:
         """Data without payload: it tells of credit, or carries a flag."""
@@ -1238,9 +1249,15 @@ class Connection:
         self._release_wanted = False
         self._tell_write_closed()
         if self.state is State.LAST_ACK:
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         elif self.state is State.TIME_WAIT:
             self._leave()
+
+    @property
+    def _leave_s(self) -> float:
+        """How long the other end may take to disconnect: over iWARP our DisConn may still be on its way meanwhile."""
+        settings = self._settings
+        return settings.close_s if settings.carrier is Carrier.IWARP else settings.last_ack_s
 
     def _leave(self) -> None:
         """Both directions have ended and this end was the first: it takes the transport connection down.
@@ -1249,7 +1266,7 @@ class Connection:
         there is nothing more that would acknowledge ours, and the other end waits as well.
         """
         if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         else:
             self._disconnect()
 
@@ -1320,7 +1337,10 @@ class Connection:
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
-        self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
+        if self._settings.carrier is Carrier.IWARP:
+            self._disconnect()
+        else:
+            self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
         self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
@@ -1329,9 +1349,12 @@ class Connection:
             return  # the connection has ended meanwhile
         self._move(Stimulus.MOVES)
         self._left = False
-        self._flow.work.append(Disconnect())
         self._events.append(Event(EventKind.RESUMING))
         self._arm("suspend", self._settings.suspend_s)
+        if self._settings.carrier is Carrier.IWARP:  # a completed Send has not arrived: the other end disconnects
+            self._arm("abort", self._settings.last_ack_s)
+        else:
+            self._flow.work.append(Disconnect())
 
     def resume(self, now: float) -> None:
         """There is a new queue pair (at the end that did not move): connect it to where the other end's socket is."""
@@ -1348,7 +1371,8 @@ class Connection:
     def take_over(self, suspended: Suspended) -> None:
         """Goes on with what another process has handed over; to be called before `accept`."""
         for send in suspended.unsent:
-            self._source.queue.append(send)
+            send.registering = False  # the answer would come to the connection that has asked
+            self._source.enqueue(send)
         if suspended.unread:
             self._sink.ready.append((memoryview(suspended.unread), None, None))
             self._sink.ready_bytes += len(suspended.unread)

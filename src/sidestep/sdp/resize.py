@@ -150,7 +150,6 @@ class Resize:
         size = min(max(size, limits.SDP_BUFFER_SIZE_MIN), max(self.local, self.local_max))
         if size > self.local and not self.surplus:
             self.target = size
-            self.old = self._flow.posted
             self.waits = True
             self._host.size_changed(remote=False)
             self._flow.work.append(NeedBuffers(self._flow.receive_count, size))
@@ -162,6 +161,7 @@ class Resize:
 
     def supplied(self, buffers: list[Receive]) -> None:
         """The larger buffers, which are posted already."""
+        self.old = self._flow.posted - len(buffers)  # until now, what became free was posted as before
         self.surplus = self._flow.receive_count
         self._current.update(buffer.wr_id for buffer in buffers)
         self._settle()

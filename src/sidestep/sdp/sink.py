@@ -221,15 +221,25 @@ class Sink:
             self.cancel()  # they stand before what may come into the receives that are shown still
 
     def _put_urgent(self, payload: memoryview, buffer: Receive) -> None:
-        """A message that ends in an urgent byte: the mark stands before that byte, and keeps the private buffer."""
+        """A message that ends in an urgent byte: the mark stands before that byte.
+
+        A byte that stays in the stream keeps the private buffer, like others. A mark alone does not: nobody is told
+        that he should read what it stands before, so it must not take room from what is to come. There are no more
+        marks than pieces of payload, since of two in the same place only the later one is of use.
+        """
+        byte, inline = payload[-1], self._settings.urgent_inline
         if len(payload) > 1:
-            self.ready.append((payload[:-1], None, None))
+            self.ready.append((payload[:-1], None if inline else buffer, None))
             self.ready_bytes += len(payload) - 1
-        byte = payload[-1]
-        self.ready.append((memoryview(b""), buffer, byte))
-        if self._settings.urgent_inline:
+        elif not inline:
+            if self.ready and self.ready[-1][2] is not None:
+                self.ready.pop()
+            self._host.repost(buffer)
+        if inline:
+            self.ready.append((memoryview(b""), buffer, byte))
             self.ready_bytes += 1
         else:
+            self.ready.append((memoryview(b""), None, byte))
             self.urgent_byte = byte
         if self.urgent_pending:
             self.urgent_pending -= 1

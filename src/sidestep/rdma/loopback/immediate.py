@@ -128,13 +128,14 @@ class ImmediateQueuePair(LoopbackQueuePair):
             length = length_of(request)
             self.saw_request(request, length)
             early = self.completes_early and not isinstance(request, RdmaRead)
-            if self._arrives():
+            arrives = self._arrives()
+            if arrives:
                 status = self._carry_out(request, length)
             elif not early:
                 self._unanswered.append(request)
             if early:
                 status = SUCCESS  # whatever came of it: the connection tells
-            if self._unanswered or self.link.cut:
+            if self._unanswered or self.link.cut or not arrives:
                 self.expect_silence()
             if self._unanswered:
                 return

@@ -6,7 +6,7 @@ for room is where the faults are. Nothing is drawn that would make a conversatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from random import Random
@@ -107,6 +107,8 @@ class EndPlan:
 
     settings: Settings
     habits: Habits
+    keeps_registered: bool  # users' buffers, for the next time
+    private_bytes_kept: int  # of unused private buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,13 @@ class Plan:
     moves_after: int  # things told before
 
 
+class _Foreign(Settings):
+    """Settings as another implementation may have them; ours does not let its users."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked."""
+
+
 _IWARP: Final = DeviceAttributes(
     request_private_data_max=512,
     reply_private_data_max=512,
@@ -137,10 +146,10 @@ _IWARP: Final = DeviceAttributes(
     private_data_padded=False,
     read_scatter_max=1,
     acknowledged=False,
-    checks_local_memory=False,
+    error_disconnects=True,
     read_sink_remote_write=True,
 )
-_INFINIBAND: Final = DeviceAttributes(checks_local_memory=False)
+_INFINIBAND: Final = DeviceAttributes()
 
 
 def draw(seed: int, *, kind: Kind | None = None) -> Plan:
@@ -155,7 +164,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
     trouble = _trouble(rng, kind)
     fail_registration = rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0
     faults = _faults(rng, trouble)
-    if fail_registration and faults is None:
+    if (fail_registration or trouble is Refused.NO_MEMORY) and faults is None:
         faults = Faults()
     if trouble is Refused.VERSION:
         carrier = Carrier.INFINIBAND
@@ -166,18 +175,32 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
                 rng, theme, index, _settings(rng, carrier, version, keepalive_s, patient=kind is Kind.CLEAN)
             ),
             _themed_habits(rng, theme, index, _habits(rng)),
+            keeps_registered=rng.random() < 0.3,
+            private_bytes_kept=rng.choice((0, 1 << 20)),
         )
         for index in range(2)
     ]
     ends = [replace(end, habits=_bounded(end.habits, ends[1 - index].settings)) for index, end in enumerate(ends)]
     if trouble is Refused.VERSION:
-        ends = [EndPlan(_with_version(end.settings, major), end.habits) for end, major in zip(ends, (1, 2), strict=True)]
+        ends = [
+            replace(end, settings=replace(end.settings, version=version))
+            for end, version in zip(ends, (0x11, 0x22), strict=True)
+        ]
+    for index, end in enumerate(ends):
+        if rng.random() < 0.08:
+            known = {each.name: getattr(end.settings, each.name) for each in fields(end.settings)}
+            ends[index] = replace(end, settings=_Foreign(**{**known, "receive_count": rng.choice((3, 4))}))
+    moves = kind is Kind.CLEAN and rng.random() < 0.15
+    if moves:
+        fail_registration = 0.0  # private buffers are registered once more
     return Plan(
         seed=seed,
         kind=kind,
         theme=theme,
         timing=timing,
-        attributes=_IWARP if carrier is Carrier.IWARP else _INFINIBAND,
+        attributes=replace(
+            _IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5
+        ),
         immediate=rng.random() < 0.1,
         ends=(ends[0], ends[1]),
         faults=faults,
@@ -186,7 +209,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         trouble_after=int(rng.expovariate(1 / 12)),
         trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
         trouble_end=rng.randrange(2),
-        moves=(),
+        moves=rng.choice(((0,), (1,), (0, 1), (1, 0), (0, 0), (1, 1, 0))) if moves else (),
         moves_after=int(rng.expovariate(1 / 10)),
     )
 
@@ -215,7 +238,6 @@ def _trouble(rng: Random, kind: Kind) -> Rudeness | Breakage | Refused | None:
 def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None) -> Faults | None:
     faults = Faults(
         lose_cm=0.15 if rng.random() < 0.1 else 0.0,
-        fail_registrations_next=1 if trouble is Refused.NO_MEMORY else 0,
         lose_connection=rng.choice((0.005, 0.03)) if trouble is Breakage.LOSSY else 0.0,
         complete_with_error=rng.choice((0.01, 0.05)) if trouble is Breakage.ERRORS else 0.0,
     )
@@ -244,10 +266,6 @@ def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: f
     )
 
 
-def _with_version(settings: Settings, major: int) -> Settings:
-    return replace(settings, version=major << 4 | major)
-
-
 def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) -> Settings:
     """Settings under which what the theme is about happens."""
     if theme is Theme.MIXED:
@@ -260,7 +278,7 @@ def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) 
     return replace(
         settings,
         receive_size=size,
-        receive_count=rng.choice((5, 5, 6, 7, 8, 8, 16, 16, 64)) if answers else settings.receive_count,
+        receive_count=rng.choice((5, 5, 6, 7)) if answers else settings.receive_count,
         max_adverts=rng.choice((1, 2, 3, 8, 255)),
         strategy=partial(
             Strategy,
