@@ -394,6 +394,8 @@ class Connection:
         """
         if self._reader_closed:
             raise Misuse("receiving after close")
+        if self.suspended is not None:
+            raise Misuse("the stream goes on elsewhere")
         sink = self._sink
         if len(sink.receives) >= limits.SDP_RECEIVES_QUEUED_MAX:
             raise LimitReached(f"{limits.SDP_RECEIVES_QUEUED_MAX} receives are queued", remedy="wait for some to end")
@@ -960,8 +962,11 @@ class Connection:
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
+        if self.suspended is not None:  # the request has gone elsewhere, and may be registered anew there
+            self._flow.work.append(Release(region))
+            return
         request.registering = False
-        if request.done or self.suspended is not None:
+        if request.done:
             self._flow.work.append(Release(region))
         else:
             request.region = region
@@ -972,6 +977,8 @@ class Connection:
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
         """There is none: the bytes go by Bcopy."""
         self.now = now
+        if self.suspended is not None:
+            return
         request.registering = False
         if isinstance(request, StreamSend):
             request.bcopy_only = True
@@ -1289,15 +1296,21 @@ class Connection:
         source.queue.clear()
         source.ending = True  # nothing can be sent here any more
         for send in unsent:
+            send.registering = False
             if send.region is not None:  # it is of this device
                 flow.work.append(Release(send.region))
                 send.region = None
-        for receive in sink.receives:
-            receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
+        marks = sink.marks()
+        unread = sink.drain()
+        self._events.append(Event(EventKind.SUSPENDED))
+        sink.end_all()  # with what they hold: the stream goes on elsewhere
+        self._readable_told = True  # nor is there anything to read here
         self.suspended = Suspended(
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
-            unread=sink.drain(),
+            unread=unread,
+            marks=marks,
+            urgent_byte=sink.urgent_byte,
             unsent=unsent,
         )
         self._move(Stimulus.MOVED)
@@ -1306,7 +1319,6 @@ class Connection:
             self._disconnect()
         else:
             self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
-        self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
@@ -1336,9 +1348,8 @@ class Connection:
         """Goes on with what another process has handed over; to be called before `accept`."""
         for send in suspended.unsent:
             self._source.enqueue(send)
-        if suspended.unread:
-            self._sink.ready.append((memoryview(suspended.unread), None, None))
-            self._sink.ready_bytes += len(suspended.unread)
+        self._sink.put_unread(suspended.unread, suspended.marks)
+        self._sink.urgent_byte = suspended.urgent_byte
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:

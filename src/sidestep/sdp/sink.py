@@ -16,6 +16,7 @@ bytes go there instead (§12.1), and `nd` (NonDiscards) counts the payload messa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -634,6 +635,38 @@ class Sink:
             self.ready[index] = (memoryview(bytes(payload)), None, byte)
             if buffer is not None:
                 self._host.repost(buffer)
+
+    def marks(self) -> list[tuple[int, int]]:
+        """Urgent bytes that are ahead: where in the unread bytes each stands, and its value; for `put_unread`."""
+        found: list[tuple[int, int]] = []
+        offset = 0
+        for payload, _, byte in self.ready:
+            if byte is not None:
+                found.append((offset, byte))
+                offset += self._settings.urgent_inline
+            offset += len(payload)
+        return found
+
+    def put_unread(self, unread: bytes, marks: Sequence[tuple[int, int]]) -> None:
+        """What another process had received and its user had not read."""
+        view, begun = memoryview(unread), 0
+        for offset, byte in marks:
+            if offset > begun:
+                self.ready.append((view[begun:offset], None, None))
+            self.ready.append((memoryview(b""), None, byte))
+            begun = offset + self._settings.urgent_inline
+        if begun < len(unread):
+            self.ready.append((view[begun:], None, None))
+        self.ready_bytes += len(unread)
+
+    def end_all(self) -> None:
+        """All receives end; no RDMA is under way, and none can come into those that were shown."""
+        self._hide()
+        receives = list(self.receives)
+        self.receives.clear()
+        for receive in receives:
+            receive.cancelled = True  # none filled does not mean the end of the stream
+            self._host.end_receive(receive)
 
     def drain(self) -> bytes:
         """What was received and not read, for who takes the connection over."""

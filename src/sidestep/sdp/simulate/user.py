@@ -398,6 +398,9 @@ class User:
             size = 1 << 17
         memory = bytearray(size)
         waitall = rng.random() < habits.waitall
+        if connection.suspended is not None:  # not told yet
+            self._parked.append(self._read_on)
+            return
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
         self._say(f"receives {size}{', all of it' if waitall else ''}")
