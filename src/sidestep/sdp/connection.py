@@ -1380,6 +1380,7 @@ class Connection:
             self._source.enqueue(send)
         self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
+        self.size_changed(remote=False)
 
     def _reset_transport(self) -> None:
         self._sink.keep()
