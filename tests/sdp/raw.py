@@ -147,6 +147,7 @@ class End:
         self.hold_disconnect = False
         self.disconnecting = False
         self.gone = False  # the queue pair
+        self.keys: deque[tuple[int, int]] = deque()  # (key, address) of the next regions, where a test wants them so
         self._next_key = 0x1000
         self._next_id = 0
 
@@ -315,9 +316,9 @@ class End:
             self.connection.handle_registration_failed(order.request, self.now)
         else:
             self._next_key += 1
-            va = self._next_key << 20
-            self.regions[self._next_key] = Memory(order.request.view, va, order.access)
-            region = Region(self._next_key, RKey(self._next_key), va)
+            key, va = self.keys.popleft() if self.keys else (self._next_key, self._next_key << 20)
+            self.regions[key] = Memory(order.request.view, va, order.access)
+            region = Region(key, RKey(key), va)
             self.connection.handle_registered(order.request, region, self.now)
         if run:
             self.run()

@@ -45,6 +45,7 @@ from sidestep.sdp.wire import (
     SrcAvailCancel,
     SuspComm,
     SuspCommAck,
+    decode,
 )
 
 BUFFER = 256
@@ -152,6 +153,8 @@ class Stranger:
             bit = rng.randrange(8 * len(message))
             flipped = int.from_bytes(message, "big") ^ 1 << bit
             message = flipped.to_bytes(len(message), "big")
+            with suppress(PeerViolation):
+                self.ledger.note(decode(memoryview(message)).header)
         self.log.append(f"{header} {size} {flags:#x} {bufs}")
         if len(message) <= len(peer.posted[0].scatter[0]):
             peer.deliver(bytes(message))

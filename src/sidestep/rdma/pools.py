@@ -358,13 +358,21 @@ class RdmaPool:
                 self._serve()
                 return
             element.region = result
-            element.users = 1  # ourselves: who gets it first may have no more use for it, and the next one has
-            for each in waiters:
-                if self._closed:
+            if self._closed:
+                for each in waiters:
                     each.answer(Unavailable("the pool was closed"))
+                self._forget(element)
+                return
+            takers = [each for each in waiters if each.callback is not None]
+            element.users = len(takers)  # all of them before any is told: the first may give it back at once
+            if not takers:
+                self._idle[key] = element
+            for each in takers:
+                if each.callback is None:  # another's callback has cancelled it
+                    self.put(element)
                 else:
-                    self._lend(element, each)
-            self.put(element)
+                    each.answer(element)
+            self._serve()
 
         self._domain.register_later(view, access, done)
         self.misses += 1

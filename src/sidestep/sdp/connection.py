@@ -108,7 +108,7 @@ class Connection:
 
     __slots__ = (
         "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
-        "_flow", "_left", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
+        "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
         "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
         "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
         "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
@@ -150,6 +150,7 @@ class Connection:
         self._suspend_answered = False
         self._suspend_confirmed = False  # SuspCommAck has come
         self._suspend_again: int | None = None  # our own wish, for after a move of the other end
+        self._moved = False  # this is not the first transport connection
         self.state = State.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
@@ -316,6 +317,9 @@ class Connection:
         if self.state in (State.REQ_SENT, State.REP_SENT):
             if self._reply_fault is not None:
                 self._refuse(self._reply_fault, Cause.VIOLATION)
+                return
+            if self._moved:  # to the program it is still the connection that it had
+                self._refuse(Unavailable("the socket is not at its new place"), Cause.RESET)
                 return
             remedy = "is a program listening there?" if not self.accepting else ""
             self._refuse(Unavailable(f"refused (reason {reason})", remedy=remedy), Cause.REFUSED)
@@ -491,9 +495,29 @@ class Connection:
         return self.state in OPEN and not self._source.queue and self._flow.may_send_payload()
 
     @property
+    def room(self) -> int:
+        """Bytes that a send could have to leave at once, by Bcopy."""
+        return max(0, self._flow.credit - 2) * self._source.payload_max if self.writable else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether all bytes of the other end were received, and there will be no more."""
+        return self._sink.ended and not self._sink.ready
+
+    @property
     def at_mark(self) -> bool:
         """Whether the next byte to read is the urgent one."""
         return self._sink.at_mark
+
+    @property
+    def urgent(self) -> bool:
+        """Whether an urgent byte is ahead, or can be had."""
+        return self._sink.urgent_pending > 0 or self._sink.urgent_byte is not None
+
+    @property
+    def urgent_inline(self) -> bool:
+        """Whether urgent bytes stay in the stream: SO_OOBINLINE."""
+        return self._settings.urgent_inline
 
     def take_urgent(self) -> int | None:
         """The urgent byte, once; None if none has come (see `urgent_pending`), or it was taken."""
@@ -962,7 +986,7 @@ class Connection:
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
-        if self.suspended is not None:  # the request has gone elsewhere, and may be registered anew there
+        if self.suspended is not None:  # the request is another connection's now, which asks anew
             self._flow.work.append(Release(region))
             return
         request.registering = False
@@ -1227,9 +1251,15 @@ class Connection:
         self._release_wanted = False
         self._tell_write_closed()
         if self.state is State.LAST_ACK:
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         elif self.state is State.TIME_WAIT:
             self._leave()
+
+    @property
+    def _leave_s(self) -> float:
+        """How long the other end may take to disconnect: over iWARP our DisConn may still be on its way meanwhile."""
+        settings = self._settings
+        return settings.close_s if settings.carrier is Carrier.IWARP else settings.last_ack_s
 
     def _leave(self) -> None:
         """Both directions have ended and this end was the first: it takes the transport connection down.
@@ -1238,7 +1268,7 @@ class Connection:
         there is nothing more that would acknowledge ours, and the other end waits as well.
         """
         if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
-            self._arm("last_ack", self._settings.last_ack_s)
+            self._arm("last_ack", self._leave_s)
         else:
             self._disconnect()
 
@@ -1300,7 +1330,6 @@ class Connection:
             if send.region is not None:  # it is of this device
                 flow.work.append(Release(send.region))
                 send.region = None
-        marks = sink.marks()
         unread = sink.drain()
         self._events.append(Event(EventKind.SUSPENDED))
         sink.end_all()  # with what they hold: the stream goes on elsewhere
@@ -1309,8 +1338,7 @@ class Connection:
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
             unread=unread,
-            marks=marks,
-            urgent_byte=sink.urgent_byte,
+            urgent_byte=sink.take_urgent(),
             unsent=unsent,
         )
         self._move(Stimulus.MOVED)
@@ -1341,15 +1369,16 @@ class Connection:
         old = self.addresses
         self.addresses = Addresses(old.local, old.local_port, old.remote, self._suspend_port)
         self._reset_transport()
+        self._moved = True
         self._move(Stimulus.RECONNECT)
         self._want_buffers()
 
     def take_over(self, suspended: Suspended) -> None:
         """Goes on with what another process has handed over; to be called before `accept`."""
         for send in suspended.unsent:
+            send.registering = False  # the answer would come to the connection that has asked
             self._source.enqueue(send)
-        self._sink.put_unread(suspended.unread, suspended.marks)
-        self._sink.urgent_byte = suspended.urgent_byte
+        self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:
@@ -1369,7 +1398,7 @@ class Connection:
 
     # --- what the halves ask for ---
 
-    def urgent(self) -> None:
+    def tell_urgent(self) -> None:
         """Tells of an urgent byte that was not announced."""
         self._events.append(Event(EventKind.URGENT))
 

@@ -190,7 +190,18 @@ class Stack:
             else:
                 request.reject(REJECT_CONSUMER)
 
-        listener = self.device.cm.listen(service_id(port), requested, match=match, backlog=backlog)
+        return self.take_requests(port, requested, match=match, backlog=backlog)
+
+    def take_requests(
+        self,
+        port: int,
+        handler: cm.RequestHandler,
+        *,
+        match: cm.PrivateDataMatch | None = None,
+        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
+    ) -> cm.Listener:
+        """Hands requests for a port to a handler, which answers each, now or later: by `serve`, or by rejecting it."""
+        listener = self.device.cm.listen(service_id(port), handler, match=match, backlog=backlog)
         self._listeners[port, match] = listener
         return listener
 
@@ -599,9 +610,8 @@ class Stream:
             if isinstance(found, SidestepError):
                 self.connection.handle_registration_failed(request, now)
             else:
-                under = None
-                if request.region is not None and self.connection.suspended is None:  # else it is another stream's
-                    under = request.region.handle
+                moved = self.connection.suspended is not None  # then what it has is another connection's
+                under = request.region.handle if request.region is not None and not moved else None
                 handle = Cover(stack.regions, found, under)
                 if found is None:
                     region = Region(handle, RKey(0), 0, remote=False)

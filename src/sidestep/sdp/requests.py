@@ -171,7 +171,6 @@ class Suspended:
 
     remote_port: int
     receive_size: int  # bytes of a private buffer: its HelloAck must say the same
-    unread: bytes  # received and not read yet
-    marks: Sequence[tuple[int, int]] = ()  # urgent bytes ahead: offsets in `unread`, and their values
-    urgent_byte: int | None = None  # the last one, if nobody has taken it
+    unread: Sequence[tuple[bytes, int | None]]  # received and not read yet: bytes, or an urgent mark and its byte
+    urgent_byte: int | None  # can still be had by `take_urgent`
     unsent: Sequence[StreamSend] = field(default_factory=tuple)

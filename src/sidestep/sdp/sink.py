@@ -16,7 +16,6 @@ bytes go there instead (§12.1), and `nd` (NonDiscards) counts the payload messa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -24,7 +23,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, Receive, RKey
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.requests import Register, StreamReceive
+from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
@@ -85,7 +84,7 @@ class SinkHost(Protocol):
     def mode_changed(self) -> None:
         """The user may want to know."""
 
-    def urgent(self) -> None:
+    def tell_urgent(self) -> None:
         """The user may want to know: an urgent byte has come that nothing has announced."""
 
 
@@ -245,7 +244,7 @@ class Sink:
         if self.urgent_pending:
             self.urgent_pending -= 1
         else:
-            self._host.urgent()
+            self._host.tell_urgent()
 
     # --- the user ---
 
@@ -629,36 +628,6 @@ class Sink:
         self._hide()
         self.serve()
 
-    def keep(self) -> None:
-        """Copies what was not read yet: its private buffers are of a transport connection that is over."""
-        for index, (payload, buffer, byte) in enumerate(self.ready):
-            self.ready[index] = (memoryview(bytes(payload)), None, byte)
-            if buffer is not None:
-                self._host.repost(buffer)
-
-    def marks(self) -> list[tuple[int, int]]:
-        """Urgent bytes that are ahead: where in the unread bytes each stands, and its value; for `put_unread`."""
-        found: list[tuple[int, int]] = []
-        offset = 0
-        for payload, _, byte in self.ready:
-            if byte is not None:
-                found.append((offset, byte))
-                offset += self._settings.urgent_inline
-            offset += len(payload)
-        return found
-
-    def put_unread(self, unread: bytes, marks: Sequence[tuple[int, int]]) -> None:
-        """What another process had received and its user had not read."""
-        view, begun = memoryview(unread), 0
-        for offset, byte in marks:
-            if offset > begun:
-                self.ready.append((view[begun:offset], None, None))
-            self.ready.append((memoryview(b""), None, byte))
-            begun = offset + self._settings.urgent_inline
-        if begun < len(unread):
-            self.ready.append((view[begun:], None, None))
-        self.ready_bytes += len(unread)
-
     def end_all(self) -> None:
         """All receives end; no RDMA is under way, and none can come into those that were shown."""
         self._hide()
@@ -668,15 +637,26 @@ class Sink:
             receive.cancelled = True  # none filled does not mean the end of the stream
             self._host.end_receive(receive)
 
-    def drain(self) -> bytes:
-        """What was received and not read, for who takes the connection over."""
-        inline = self._settings.urgent_inline
-        unread = b"".join(
-            bytes((byte,)) if byte is not None and inline else bytes(payload) for payload, _, byte in self.ready
-        )
+    def keep(self) -> None:
+        """Copies what was not read yet: its private buffers are of a transport connection that is over."""
+        for index, (payload, buffer, byte) in enumerate(self.ready):
+            self.ready[index] = (memoryview(bytes(payload)), None, byte)
+            if buffer is not None:
+                self._host.repost(buffer)
+
+    def drain(self) -> list[tuple[bytes, int | None]]:
+        """What was received and not read, for who takes it over: bytes, and urgent marks with their byte."""
+        unread = [(bytes(payload), byte) for payload, _, byte in self.ready]
         for _, buffer, _ in self.ready:
             if buffer is not None:
                 self._host.repost(buffer)
         self.ready.clear()
         self.ready_bytes = 0
         return unread
+
+    def take_over(self, suspended: Suspended) -> None:
+        """The same, at who takes it over."""
+        for payload, byte in suspended.unread:
+            self.ready.append((memoryview(payload), None, byte))
+            self.ready_bytes += len(payload) + (byte is not None and self._settings.urgent_inline)
+        self.urgent_byte = suspended.urgent_byte

@@ -154,6 +154,13 @@ class Fabric:
         """Nothing is on its way and nobody is to be called; timers may be pending."""
         return not self._on_the_way and not self.notices
 
+    @property
+    def next_at(self) -> float | None:
+        """When something happens next, timers included; None if nothing will."""
+        if self.notices:
+            return self.now
+        return self._events[0][0] if self._events else None
+
     def step(self) -> bool:
         """Takes the next event: a call to a user, an arrival or a timer. False if there is none."""
         if self.notices:

@@ -1,0 +1,136 @@
+"""A stack as programs see it: with IP addresses and ports, and a way to find other hosts.
+
+SDP has ports of its own, the same numbers as TCP's and another space (docs/wire/sdp.md §2.3). A `Host` gives them out
+and takes them back, knows its addresses, and is told by a function which device an address is reached at. No names are
+looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sidestep.errors import LimitReached, Misuse
+from sidestep.sdp.listening import Listening
+from sidestep.sdp.settings import Addresses
+
+if TYPE_CHECKING:
+    from sidestep.sdp.endpoint import Stack, Stream, Teller
+    from sidestep.sdp.settings import Settings
+
+IpAddress: TypeAlias = IPv4Address | IPv6Address
+
+EPHEMERAL: Final = range(32768, 61000)  # as SDP stacks have them (docs/wire/sdp.md §21)
+_PORTS: Final = range(1, 1 << 16)
+
+
+class Host:
+    """One stack with its addresses.
+
+    Args:
+        stack: Its connections.
+        addresses: Its own; the first of a family is what its connections come from.
+        resolve: The address, as devices have it, of an IP address: what `ConnectionManager.connect` is given.
+        kick: Called when something was asked of the stack, for whoever drives its device.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        addresses: Sequence[str | IpAddress],
+        *,
+        resolve: Callable[[IpAddress], str] = str,
+        kick: Callable[[], None] | None = None,
+    ) -> None:
+        self.stack = stack
+        self.addresses = tuple(ip_address(address) for address in addresses)
+        self.kick = kick or _nothing
+        self._resolve = resolve
+        self._ports: dict[int, int] = {}  # users of each
+        self._next = 0  # of the ephemeral ones
+
+    # --- ports ---
+
+    def take_port(self, port: int = 0) -> int:
+        """Takes a port, or a free one for 0; each is to be given back.
+
+        Raises:
+            Misuse: It is none.
+            LimitReached: All ephemeral ports are in use.
+        """
+        if port:
+            if port not in _PORTS:
+                raise Misuse(f"{port} is not a port", remedy="choose 1 to 65535")
+            self._ports[port] = self._ports.get(port, 0) + 1
+            return port
+        for _ in EPHEMERAL:
+            free = EPHEMERAL[self._next]
+            self._next = (self._next + 1) % len(EPHEMERAL)
+            if free not in self._ports:
+                self._ports[free] = 1
+                return free
+        raise LimitReached(f"{len(EPHEMERAL)} ephemeral ports are in use")
+
+    def give_port(self, port: int) -> None:
+        """Gives it back."""
+        self._ports[port] -= 1
+        if not self._ports[port]:
+            del self._ports[port]
+
+    @property
+    def ports_in_use(self) -> int:
+        """Ports that somebody has taken."""
+        return len(self._ports)
+
+    # --- connections ---
+
+    def address_for(self, remote: IpAddress) -> IpAddress:
+        """The own address for connections to that one.
+
+        Raises:
+            Misuse: There is none of its family.
+        """
+        for address in self.addresses:
+            if address.version == remote.version:
+                return address
+        raise Misuse(f"no address of this host is of the family of {remote}")
+
+    def connect(
+        self,
+        local: tuple[IpAddress, int],
+        remote: tuple[IpAddress, int],
+        tell: Teller,
+        settings: Settings | None = None,
+    ) -> Stream:
+        """Begins a connection; ports are the caller's to take and to give back.
+
+        Raises:
+            Misuse, LimitReached, Unavailable: As `Stack.connect` does.
+        """
+        addresses = Addresses(local[0], local[1], remote[0], remote[1])
+        stream = self.stack.connect(self._resolve(remote[0]), addresses, tell, settings)
+        self.kick()
+        return stream
+
+    def listen(
+        self,
+        address: IpAddress | None,
+        port: int,
+        *,
+        backlog: int,
+        settings: Settings | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> Listening:
+        """Takes connections; see `Listening`.
+
+        Raises:
+            Misuse: The address is not one of this host, or it is taken with this port.
+        """
+        if address is not None and not address.is_unspecified and address not in self.addresses:
+            raise Misuse(f"{address} is not an address of this host")
+        return Listening(self.stack, port, address=address, backlog=backlog, settings=settings, ready=ready)
+
+
+def _nothing() -> None:
+    """Whoever drives the device sees by itself that there is something to do."""
