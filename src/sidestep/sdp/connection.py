@@ -984,8 +984,11 @@ class Connection:
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
+        if self.suspended is not None:  # the request is another connection's now, which asks anew
+            self._flow.work.append(Release(region))
+            return
         request.registering = False
-        if request.done or self.suspended is not None:
+        if request.done:
             self._flow.work.append(Release(region))
         else:
             request.region = region
@@ -996,6 +999,8 @@ class Connection:
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
         """There is none: the bytes go by Bcopy."""
         self.now = now
+        if self.suspended is not None:
+            return
         request.registering = False
         if isinstance(request, StreamSend):
             request.bcopy_only = True
@@ -1063,7 +1068,10 @@ class Connection:
             self._disconnect()
 
     def _on_abort_timeout(self) -> None:
-        self._disconnect()
+        if self.state is State.RESUMING:
+            self._flow.work.append(Disconnect())
+        else:
+            self._disconnect()
 
     def _on_probe_timeout(self) -> None:
         """Payload waits, a bare message could go: it takes a credit, until the other end has to tell of more."""
@@ -1329,7 +1337,10 @@ class Connection:
         )
         self._move(Stimulus.MOVED)
         self._timers.clear()
-        self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
+        if self._settings.carrier is Carrier.IWARP:
+            self._disconnect()
+        else:
+            self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
         self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
@@ -1338,9 +1349,12 @@ class Connection:
             return  # the connection has ended meanwhile
         self._move(Stimulus.MOVES)
         self._left = False
-        self._flow.work.append(Disconnect())
         self._events.append(Event(EventKind.RESUMING))
         self._arm("suspend", self._settings.suspend_s)
+        if self._settings.carrier is Carrier.IWARP:  # a completed Send has not arrived: the other end disconnects
+            self._arm("abort", self._settings.last_ack_s)
+        else:
+            self._flow.work.append(Disconnect())
 
     def resume(self, now: float) -> None:
         """There is a new queue pair (at the end that did not move): connect it to where the other end's socket is."""
@@ -1357,7 +1371,8 @@ class Connection:
     def take_over(self, suspended: Suspended) -> None:
         """Goes on with what another process has handed over; to be called before `accept`."""
         for send in suspended.unsent:
-            self._source.queue.append(send)
+            send.registering = False  # the answer would come to the connection that has asked
+            self._source.enqueue(send)
         if suspended.unread:
             self._sink.ready.append((memoryview(suspended.unread), None, None))
             self._sink.ready_bytes += len(suspended.unread)

@@ -219,6 +219,7 @@ class Stack:
         """
         stream = Stream(self, settings or self.settings, _nobody)
         stream.request = request
+        stream.address = request.remote_address  # to come after it when it moves
         if suspended is not None:
             stream.connection.take_over(suspended)
         stream.tell = _refused

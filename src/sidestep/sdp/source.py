@@ -129,6 +129,8 @@ class Source:
         self.cancel_wanted = False
         self.cancel_mseq: int | None = None  # of a SrcAvailCancel that is not answered
         self.sinks.clear()
+        self.announced = False  # the other end's new process knows nothing of it
+        self._watch_urgent()
 
     @property
     def idle(self) -> bool:

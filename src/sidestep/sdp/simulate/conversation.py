@@ -16,13 +16,16 @@ from random import Random
 from typing import Final
 
 from sidestep.errors import LimitReached, SidestepError
+from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric
+from sidestep.sdp.connection import Connection
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
 from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
 from sidestep.sdp.simulate.user import Surprise, User
 from sidestep.sdp.simulate.trace import Trace
+from sidestep.sdp.wire import service_id
 
 PORT: Final = 5001
 _LIMIT_S: Final = 3600.0
@@ -61,6 +64,12 @@ class Conversation:
         self.stacks = [self._stack(name, end) for name, end in zip(self.names, plan.ends, strict=True)]
         self.users = [self._user(index, Random(rng.getrandbits(64))) for index in range(2)]
         self.joined = [False, False]  # there is a connection at this end
+        self.streams: list[Stream] = []  # all there ever were
+        self._moves = list(plan.moves)
+        self._moving: int | None = None
+        self._expected: ConnectionRequest | None = None  # of the other end, at the place that was moved to
+        self._places = 6000
+        self._leaving: Connection | None = None
         self._told = 0
         self._trouble_begun = False
 
@@ -113,6 +122,48 @@ class Conversation:
             self.fabric.faults.fail_registration = self.plan.fail_registration
         if self._told > self.plan.trouble_after and not self._trouble_begun:
             self._begin_trouble()
+        if self._moves and self._moving is None and self._told > self.plan.moves_after:
+            self._moving = self._moves.pop(0)
+            self.fabric.call_later(self.plan.trouble_delay_s, self._move)
+        elif self._moving is not None:
+            self._take_over()
+
+    # --- moving ---
+
+    def _move(self) -> None:
+        """One end's socket goes to another process: that waits for the other end while the first one takes leave."""
+        assert self._moving is not None
+        user = self.users[self._moving]
+        if not user.may_move:
+            self._moving = None
+            return
+        assert user.stream is not None
+        self._places += 1
+        stack = self.stacks[self._moving]
+        self._listener = stack.device.cm.listen(service_id(self._places), self._came_after)
+        self._leaving = user.stream.connection
+        if self._trace is not None:
+            self._note(user.name, f"moves to port {self._places}")
+        user.stream.suspend(self._places)
+
+    def _came_after(self, request: ConnectionRequest) -> None:
+        self._expected = request
+        self._take_over()
+
+    def _take_over(self) -> None:
+        if self._expected is None or self._leaving is None or self._leaving.suspended is None:
+            return
+        assert self._moving is not None
+        request, suspended, index = self._expected, self._leaving.suspended, self._moving
+        self._expected = self._leaving = self._moving = None
+        self._listener.close()
+
+        def accepted(stream: Stream) -> None:
+            stream.tell = self.users[index].tell
+            self.streams.append(stream)
+            self.users[index].move(stream)
+
+        self.stacks[index].serve(request, accepted, self._places, suspended=suspended)
 
     def _begin_trouble(self) -> None:
         plan = self.plan
@@ -189,6 +240,7 @@ class Conversation:
         address = "nowhere" if plan.trouble is Refused.UNREACHABLE else self.names[1]
         stream = self.stacks[0].connect(address, _ADDRESSES, left.tell)
         self.joined[0] = True
+        self.streams.append(stream)
         left.join(stream)
         if plan.trouble is Refused.GIVEN_UP:
             self.fabric.call_later(plan.trouble_delay_s, left.abort)
@@ -201,6 +253,7 @@ class Conversation:
             raise Surprise("a second connection")
         stream.tell = user.tell
         self.joined[1] = True
+        self.streams.append(stream)
         user.join(stream)
         if self.plan.trouble is Refused.REJECTED:
             self.fabric.call_later(self.plan.trouble_delay_s, user.abort)

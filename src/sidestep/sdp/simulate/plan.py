@@ -190,6 +190,9 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         if rng.random() < 0.08:
             known = {each.name: getattr(end.settings, each.name) for each in fields(end.settings)}
             ends[index] = replace(end, settings=_Foreign(**{**known, "receive_count": rng.choice((3, 4))}))
+    moves = kind is Kind.CLEAN and rng.random() < 0.15
+    if moves:
+        fail_registration = 0.0  # private buffers are registered once more
     return Plan(
         seed=seed,
         kind=kind,
@@ -206,7 +209,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         trouble_after=int(rng.expovariate(1 / 12)),
         trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
         trouble_end=rng.randrange(2),
-        moves=(),
+        moves=rng.choice(((0,), (1,), (0, 1), (1, 0), (0, 0), (1, 1, 0))) if moves else (),
         moves_after=int(rng.expovariate(1 / 10)),
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, SidestepError
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.states import OPEN
+from sidestep.sdp.states import OPEN, State
 
 if TYPE_CHECKING:
     from sidestep.sdp.connection import Connection
@@ -103,6 +103,8 @@ class User:
         self._long_pauses_left = _LONG_PAUSES_MAX
         self._open_sends: dict[int, Sent] = {}
         self._open_receives: dict[int, tuple[StreamReceive, bytearray]] = {}
+        self._parked: list[Callable[[], None]] = []  # what it would do if it were not moving
+        self._left: list[Stream] = []  # streams that it moved away from
         self._started = False
         self._write_waits = False  # a pause is under way
         self._read_waits = False
@@ -125,16 +127,34 @@ class User:
             self._start()
             stream.run()
 
+    @property
+    def may_move(self) -> bool:
+        """Whether its socket may go to another process now."""
+        return self.stream is not None and not self._over and self.connection.state is State.ESTABLISHED
+
+    def move(self, stream: Stream) -> None:
+        """It goes on with this stream: what it would have done meanwhile is done now."""
+        self.stream = stream
+        if self._write_over:
+            self.connection.shutdown_write(self._now())
+        parked, self._parked = self._parked, []
+        for action in parked:
+            self._later(0.0, action)
+
     def tell(self, stream: Stream, told: Told) -> None:
         """Something has happened."""
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
+        if isinstance(told, Event) and stream in self._left:
+            if told.kind is not EventKind.CLOSED:
+                raise Surprise(f"{self.name} has moved, and is told {told}")
+            return
         if self.closed and not isinstance(told, StreamReceive) and told != _READABLE:
             raise Surprise(f"{self.name} is told {told} after CLOSED")
         if isinstance(told, StreamSend):
-            self._on_sent(told)
+            self._on_sent(stream.connection, told)
         elif isinstance(told, StreamReceive):
-            self._on_received(told)
+            self._on_received(stream.connection, told)
         else:
             self._on_event(told)
         self._told()
@@ -169,6 +189,10 @@ class User:
             self._over = True
             if self._gentle:
                 raise Surprise(f"{self.name} is told of an error: {event.error!r}")
+        elif kind is EventKind.SUSPENDED:
+            assert self.stream is not None
+            self._left.append(self.stream)
+            self.stream = None
         elif kind is EventKind.CLOSED:
             self.closed = True
             self._write_over = True
@@ -177,11 +201,11 @@ class User:
             if self._open_sends:
                 raise Surprise(f"{self.name}: {len(self._open_sends)} sends never end")
 
-    def _on_sent(self, request: StreamSend) -> None:
+    def _on_sent(self, connection: Connection, request: StreamSend) -> None:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
-        if not request.done or request.pending and not self.connection._transport_done:
+        if not request.done or request.pending and not connection._transport_done:
             raise Surprise(f"{self.name}: a send ends with done {request.done} and {request.pending} pieces pending")
         if not 0 <= request.passed <= request.length:
             raise Surprise(f"{self.name}: {request.passed} of {request.length} bytes have passed")
@@ -193,7 +217,7 @@ class User:
         if not self._over:
             self._maybe_later(self._write_on)
 
-    def _on_received(self, request: StreamReceive) -> None:
+    def _on_received(self, connection: Connection, request: StreamReceive) -> None:
         found = self._open_receives.pop(id(request), None)
         if found is None:
             raise Surprise(f"{self.name}: a receive ends that did not begin, or twice")
@@ -214,15 +238,14 @@ class User:
             self._read_over = True
         elif filled and self._read_over:
             raise Surprise(f"{self.name}: bytes after the end of the stream")
-        self._look_for_mark()
+        self._look_for_mark(connection)
         if self._read_over:
             self._maybe_finish()
         elif not self._over:
             if not self._habits.waits_for_readable:
                 self._maybe_later(self._read_on)
 
-    def _look_for_mark(self) -> None:
-        connection = self.connection
+    def _look_for_mark(self, connection: Connection) -> None:
         if not connection.at_mark or connection._events:  # other receives have ended before that byte
             return
         offset = len(self.book.stream) + sum(receive.filled for receive, _ in self._open_receives.values())
@@ -241,6 +264,9 @@ class User:
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         def act() -> None:
+            if self.stream is None:
+                self._parked.append(action)
+                return
             action()
             if self.stream is not None:
                 self.stream.run()
@@ -252,7 +278,7 @@ class User:
         waits = "_read_waits" if action == self._read_on else "_write_waits"
         if getattr(self, waits):
             return
-        if self._rng.random() < self._habits.reenters:
+        if self.stream is not None and self._rng.random() < self._habits.reenters:
             action()
         else:
             setattr(self, waits, True)
@@ -299,6 +325,9 @@ class User:
         try:
             request = self.connection.send(view, self._now(), urgent=urgent, bcopy_only=rng.random() < habits.bcopy_only)
         except SidestepError as error:
+            if self.connection.suspended is not None:  # not told yet
+                self._parked.append(self._write_on)
+                return False
             if self._gentle:
                 raise Surprise(f"{self.name} may not send: {error!r}") from error
             return False
@@ -409,7 +438,7 @@ class User:
 
     def _maybe_finish(self) -> None:
         if self._read_over and self._write_over and not self._over:
-            if self._rng.random() < 0.5:
+            if self.stream is not None and self._rng.random() < 0.5:
                 self._close()
             else:
                 self._later(self._pause(), self._close)

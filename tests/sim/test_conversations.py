@@ -1,0 +1,119 @@
+"""Ten thousand seeded conversations: what arrives is what was sent, and what was lent is given back.
+
+`sidestep sdp simulate --seed N` shows a conversation that failed. SIDESTEP_SIMULATIONS is the number of seeds, and
+SIDESTEP_SIMULATIONS_FROM the first one: a nightly run takes others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from sidestep.sdp.simulate import Conversation, Kind, Outcome, Surprise, converse, draw
+from sidestep.sdp.simulate.trace import Trace
+from sidestep.sdp.sink import Sink
+from sidestep.sdp.source import Source
+from sidestep.sdp.wire import Mid
+
+COUNT = int(os.environ.get("SIDESTEP_SIMULATIONS", "10000"))
+FIRST = int(os.environ.get("SIDESTEP_SIMULATIONS_FROM", "0"))
+CHUNK = 500
+LIMIT_S = 300
+
+
+def faults(seeds: range) -> list[str]:
+    found = []
+    for seed in seeds:
+        try:
+            converse(seed)
+        except Surprise as surprise:
+            found.append(f"sidestep sdp simulate --seed {seed}: {surprise}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("begin", range(FIRST, FIRST + COUNT, CHUNK))
+def test_conversations(begin: int) -> None:
+    assert faults(range(begin, min(begin + CHUNK, FIRST + COUNT))) == []
+
+
+@pytest.mark.slow
+def test_every_message_and_operation_is_used() -> None:
+    """A simulation that never reaches a mechanism proves nothing about it."""
+    seen: Counter[str] = Counter()
+    for seed in range(300):
+        trace = Trace()
+        Conversation(draw(seed), trace).run()
+        for entry in trace.entries:
+            if entry.what == "rdma":
+                seen[" ".join(entry.text.split()[:2])] += 1
+            elif entry.message:
+                seen[Mid(entry.message[0]).name] += 1
+                if entry.message[0] == Mid.SINK_AVAIL and len(entry.message) > 36:
+                    seen["transaction"] += 1
+    wanted = {mid.name for mid in Mid} | {"transaction", "RDMA Write", "RDMA Read"}
+    moving = {Mid.SUSP_COMM.name, Mid.SUSP_COMM_ACK.name}  # sockets that move: tests/sdp/test_endpoint_moves.py
+    assert wanted - set(seen) - moving == set()
+
+
+@pytest.mark.slow
+def test_every_kind_has_its_share() -> None:
+    kinds = Counter(draw(seed).kind for seed in range(1000))
+    assert all(kinds[kind] >= 20 for kind in Kind), kinds
+    assert kinds[Kind.CLEAN] >= 400, kinds
+
+
+def test_one_seed_gives_one_conversation() -> None:
+    for seed in (3, 17, 99):
+        first, second = Trace(), Trace()
+        assert Conversation(draw(seed), first).run() == Conversation(draw(seed), second).run()
+        assert first.entries == second.entries
+
+
+# Messages that each end has sent, and bytes that each user got: a change here is a change of how much is said.
+SNAPSHOTS: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
+    3: ((50, 58), (2400, 1587)),
+    10: ((116, 88), (2826, 1911)),
+    12: ((77, 96), (2681, 12920)),
+    13: ((86, 107), (3218, 4081)),
+    14: ((108, 120), (8400, 4285)),
+}
+
+
+@pytest.mark.parametrize("seed", SNAPSHOTS)
+def test_what_is_said_does_not_grow(seed: int) -> None:
+    outcome: Outcome = converse(seed)
+    assert (outcome.messages, outcome.received) == SNAPSHOTS[seed]
+
+
+def breaks(owner: type, name: str, broken: Callable[..., object]) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(owner, name, broken)
+
+
+def never(*_: object) -> None:
+    """Does not do what it should."""
+
+
+# The checks are trusted because they have seen each of these.
+BROKEN = {
+    "SinkAvails that a payload message uses up are not counted": breaks(Source, "_count_payload", never),
+    "what a void SrcAvail offered is not sent anew": breaks(Source, "_take_back", never),
+    "receives shown are forgotten by nobody when a withdrawal is answered": breaks(Sink, "_hide", never),
+    "RdmaRdCompl says nothing": breaks(Sink, "_report", never),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_rule_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BROKEN[what](monkeypatch)
+    for seed in range(400):
+        try:
+            converse(seed)
+        except Exception:  # whatever it is, it was found
+            return
+    pytest.fail(f"400 conversations saw nothing of it: {what}")
