@@ -237,6 +237,7 @@ class RdmaPool:
         self._joined: dict[_Key, list[Waiter[RdmaElement]]] = {}  # who waits for a registration under way
         self._waiters: deque[_Wish] = deque()
         self._closed = False
+        self._then: Callable[[], object] | None = None
         self.bytes = 0  # registered, or being registered
         self.hits = 0  # registrations saved
         self.misses = 0
@@ -309,13 +310,23 @@ class RdmaPool:
             self._idle[element.key] = element
         self._serve()
 
-    def close(self) -> None:
-        """Forgets everything; who waits gets Unavailable. What is in use is deregistered when it is given back."""
+    def close(self, then: Callable[[], object] | None = None) -> None:
+        """Forgets everything; who waits gets Unavailable. What is in use is deregistered when it is given back.
+
+        `then` is called when nothing is registered any more, nor being registered: now, if it is so.
+        """
         self._closed = True
+        self._then = then
         while self._idle:
             self._forget(next(iter(self._idle.values())))
         while self._waiters:
             self._waiters.popleft()[0].answer(Unavailable("the pool was closed"))
+        self._see_whether_empty()
+
+    def _see_whether_empty(self) -> None:
+        if self._closed and not self.bytes and self._then is not None:
+            then, self._then = self._then, None
+            then()
 
     def _find(self, key: _Key, waiter: Waiter[RdmaElement]) -> bool:
         element = self._elements.get(key)
@@ -354,16 +365,23 @@ class RdmaPool:
                 for each in waiters:
                     each.answer(result)
                 self._serve()
+                self._see_whether_empty()
                 return
             element.region = result
-            self._idle[key] = element
-            for each in waiters:
-                if self._closed:
+            if self._closed:
+                for each in waiters:
                     each.answer(Unavailable("the pool was closed"))
-                else:
-                    self._lend(element, each)
-            if self._closed and not element.users:
                 self._forget(element)
+                return
+            takers = [each for each in waiters if each.callback is not None]
+            element.users = len(takers)  # all of them before any is told: the first may give it back at once
+            if not takers:
+                self._idle[key] = element
+            for each in takers:
+                if each.callback is None:  # another's callback has cancelled it
+                    self.put(element)
+                else:
+                    each.answer(element)
             self._serve()
 
         self._domain.register_later(view, access, done)
@@ -386,6 +404,7 @@ class RdmaPool:
         self.bytes -= element.length
         assert element.region is not None
         element.region.deregister()
+        self._see_whether_empty()
 
     def _serve(self) -> None:
         while self._waiters and not self._closed:

@@ -1332,6 +1332,7 @@ class Connection:
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
             unread=sink.drain(),
+            urgent_byte=sink.take_urgent(),
             unsent=unsent,
         )
         self._move(Stimulus.MOVED)
@@ -1372,9 +1373,7 @@ class Connection:
         for send in suspended.unsent:
             send.registering = False  # the answer would come to the connection that has asked
             self._source.enqueue(send)
-        if suspended.unread:
-            self._sink.ready.append((memoryview(suspended.unread), None, None))
-            self._sink.ready_bytes += len(suspended.unread)
+        self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
 
     def _reset_transport(self) -> None:

@@ -23,7 +23,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, Receive, RKey
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.requests import Register, StreamReceive
+from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
@@ -529,7 +529,8 @@ class Sink:
     def show(self) -> None:
         """Sends the SinkAvails that may be sent."""
         flow = self._flow
-        while self.receives and flow.may_send_payload() and (receive := self.next_shown()) is not None:
+        # registered while credit is waited for: then it may ride on the payload that goes first (Transaction)
+        while self.receives and (receive := self.next_shown()) is not None and flow.may_send_payload():
             flow.send_header(self.offer(receive))
             self.advertised(receive)
 
@@ -635,15 +636,19 @@ class Sink:
             if buffer is not None:
                 self._host.repost(buffer)
 
-    def drain(self) -> bytes:
-        """What was received and not read, for who takes the connection over."""
-        inline = self._settings.urgent_inline
-        unread = b"".join(
-            bytes((byte,)) if byte is not None and inline else bytes(payload) for payload, _, byte in self.ready
-        )
+    def drain(self) -> list[tuple[bytes, int | None]]:
+        """What was received and not read, for who takes it over: bytes, and urgent marks with their byte."""
+        unread = [(bytes(payload), byte) for payload, _, byte in self.ready]
         for _, buffer, _ in self.ready:
             if buffer is not None:
                 self._host.repost(buffer)
         self.ready.clear()
         self.ready_bytes = 0
         return unread
+
+    def take_over(self, suspended: Suspended) -> None:
+        """The same, at who takes it over."""
+        for payload, byte in suspended.unread:
+            self.ready.append((memoryview(payload), None, byte))
+            self.ready_bytes += len(payload) + (byte is not None and self._settings.urgent_inline)
+        self.urgent_byte = suspended.urgent_byte

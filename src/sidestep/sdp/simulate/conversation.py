@@ -23,8 +23,8 @@ from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
 from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
-from sidestep.sdp.simulate.user import Surprise, User
 from sidestep.sdp.simulate.trace import Trace
+from sidestep.sdp.simulate.user import Surprise, User
 from sidestep.sdp.wire import service_id
 
 PORT: Final = 5001
@@ -276,5 +276,3 @@ def converse(seed: int, *, kind: Kind | None = None) -> Outcome:
         Surprise: Something is wrong.
     """
     return Conversation(draw(seed, kind=kind)).run()
-
-

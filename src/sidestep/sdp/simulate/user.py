@@ -205,7 +205,7 @@ class User:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
-        if not request.done or request.pending and not connection._transport_done:
+        if not request.done or (request.pending and not connection._transport_done):
             raise Surprise(f"{self.name}: a send ends with done {request.done} and {request.pending} pieces pending")
         if not 0 <= request.passed <= request.length:
             raise Surprise(f"{self.name}: {request.passed} of {request.length} bytes have passed")
@@ -224,7 +224,9 @@ class User:
         _, memory = found
         book, filled = self.book, request.filled
         if not request.done or request.reads or request.advert:
-            raise Surprise(f"{self.name}: a receive ends with done {request.done}, {request.reads} reads, {request.advert}")
+            raise Surprise(
+                f"{self.name}: a receive ends with done {request.done}, {request.reads} reads, {request.advert}"
+            )
         if not 0 <= filled <= request.length:
             raise Surprise(f"{self.name}: {filled} of {request.length} bytes were filled")
         book.received.append(Received(len(book.stream), filled, memory, bytes(memory)))
@@ -242,7 +244,8 @@ class User:
         if self._read_over:
             self._maybe_finish()
         elif not self._over:
-            if not self._habits.waits_for_readable:
+            passed_by = connection is not self.connection and self.connection.readable  # told while this one was open
+            if not self._habits.waits_for_readable or passed_by:
                 self._maybe_later(self._read_on)
 
     def _look_for_mark(self, connection: Connection) -> None:
@@ -323,7 +326,9 @@ class User:
         view = memoryview(self._memory)[start : start + size]
         urgent = rng.random() < habits.urgent
         try:
-            request = self.connection.send(view, self._now(), urgent=urgent, bcopy_only=rng.random() < habits.bcopy_only)
+            request = self.connection.send(
+                view, self._now(), urgent=urgent, bcopy_only=rng.random() < habits.bcopy_only
+            )
         except SidestepError as error:
             if self.connection.suspended is not None:  # not told yet
                 self._parked.append(self._write_on)
@@ -335,7 +340,9 @@ class User:
         self._position += size
         self.book.sent.append(sent)
         self._open_sends[id(request)] = sent
-        self._say(f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}")
+        self._say(
+            f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}"
+        )
         if rng.random() >= habits.batches:
             self.stream.run()
         if rng.random() < habits.cancel_send:
@@ -368,7 +375,7 @@ class User:
         rng, habits = self._rng, self._habits
         self._wish()
         window = 1 if habits.waits_for_readable else habits.receive_window
-        while len(self._open_receives) < window and not self._over and not self._read_over:
+        while len(self._open_receives) < window and self._wants_bytes():
             if rng.random() < habits.receive_gap:
                 self._read_waits = True
                 self._later(self._pause(), self._receive_and_go_on)
@@ -376,6 +383,9 @@ class User:
             self._receive()
             if habits.waits_for_readable:
                 return
+
+    def _wants_bytes(self) -> bool:
+        return not (self._over or self._read_over)
 
     def _receive_and_go_on(self) -> None:
         self._read_waits = False
