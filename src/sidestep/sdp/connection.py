@@ -727,6 +727,7 @@ class Connection:
         source.queue.clear()
         sink.shown.clear()
         sink.adverts.clear()
+        sink.last_read = None
         for receive in sink.receives:
             receive.advert = False
             receive.reads = 0
