@@ -315,9 +315,6 @@ class Connection:
         """The connection manager says no, or that nobody answered."""
         self.now = now
         if self.state in (State.REQ_SENT, State.REP_SENT):
-            if self._reply_fault is not None:
-                self._refuse(self._reply_fault, Cause.VIOLATION)
-                return
             if self._moved:  # to the program it is still the connection that it had
                 self._refuse(Unavailable("the socket is not at its new place"), Cause.RESET)
                 return
@@ -346,6 +343,8 @@ class Connection:
         self._events.append(Event(EventKind.ESTABLISHED))
 
     def _refuse(self, error: SidestepError, cause: Cause) -> None:
+        if self._reply_fault is not None:  # why it ends, whoever tells of the end first
+            error, cause = self._reply_fault, Cause.VIOLATION
         self.error, self.cause = error, cause
         if self.state is not State.CLOSED:
             self._move(Stimulus.REFUSED)
@@ -730,6 +729,7 @@ class Connection:
         source.queue.clear()
         sink.shown.clear()
         sink.adverts.clear()
+        sink.last_read = None
         for receive in sink.receives:
             receive.advert = False
             receive.reads = 0

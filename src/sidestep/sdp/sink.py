@@ -423,6 +423,8 @@ class Sink:
             self.adverts.popleft()
             self.untold += 1
         receive.reads -= 1
+        if not receive.reads and receive is self.last_read:
+            self.last_read = None  # nobody holds on to the user's memory
         receive.filled += count
         if not receive.reads and (receive.filled == receive.length or not receive.waitall or receive.cancelled):
             self.receives.popleft()  # reads end in the order in which they were posted
