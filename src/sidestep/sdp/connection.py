@@ -733,6 +733,7 @@ class Connection:
         for receive in sink.receives:
             receive.advert = False
             receive.reads = 0
+        sink.last_read = None
         sink.serve()
         self._give_up_receives()
         if self._reader_closed:

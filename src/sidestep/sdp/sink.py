@@ -413,6 +413,8 @@ class Sink:
 
     def _read_done(self, advert: SinkAdvert, receive: StreamReceive, count: int) -> None:
         self.reads -= 1
+        if not self.reads:
+            self.last_read = None  # its memory is the user's again
         advert.reading -= 1
         advert.read += count
         if not advert.unreported:
