@@ -178,10 +178,11 @@ class DatagramPool(MessagePool):
 class RdmaElement:
     """A user's buffer that is registered for now."""
 
-    __slots__ = ("key", "region", "users")
+    __slots__ = ("key", "region", "unkept", "users")
 
     def __init__(self, key: _Key) -> None:
         self.key = key
+        self.unkept = False  # one of its users wants it to be forgotten
         self.region: MemoryRegion | None = None  # None while it is being registered
         self.users = 0
 
@@ -299,10 +300,11 @@ class RdmaPool:
             raise Misuse("a buffer was given back twice")
         element.users -= 1
         if element.users:
+            element.unkept = element.unkept or not keep
             return
         assert element.region is not None
         detached = self._elements.get(element.key) is not element
-        if self._closed or not keep or detached:
+        if self._closed or not keep or element.unkept or detached:
             self._forget(element)
         else:
             if element.key[2] & _REMOTE:
@@ -368,21 +370,13 @@ class RdmaPool:
                 self._see_whether_empty()
                 return
             element.region = result
-            if self._closed:
-                for each in waiters:
+            element.users = 1  # ourselves: who gets it first may have no more use for it, and the next one has
+            for each in waiters:
+                if self._closed:
                     each.answer(Unavailable("the pool was closed"))
-                self._forget(element)
-                return
-            takers = [each for each in waiters if each.callback is not None]
-            element.users = len(takers)  # all of them before any is told: the first may give it back at once
-            if not takers:
-                self._idle[key] = element
-            for each in takers:
-                if each.callback is None:  # another's callback has cancelled it
-                    self.put(element)
                 else:
-                    each.answer(element)
-            self._serve()
+                    self._lend(element, each)
+            self.put(element)
 
         self._domain.register_later(view, access, done)
         self.misses += 1

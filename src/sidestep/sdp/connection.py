@@ -397,6 +397,8 @@ class Connection:
         """
         if self._reader_closed:
             raise Misuse("receiving after close")
+        if self.suspended is not None:
+            raise Misuse("the stream goes on elsewhere")
         sink = self._sink
         if len(sink.receives) >= limits.SDP_RECEIVES_QUEUED_MAX:
             raise LimitReached(f"{limits.SDP_RECEIVES_QUEUED_MAX} receives are queued", remedy="wait for some to end")
@@ -1324,15 +1326,18 @@ class Connection:
         source.queue.clear()
         source.ending = True  # nothing can be sent here any more
         for send in unsent:
+            send.registering = False
             if send.region is not None:  # it is of this device
                 flow.work.append(Release(send.region))
                 send.region = None
-        for receive in sink.receives:
-            receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
+        unread = sink.drain()
+        self._events.append(Event(EventKind.SUSPENDED))
+        sink.end_all()  # with what they hold: the stream goes on elsewhere
+        self._readable_told = True  # nor is there anything to read here
         self.suspended = Suspended(
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
-            unread=sink.drain(),
+            unread=unread,
             urgent_byte=sink.take_urgent(),
             unsent=unsent,
         )
@@ -1342,7 +1347,6 @@ class Connection:
             self._disconnect()
         else:
             self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
-        self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
@@ -1376,6 +1380,7 @@ class Connection:
             self._source.enqueue(send)
         self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
+        self.size_changed(remote=False)
 
     def _reset_transport(self) -> None:
         self._sink.keep()

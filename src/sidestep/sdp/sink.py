@@ -638,6 +638,15 @@ class Sink:
             if buffer is not None:
                 self._host.repost(buffer)
 
+    def end_all(self) -> None:
+        """All receives end; no RDMA is under way, and none can come into those that were shown."""
+        self._hide()
+        receives = list(self.receives)
+        self.receives.clear()
+        for receive in receives:
+            receive.cancelled = True  # none filled does not mean the end of the stream
+            self._host.end_receive(receive)
+
     def drain(self) -> list[tuple[bytes, int | None]]:
         """What was received and not read, for who takes it over: bytes, and urgent marks with their byte."""
         unread = [(bytes(payload), byte) for payload, _, byte in self.ready]

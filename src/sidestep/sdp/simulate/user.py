@@ -243,10 +243,8 @@ class User:
         self._look_for_mark(connection)
         if self._read_over:
             self._maybe_finish()
-        elif not self._over:
-            passed_by = connection is not self.connection and self.connection.readable  # told while this one was open
-            if not self._habits.waits_for_readable or passed_by:
-                self._maybe_later(self._read_on)
+        elif not self._over and not self._habits.waits_for_readable:
+            self._maybe_later(self._read_on)
 
     def _look_for_mark(self, connection: Connection) -> None:
         if not connection.at_mark or connection._events:  # other receives have ended before that byte
@@ -408,6 +406,9 @@ class User:
             size = 1 << 17
         memory = bytearray(size)
         waitall = rng.random() < habits.waitall
+        if connection.suspended is not None:  # not told yet
+            self._parked.append(self._read_on)
+            return
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
         self._say(f"receives {size}{', all of it' if waitall else ''}")
