@@ -12,17 +12,19 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from ipaddress import IPv4Address
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     initialize,
     invariant,
@@ -69,6 +71,9 @@ IWARP: Final = DeviceAttributes(
     read_sink_remote_write=True,
 )
 
+T = TypeVar("T", StreamSend, StreamReceive)
+Made: TypeAlias = MultipleResults[tuple[int, T]]  # requests, each with the number of its end
+
 seen: Counter[str] = Counter()  # mechanisms, of all examples of the test that runs
 
 
@@ -107,8 +112,9 @@ SIZES: Final = st.one_of(
     st.sampled_from((37, 38, 64, 100, 256, 600)), st.integers(37, 700), st.sampled_from((4096, 32784))
 )
 LENGTHS: Final = st.one_of(st.integers(1, 40), st.integers(1, 400), st.integers(401, 3000))
+LONG: Final = st.integers(200, 2000)
 ENDS: Final = st.sampled_from((0, 1))
-SELDOM: Final = st.sampled_from((False, False, False, True))  # rules that end what others could still do
+SELDOM: Final = st.sampled_from((False, False, False, True))  # what ends, or keeps from happening, what others could do
 MODES: Final = st.sampled_from(list(Mode))
 
 
@@ -152,6 +158,28 @@ def some_settings(
         keepalive_s=st.none() if keepalive_s is None else keepalive_s,
         urgent_inline=st.booleans(),
     )
+
+
+class Theme(Enum):
+    """What an example is mostly about, so that every mechanism has its share."""
+
+    ANYTHING = "anything"
+    PIPELINED = "both directions are in Pipelined mode"
+    TALK = "so are they, and one end sends by Bcopy and has few credits: Transactions"
+
+
+def suited(settings: Settings, theme: Theme, *, asks: bool) -> Settings:
+    """Settings under which what the theme is about happens."""
+    if theme is Theme.ANYTHING:
+        return settings
+    drawn: Callable[..., Strategy] = settings.strategy
+    strategy: Callable[..., Strategy] = partial(drawn, sink_min=1, transactions=True)
+    size = min(settings.receive_size, 100)  # only receives that are longer are advertised
+    if theme is Theme.TALK and asks:
+        strategy = partial(strategy, bcopy_max=NEVER)
+    elif theme is Theme.TALK:
+        size, settings = 128 + size, replace(settings, receive_count=limits.SDP_BUFFERS_MIN)
+    return replace(settings, receive_size=size, strategy=strategy)
 
 
 TIMINGS: Final = st.builds(
@@ -294,7 +322,7 @@ class End:
         assert 0 <= request.passed <= request.length
         if request.error is None and not request.cancelled:
             assert request.passed == request.length, "a send has ended, and not all of it has gone"
-        if all(sent is not waiting for waiting in self.outgoing.sends):
+        if request.error is None and all(sent is not waiting for waiting in self.outgoing.sends):
             assert min(request.passed, len(sent.stream)) == len(sent.stream), "more has arrived than is said to have"
         sent.memory[:] = bytes((SCRIBBLE,)) * request.length  # whoever reads it still will be seen
         self.outgoing.settle()
@@ -381,7 +409,8 @@ class End:
         under_way = len(self.stack.recv_cq.entries)  # type: ignore[attr-defined]  # messages not looked at
         assert flow.posted == len(self.stream.posted) == self.qp.receives_posted + under_way
         assert flow.posted + self.held() == flow.receive_count + self.connection._resize.surplus
-        assert len(flow.in_flight) <= flow.send_queue
+        requests = {wr_id for wr_id, _, _ in flow.in_flight}  # one of them may be of several sends
+        assert len(requests) <= flow.send_queue
 
     def check_credit(self) -> None:
         """What it may send, and what is on its way, finds a receive at the other end (SDP (A4) credits)."""
@@ -397,8 +426,8 @@ class End:
     def has_everything(self) -> bool:
         """The user's memory holds all that the other end has sent."""
         sink, source = self.connection._sink, self.other.connection._source
-        caught_up = self.connection._flow.rx_mseq == self.other.connection._flow.tx_mseq
-        return source.idle and caught_up and not (sink.ready or sink.adverts or sink.due)
+        caught_up = self.closed or self.connection._flow.rx_mseq == self.other.connection._flow.tx_mseq
+        return source.idle and caught_up and not (sink.ready_bytes or sink.adverts or sink.due)
 
     def check_settled(self) -> None:
         """Nothing is on its way, and everything was read: both ends know the same of this direction."""
@@ -413,8 +442,7 @@ class End:
         assert not sink.due
         assert not source.forced
         assert not source.queue
-        assert not sink.ready
-        assert sink.ready_bytes == 0
+        assert not sink.ready_bytes  # an urgent mark stays until bytes follow
         assert not flow.in_flight or not any(send for _, send, _ in flow.in_flight)
 
     def describe(self) -> str:
@@ -427,8 +455,7 @@ class End:
             f"  sends {source.mode.name}, queue {len(source.queue)}, adverts {len(source.adverts)}, "
             f"forced {len(source.forced)}, sinks {len(source.sinks)}, pnd {source.pnd}, cancel {source.cancel_mseq}\n"
             f"  receives {sink.mode.name}, {len(sink.receives)} of them, shown {len(sink.shown)}, "
-            f"ready {len(sink.ready)}, "
-            f"adverts {len(sink.adverts)}, due {sink.due}, nd {sink.nd}, ended {sink.ended}\n"
+            f"ready {len(sink.ready)}, adverts {len(sink.adverts)}, due {sink.due}, nd {sink.nd}, ended {sink.ended}\n"
             f"  credit {flow.credit}, posted {flow.posted}, in flight {len(flow.in_flight)}, "
             f"tx {flow.tx_mseq}, rx {flow.rx_mseq}, control {len(connection._control)}"
         )
@@ -463,9 +490,13 @@ class TwoEnds(RuleBasedStateMachine):
     gentle = True
 
     @initialize(
-        data=st.data(), seed=st.integers(0, 1 << 16), timing=TIMINGS, iwarp=st.sampled_from((False, False, True))
+        data=st.data(),
+        seed=st.integers(0, 1 << 16),
+        timing=TIMINGS,
+        iwarp=st.sampled_from((False, False, True)),
+        theme=st.sampled_from(Theme),
     )
-    def begin(self, data: st.DataObject, seed: int, timing: Timing, iwarp: bool) -> None:
+    def begin(self, data: st.DataObject, seed: int, timing: Timing, iwarp: bool, theme: Theme) -> None:
         iwarp = iwarp and self.gentle  # an end that only waits cannot learn there that its link is cut
         keepalive_s = None if self.gentle else st.sampled_from((0.01, 1.0))
         carrier = Carrier.IWARP if iwarp else Carrier.INFINIBAND
@@ -475,7 +506,7 @@ class TwoEnds(RuleBasedStateMachine):
         queues = ByteQueue(), ByteQueue()
         self.ends: list[End] = []
         for index, name in enumerate("ab"):
-            chosen = data.draw(strategy, label=f"settings of {name}")
+            chosen = suited(data.draw(strategy, label=f"settings of {name}"), theme, asks=index == 0)
             stack = TimedStack(self.fabric.device(name, IWARP if iwarp else INFINIBAND), chosen)
             end = End(name, stack, queues[1 - index], queues[index], Random(seed + index + 1))
             end.inline = chosen.urgent_inline
@@ -491,6 +522,10 @@ class TwoEnds(RuleBasedStateMachine):
         left.made = left.stack.connect("b", ADDRESSES, left.tell)
         established = EventKind.ESTABLISHED
         assert self.fabric.run_until(lambda: all(end.events[established] for end in self.ends))
+        if theme is not Theme.ANYTHING:
+            for at in (0, 1):
+                self.want_send_mode(at, Mode.PIPELINED)
+            self.fabric.run()
 
     # --- users ---
 
@@ -500,14 +535,14 @@ class TwoEnds(RuleBasedStateMachine):
         sizes=st.lists(LENGTHS, min_size=1, max_size=4),
         bcopy_only=st.sampled_from((False, False, False, True)),
     )
-    def send(self, at: int, sizes: list[int], bcopy_only: bool) -> object:
+    def send(self, at: int, sizes: list[int], bcopy_only: bool) -> Made[StreamSend]:
         return self._send(at, sizes, urgent=False, bcopy_only=bcopy_only)
 
     @rule(target=sends, at=ENDS, size=LENGTHS)
-    def send_urgent(self, at: int, size: int) -> object:
+    def send_urgent(self, at: int, size: int) -> Made[StreamSend]:
         return self._send(at, [size], urgent=True, bcopy_only=False)
 
-    def _send(self, at: int, sizes: list[int], *, urgent: bool, bcopy_only: bool) -> object:
+    def _send(self, at: int, sizes: list[int], *, urgent: bool, bcopy_only: bool) -> Made[StreamSend]:
         end = self.ends[at]
         if not end.writing or end.connection.error is not None:
             return multiple()
@@ -515,8 +550,8 @@ class TwoEnds(RuleBasedStateMachine):
         end.stream.run()
         return multiple(*made)
 
-    @rule(target=receives, at=ENDS, sizes=st.lists(LENGTHS, min_size=1, max_size=4), waitall=st.booleans())
-    def receive(self, at: int, sizes: list[int], waitall: bool) -> object:
+    @rule(target=receives, at=ENDS, sizes=st.lists(LENGTHS, min_size=1, max_size=4), waitall=SELDOM)
+    def receive(self, at: int, sizes: list[int], waitall: bool) -> Made[StreamReceive]:
         end = self.ends[at]
         if end.gave_up:
             return multiple()
@@ -533,6 +568,29 @@ class TwoEnds(RuleBasedStateMachine):
     def cancel_receive(self, which: tuple[int, StreamReceive]) -> None:
         at, request = which
         self.ends[at].stream.cancel(request)
+
+    @rule(at=ENDS, size=LONG, pause=st.integers(0, 30))
+    def receive_for_a_while(self, at: int, size: int, pause: int) -> None:
+        """Takes back what the other end has been shown, in Pipelined mode, or is just using."""
+        end = self.ends[at]
+        if end.gave_up:
+            return
+        request = end.receive(size, waitall=False)
+        end.stream.run()
+        self.step(pause)
+        end.stream.cancel(request)
+
+    @rule(at=ENDS, size=st.integers(1, 40), count=st.integers(1, 12), room=LONG)
+    def ask(self, at: int, size: int, count: int, room: int) -> None:
+        """Short requests, more than there is credit for, and room for their answer: Transactions."""
+        end = self.ends[at]
+        if not end.writing or end.connection.error is not None:
+            return
+        for _ in range(count):
+            end.send(size, urgent=False, bcopy_only=True)
+            end.stream.run()
+        end.receive(room, waitall=False)
+        end.stream.run()
 
     @rule(at=ENDS)
     def peek(self, at: int) -> None:

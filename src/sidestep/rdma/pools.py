@@ -178,11 +178,11 @@ class DatagramPool(MessagePool):
 class RdmaElement:
     """A user's buffer that is registered for now."""
 
-    __slots__ = ("key", "region", "unkept", "users")
+    __slots__ = ("kept", "key", "region", "users")
 
     def __init__(self, key: _Key) -> None:
         self.key = key
-        self.unkept = False  # one of its users wants it to be forgotten
+        self.kept = True  # when it is given back
         self.region: MemoryRegion | None = None  # None while it is being registered
         self.users = 0
 
@@ -291,7 +291,7 @@ class RdmaPool:
         return waiter
 
     def put(self, element: RdmaElement, *, keep: bool = True) -> None:
-        """Gives a buffer back. With the last user its keys are void, at once; with `keep=False` it is forgotten.
+        """Gives a buffer back. With the last user its keys are void, at once; if one had `keep=False` it is forgotten.
 
         Raises:
             Misuse: Nobody uses it.
@@ -299,12 +299,12 @@ class RdmaPool:
         if element.users < 1:
             raise Misuse("a buffer was given back twice")
         element.users -= 1
+        element.kept = element.kept and keep
         if element.users:
-            element.unkept = element.unkept or not keep
             return
         assert element.region is not None
         detached = self._elements.get(element.key) is not element
-        if self._closed or not keep or element.unkept or detached:
+        if self._closed or not element.kept or detached:
             self._forget(element)
         else:
             if element.key[2] & _REMOTE:
@@ -370,7 +370,7 @@ class RdmaPool:
                 self._see_whether_empty()
                 return
             element.region = result
-            element.users = 1  # ourselves: who gets it first may have no more use for it, and the next one has
+            element.users = 1  # while its waiters are told: one may give it back at once
             for each in waiters:
                 if self._closed:
                     each.answer(Unavailable("the pool was closed"))

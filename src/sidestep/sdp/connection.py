@@ -740,6 +740,7 @@ class Connection:
         for receive in sink.receives:
             receive.advert = False
             receive.reads = 0
+        sink.last_read = None
         sink.serve()
         self._give_up_receives()
         if self._reader_closed:
@@ -1390,7 +1391,6 @@ class Connection:
             self._source.enqueue(send)
         self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
-        self.size_changed(remote=False)
 
     def _reset_transport(self) -> None:
         self._sink.keep()
@@ -1510,7 +1510,6 @@ class Connection:
         if remote:
             self._source.payload_max = min(self._flow.remote_size, self._settings.message_max) - 16
         else:
-            self._sink.buffer_size = self._resize.local
             self._resizing = self._resize.busy
 
     def resized(self) -> None:

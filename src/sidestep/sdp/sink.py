@@ -60,6 +60,10 @@ class SinkAdvert:
 class SinkHost(Protocol):
     """What the receive half needs of its connection."""
 
+    @property
+    def local_size(self) -> int:
+        """Bytes of our private buffers, as the source knows it."""
+
     def end_receive(self, receive: StreamReceive) -> None:
         """Tell the user."""
 
@@ -92,7 +96,7 @@ class Sink:
     """One receive half."""
 
     __slots__ = (
-        "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
+        "_flow", "_host", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted", "due",
         "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
         "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
@@ -106,7 +110,6 @@ class Sink:
         self.ended = False  # DisConn has come
         self.urgent_pending = 0  # OOB_PEND seen, byte not yet
         self.urgent_byte: int | None = None  # of the mark that was reached or is ahead, not taken yet
-        self.buffer_size = settings.receive_size  # of our private buffers, as the source knows it
         self.adverts: deque[SinkAdvert] = deque()
         self.shown: deque[StreamReceive] = deque()
         self.reads = 0
@@ -414,6 +417,8 @@ class Sink:
 
     def _read_done(self, advert: SinkAdvert, receive: StreamReceive, count: int) -> None:
         self.reads -= 1
+        if not self.reads:
+            self.last_read = None  # its memory is the user's again
         advert.reading -= 1
         advert.read += count
         if not advert.unreported:
@@ -508,7 +513,7 @@ class Sink:
                 or receive.filled
                 or receive.register_failed
                 or receive.cancelled
-                or receive.length <= self.buffer_size  # what makes the stale rule work
+                or receive.length <= self._host.local_size  # what makes the stale rule work
                 or not self._strategy.wants_sink_avail(receive.length)
                 or not self._host.adverts_left()
             ):
