@@ -388,6 +388,38 @@ def test_a_buffer_that_was_cut_is_not_given_back_while_it_is_posted() -> None:
     peer.broken_by("read_unasked")
 
 
+def test_messages_that_come_before_the_hello_ack_are_not_lost() -> None:
+    """Completions and the words of the connection manager come by different ways."""
+    peer = RawPeer(small()).connect()
+    peer.data(b"early ")
+    peer.data(b"bird")
+    peer.connection.handle_accepted(peer.hello_ack(), peer.now)
+    peer.run()
+    assert peer.read() == b"early bird"
+
+
+def test_messages_before_a_hello_ack_that_never_comes_cost_nothing() -> None:
+    peer = RawPeer(small()).connect()
+    peer.data(b"early")
+    peer.connection.handle_unreachable(peer.now)
+    peer.run()
+    peer.disconnected()
+    assert peer.buffers == 0
+    assert peer.connection.cause is Cause.TIMEOUT
+
+
+def test_bytes_that_are_given_back_come_before_what_a_receive_shown_may_get() -> None:
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    receive = peer.receive(400)
+    assert peer.mids() == [Mid.SINK_AVAIL]
+    peer.connection.put_back(b"back", peer.now)
+    peer.run()
+    assert peer.mids() == [Mid.SINK_AVAIL_CANCEL]
+    peer.say(SinkCancelAck())
+    assert filled(receive) == b"back"
+
+
 # --- growth ---
 
 FLOOD = 2000
@@ -567,6 +599,72 @@ def test_a_peer_that_takes_one_advertisement_is_left_in_combined_mode() -> None:
     peer.say(RdmaRdCompl(492), flags=0x4)
     assert Mid.MODE_CHANGE not in peer.mids()
     assert peer.connection.send_mode is Mode.COMBINED
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "now", "refused"),
+    [
+        (65536, 32768, 32768, True),  # OFED keeps its buffers of 32784 bytes, and counts without the base header
+        (65536, 65520, 65520, False),
+        (65536, 65536, 65536, False),
+        (65536, 69632, 69632, False),
+        (16384, 16368, 16368, False),
+        (16384, 32768, 32768, True),
+        (16384, 16384, 16384, False),
+        (16384, 20000, 20000, False),
+    ],
+)
+def test_an_answer_may_leave_the_base_header_out(asked: int, answer: int, now: int, refused: bool) -> None:
+    peer = established()
+    assert peer.connection.remote_size == 32784
+    peer.connection.resize_remote(asked, peer.now)
+    peer.run()
+    peer.say(ChRcvBufAck(answer))
+    assert peer.connection.error is None
+    assert peer.connection.remote_size == now
+    resize = peer.connection._resize
+    assert (resize.increase_refused if asked > 32784 else resize.decrease_refused) is refused
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(65536, 32767), (16384, 16367), (16384, 32785)])
+def test_an_answer_may_not_go_the_other_way(asked: int, answer: int) -> None:
+    peer = established()
+    peer.connection.resize_remote(asked, peer.now)
+    peer.run()
+    peer.say(ChRcvBufAck(answer))
+    peer.broken_by("resize_range")
+
+
+def test_no_transaction_while_the_other_end_shows_a_buffer() -> None:
+    """GEN2 does not know that the payload uses it up, and would take the next write for another buffer (§28)."""
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    peer.send_mode(Mode.PIPELINED)
+    peer.say(peer.show(40000))
+    peer.hold_registrations = True
+    peer.receive(400)
+    peer.register(run=False)
+    peer.send(b"request", bcopy_only=True)
+    heard = peer.hear()
+    assert [Mid(message.bsdh.mid) for message in heard] == [Mid.DATA, Mid.SINK_AVAIL]
+
+
+def test_buffers_of_a_new_size_are_soon_the_only_ones() -> None:
+    """After a decrease they are cut as they are used; after an increase the old ones go, and no buffer is looked at."""
+    peer = established(receive_size_max=1024)
+    peer.say(ChRcvBuf(100))
+    for _ in range(2 * len(peer.posted)):
+        peer.data(b"x")
+        assert peer.read(1) == b"x"
+    assert {len(buffer.scatter[0]) for buffer in peer.posted} == {100}
+    peer.say(ChRcvBuf(1000))
+    for _ in range(4 * len(peer.posted)):
+        peer.data(b"x")
+        assert peer.read(1) == b"x"
+    assert {len(buffer.scatter[0]) for buffer in peer.posted} == {1000}
+    assert len(peer.posted) == peer.buffers == peer.settings.receive_count
+    assert not peer.connection._resizing
+    assert not peer.connection._resize._current
 
 
 def test_a_reset_is_not_answered_by_a_reset() -> None:

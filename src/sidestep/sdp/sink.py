@@ -220,8 +220,12 @@ class Sink:
         """A SinkAvail less; bytes that did not fit where they came in are served in the order of the stream."""
         self._settle_cancel()
         self.serve()
+        self.keep_order()
+
+    def keep_order(self) -> None:
+        """Bytes that are here stand before what may come into receives that are shown: those are asked for again."""
         if self.ready_bytes and self.shown:
-            self.cancel()  # they stand before what may come into the receives that are shown still
+            self.cancel()
 
     def _put_urgent(self, payload: memoryview, buffer: Receive) -> None:
         """A message that ends in an urgent byte: the mark stands before that byte.
