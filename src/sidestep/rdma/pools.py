@@ -178,11 +178,11 @@ class DatagramPool(MessagePool):
 class RdmaElement:
     """A user's buffer that is registered for now."""
 
-    __slots__ = ("key", "region", "unkept", "users")
+    __slots__ = ("kept", "key", "region", "users")
 
     def __init__(self, key: _Key) -> None:
         self.key = key
-        self.unkept = False  # one of its users wants it to be forgotten
+        self.kept = True  # when it is given back
         self.region: MemoryRegion | None = None  # None while it is being registered
         self.users = 0
 
@@ -238,6 +238,7 @@ class RdmaPool:
         self._joined: dict[_Key, list[Waiter[RdmaElement]]] = {}  # who waits for a registration under way
         self._waiters: deque[_Wish] = deque()
         self._closed = False
+        self._then: Callable[[], object] | None = None
         self.bytes = 0  # registered, or being registered
         self.hits = 0  # registrations saved
         self.misses = 0
@@ -290,7 +291,7 @@ class RdmaPool:
         return waiter
 
     def put(self, element: RdmaElement, *, keep: bool = True) -> None:
-        """Gives a buffer back. With the last user its keys are void, at once; with `keep=False` it is forgotten.
+        """Gives a buffer back. With the last user its keys are void, at once; if one had `keep=False` it is forgotten.
 
         Raises:
             Misuse: Nobody uses it.
@@ -298,12 +299,12 @@ class RdmaPool:
         if element.users < 1:
             raise Misuse("a buffer was given back twice")
         element.users -= 1
+        element.kept = element.kept and keep
         if element.users:
-            element.unkept = element.unkept or not keep
             return
         assert element.region is not None
         detached = self._elements.get(element.key) is not element
-        if self._closed or not keep or element.unkept or detached:
+        if self._closed or not element.kept or detached:
             self._forget(element)
         else:
             if element.key[2] & _REMOTE:
@@ -311,13 +312,23 @@ class RdmaPool:
             self._idle[element.key] = element
         self._serve()
 
-    def close(self) -> None:
-        """Forgets everything; who waits gets Unavailable. What is in use is deregistered when it is given back."""
+    def close(self, then: Callable[[], object] | None = None) -> None:
+        """Forgets everything; who waits gets Unavailable. What is in use is deregistered when it is given back.
+
+        `then` is called when nothing is registered any more, nor being registered: now, if it is so.
+        """
         self._closed = True
+        self._then = then
         while self._idle:
             self._forget(next(iter(self._idle.values())))
         while self._waiters:
             self._waiters.popleft()[0].answer(Unavailable("the pool was closed"))
+        self._see_whether_empty()
+
+    def _see_whether_empty(self) -> None:
+        if self._closed and not self.bytes and self._then is not None:
+            then, self._then = self._then, None
+            then()
 
     def _find(self, key: _Key, waiter: Waiter[RdmaElement]) -> bool:
         element = self._elements.get(key)
@@ -356,23 +367,16 @@ class RdmaPool:
                 for each in waiters:
                     each.answer(result)
                 self._serve()
+                self._see_whether_empty()
                 return
             element.region = result
-            if self._closed:
-                for each in waiters:
+            element.users = 1  # while its waiters are told: one may give it back at once
+            for each in waiters:
+                if self._closed:
                     each.answer(Unavailable("the pool was closed"))
-                self._forget(element)
-                return
-            takers = [each for each in waiters if each.callback is not None]
-            element.users = len(takers)  # all of them before any is told: the first may give it back at once
-            if not takers:
-                self._idle[key] = element
-            for each in takers:
-                if each.callback is None:  # another's callback has cancelled it
-                    self.put(element)
                 else:
-                    each.answer(element)
-            self._serve()
+                    self._lend(element, each)
+            self.put(element)
 
         self._domain.register_later(view, access, done)
         self.misses += 1
@@ -394,6 +398,7 @@ class RdmaPool:
         self.bytes -= element.length
         assert element.region is not None
         element.region.deregister()
+        self._see_whether_empty()
 
     def _serve(self) -> None:
         while self._waiters and not self._closed:

@@ -315,9 +315,6 @@ class Connection:
         """The connection manager says no, or that nobody answered."""
         self.now = now
         if self.state in (State.REQ_SENT, State.REP_SENT):
-            if self._reply_fault is not None:
-                self._refuse(self._reply_fault, Cause.VIOLATION)
-                return
             if self._moved:  # to the program it is still the connection that it had
                 self._refuse(Unavailable("the socket is not at its new place"), Cause.RESET)
                 return
@@ -346,6 +343,8 @@ class Connection:
         self._events.append(Event(EventKind.ESTABLISHED))
 
     def _refuse(self, error: SidestepError, cause: Cause) -> None:
+        if self._reply_fault is not None:  # why it ends, whoever tells of the end first
+            error, cause = self._reply_fault, Cause.VIOLATION
         self.error, self.cause = error, cause
         if self.state is not State.CLOSED:
             self._move(Stimulus.REFUSED)
@@ -730,9 +729,11 @@ class Connection:
         source.queue.clear()
         sink.shown.clear()
         sink.adverts.clear()
+        sink.last_read = None
         for receive in sink.receives:
             receive.advert = False
             receive.reads = 0
+        sink.last_read = None
         sink.serve()
         self._give_up_receives()
         if self._reader_closed:
@@ -1380,6 +1381,7 @@ class Connection:
             self._source.enqueue(send)
         self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
+        self.size_changed(remote=False)
 
     def _reset_transport(self) -> None:
         self._sink.keep()
@@ -1390,6 +1392,7 @@ class Connection:
         self._source.reset()
         self._sink.reset()
         self._resize.reset()
+        self.size_changed(remote=False)
         self._control.clear()
         self._timers.clear()
         self._suspend_port = None
@@ -1499,7 +1502,6 @@ class Connection:
         if remote:
             self._source.payload_max = min(self._flow.remote_size, self._settings.message_max) - 16
         else:
-            self._sink.buffer_size = self._resize.local
             self._resizing = self._resize.busy
 
     def resized(self) -> None:

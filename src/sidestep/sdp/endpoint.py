@@ -85,6 +85,7 @@ _SPARE_REQUESTS: Final = 8  # in both queues, beyond what the connection uses: t
 _HEADERS_MAX: Final = BSDH_LEN + SinkAvail.LENGTH  # bytes of the longest headers that payload follows
 _REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LAST: Final = 0  # number of the two requests that show that a queue pair is flushed; the connection begins at 1
+_OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
 _LAST_RECEIVE: Final = Receive(_LAST, ())
 
 
@@ -256,7 +257,6 @@ class Stack:
             stream.abort()
             stream.lose_device()
         self.buffers.close()
-        self.regions.close()
         for region in self.lasting.take_all():
             region.deregister()
         if self.spares is not None:
@@ -265,7 +265,7 @@ class Stack:
             self.device.on_event = self._events_before
         self.send_cq.destroy()
         self.recv_cq.destroy()
-        self.domain.deallocate()
+        self.regions.close(self.domain.deallocate)  # a registration may be under way
 
     # --- what the device says ---
 
@@ -526,6 +526,9 @@ class Stream:
         """A receive that no message came into."""
         if buffer.wr_id == _LAST:
             self._last_flushed()
+        elif self.connection.state in _OPENING:  # the connection manager is about to say why, or never will
+            self._give_back(buffer)
+            self._flush()
         else:
             self.connection.handle_receive_failed(buffer, status, self.stack.clock())
 
@@ -610,8 +613,9 @@ class Stream:
             if isinstance(found, SidestepError):
                 self.connection.handle_registration_failed(request, now)
             else:
-                moved = self.connection.suspended is not None  # then what it has is another connection's
-                under = request.region.handle if request.region is not None and not moved else None
+                under = None
+                if request.region is not None and self.connection.suspended is None:  # else it is another stream's
+                    under = request.region.handle
                 handle = Cover(stack.regions, found, under)
                 if found is None:
                     region = Region(handle, RKey(0), 0, remote=False)

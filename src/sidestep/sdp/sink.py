@@ -60,6 +60,10 @@ class SinkAdvert:
 class SinkHost(Protocol):
     """What the receive half needs of its connection."""
 
+    @property
+    def local_size(self) -> int:
+        """Bytes of our private buffers, as the source knows it."""
+
     def end_receive(self, receive: StreamReceive) -> None:
         """Tell the user."""
 
@@ -92,7 +96,7 @@ class Sink:
     """One receive half."""
 
     __slots__ = (
-        "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
+        "_flow", "_host", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted", "due",
         "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
         "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
@@ -106,7 +110,6 @@ class Sink:
         self.ended = False  # DisConn has come
         self.urgent_pending = 0  # OOB_PEND seen, byte not yet
         self.urgent_byte: int | None = None  # of the mark that was reached or is ahead, not taken yet
-        self.buffer_size = settings.receive_size  # of our private buffers, as the source knows it
         self.adverts: deque[SinkAdvert] = deque()
         self.shown: deque[StreamReceive] = deque()
         self.reads = 0
@@ -271,7 +274,7 @@ class Sink:
                 self._host.end_receive(receive)
                 continue
             break
-        if self.adverts and not self.due and not self.withdrawing and not self.ready and not self.frozen:
+        if self.adverts and not self.due and not self.withdrawing and not self.frozen and not (receives and self.ready):
             self._read()
 
     def _fill(self, receive: StreamReceive) -> bool:
@@ -410,6 +413,8 @@ class Sink:
 
     def _read_done(self, advert: SinkAdvert, receive: StreamReceive, count: int) -> None:
         self.reads -= 1
+        if not self.reads:
+            self.last_read = None  # its memory is the user's again
         advert.reading -= 1
         advert.read += count
         if not advert.unreported:
@@ -420,6 +425,8 @@ class Sink:
             self.adverts.popleft()
             self.untold += 1
         receive.reads -= 1
+        if not receive.reads and receive is self.last_read:
+            self.last_read = None  # nobody holds on to the user's memory
         receive.filled += count
         if not receive.reads and (receive.filled == receive.length or not receive.waitall or receive.cancelled):
             self.receives.popleft()  # reads end in the order in which they were posted
@@ -502,7 +509,7 @@ class Sink:
                 or receive.filled
                 or receive.register_failed
                 or receive.cancelled
-                or receive.length <= self.buffer_size  # what makes the stale rule work
+                or receive.length <= self._host.local_size  # what makes the stale rule work
                 or not self._strategy.wants_sink_avail(receive.length)
                 or not self._host.adverts_left()
             ):
@@ -529,7 +536,8 @@ class Sink:
     def show(self) -> None:
         """Sends the SinkAvails that may be sent."""
         flow = self._flow
-        while self.receives and flow.may_send_payload() and (receive := self.next_shown()) is not None:
+        # registered while credit is waited for: then it may ride on the payload that goes first (Transaction)
+        while self.receives and (receive := self.next_shown()) is not None and flow.may_send_payload():
             flow.send_header(self.offer(receive))
             self.advertised(receive)
 
@@ -628,6 +636,13 @@ class Sink:
         self._hide()
         self.serve()
 
+    def keep(self) -> None:
+        """Copies what was not read yet: its private buffers are of a transport connection that is over."""
+        for index, (payload, buffer, byte) in enumerate(self.ready):
+            self.ready[index] = (memoryview(bytes(payload)), None, byte)
+            if buffer is not None:
+                self._host.repost(buffer)
+
     def end_all(self) -> None:
         """All receives end; no RDMA is under way, and none can come into those that were shown."""
         self._hide()
@@ -636,13 +651,6 @@ class Sink:
         for receive in receives:
             receive.cancelled = True  # none filled does not mean the end of the stream
             self._host.end_receive(receive)
-
-    def keep(self) -> None:
-        """Copies what was not read yet: its private buffers are of a transport connection that is over."""
-        for index, (payload, buffer, byte) in enumerate(self.ready):
-            self.ready[index] = (memoryview(bytes(payload)), None, byte)
-            if buffer is not None:
-                self._host.repost(buffer)
 
     def drain(self) -> list[tuple[bytes, int | None]]:
         """What was received and not read, for who takes it over: bytes, and urgent marks with their byte."""

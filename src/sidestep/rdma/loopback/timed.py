@@ -219,7 +219,7 @@ class TimedQueuePair(LoopbackQueuePair):
                 status = granted
             else:
                 data = bytes(granted)
-                peer.saw_response(data)
+                peer.saw_response(granted)
         else:
             peer.saw_ack(status)
         if not peer._passes():
