@@ -573,6 +573,22 @@ def test_what_send_sm_demands_goes_by_data_only() -> None:
     assert all(message.bsdh.mid == Mid.DATA for message in payload)
 
 
+@pytest.mark.parametrize("reading", [False, True])
+def test_an_advertisement_does_not_wait_for_who_has_stopped_reading(reading: bool) -> None:
+    peer = established()
+    header, payload = peer.advertise(300, 8)
+    if reading:
+        peer.hold_completions = True
+        peer.receive(100, waitall=True)
+    peer.say(header, payload)
+    peer.connection.shutdown_read(peer.now)
+    peer.hold_completions = False
+    peer.run()
+    assert peer.mids() == [Mid.RDMA_RD_COMPL] * reading + [Mid.SEND_SM]
+    peer.data(b"rest")
+    peer.broken_by("payload_closed")
+
+
 # --- time ---
 
 
