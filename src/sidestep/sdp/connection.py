@@ -501,7 +501,9 @@ class Connection:
     @property
     def room(self) -> int:
         """Bytes that a send could have to leave at once, by Bcopy."""
-        return max(0, self._flow.credit - 2) * self._source.payload_max if self.writable else 0
+        flow = self._flow
+        messages = min(flow.credit - flow.payload_credit + 1, flow.room())
+        return messages * self._source.payload_max if self.writable else 0
 
     @property
     def ended(self) -> bool:

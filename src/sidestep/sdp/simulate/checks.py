@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from sidestep.rdma.loopback.memory import LoopbackDomain
@@ -305,4 +304,4 @@ def describe(conversation: Conversation, index: int) -> str:
     )
 
 
-__all__ = ["accumulate", "at_end", "at_rest", "describe", "held_buffers"]
+__all__ = ["at_end", "at_rest", "describe", "held_buffers"]

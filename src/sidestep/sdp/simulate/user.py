@@ -373,27 +373,25 @@ class User:
         rng, habits = self._rng, self._habits
         self._wish()
         window = 1 if habits.waits_for_readable else habits.receive_window
-        while len(self._open_receives) < window and self._wants_bytes():
+        while len(self._open_receives) < window and not self._is_over():
             if rng.random() < habits.receive_gap:
                 self._read_waits = True
                 self._later(self._pause(), self._receive_and_go_on)
                 return
-            self._receive()
-            if habits.waits_for_readable:
+            if not self._receive() or habits.waits_for_readable:
                 return
 
-    def _wants_bytes(self) -> bool:
-        return not (self._over or self._read_over)
+    def _is_over(self) -> bool:
+        return self._over or self._read_over
 
     def _receive_and_go_on(self) -> None:
         self._read_waits = False
         if self._over or self._read_over:
             return
-        self._receive()
-        if not self._habits.waits_for_readable:
+        if self._receive() and not self._habits.waits_for_readable:
             self._read_on()
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
         assert self.stream is not None
         rng, habits, connection = self._rng, self._habits, self.connection
         if not self._open_receives and rng.random() < habits.peek:
@@ -408,7 +406,7 @@ class User:
         waitall = rng.random() < habits.waitall
         if connection.suspended is not None:  # not told yet
             self._parked.append(self._read_on)
-            return
+            return False
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
         self._say(f"receives {size}{', all of it' if waitall else ''}")
@@ -416,6 +414,7 @@ class User:
             self.stream.run()
         if rng.random() < habits.cancel_receive:
             self._later(self._pause(), lambda: self._cancel_receive(request))
+        return True
 
     def _cancel_receive(self, request: StreamReceive) -> None:
         assert self.stream is not None
