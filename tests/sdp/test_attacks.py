@@ -550,7 +550,7 @@ def test_the_announcement_rides_on_whatever_goes_first() -> None:
 
 
 def test_an_announcement_does_not_ride_on_what_puts_the_byte_too_far_ahead() -> None:
-    peer = RawPeer(Settings(strategy=lambda: pipelined(payload=8))).establish()
+    peer = RawPeer(Settings(strategy=lambda: pipelined(payload=8, pipelined=False))).establish()
     peer.connection.send(memoryview(bytes(65_530)), peer.now)
     peer.connection.send(memoryview(b"12345678!"), peer.now, urgent=True)
     peer.run()
