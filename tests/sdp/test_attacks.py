@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from raw import CREDIT, RawPeer, Surprise, pipelined, small
 
+from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma.work import Status
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.requests import EventKind, NeedBuffers, StreamReceive
+from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import State
 from sidestep.sdp.wire import (
     OOB_PEND,
@@ -532,6 +534,57 @@ def test_the_announcement_is_not_too_early(size: int) -> None:
     assert sum(message.bsdh.flags & OOB_PEND > 0 for message in messages) == 1
 
 
+def test_the_announcement_rides_on_whatever_goes_first() -> None:
+    """On an answer, too; and on a SrcAvail only if what that advertises does not put the byte too far ahead."""
+    peer = established()
+    header, payload = peer.advertise(300, 8)
+    peer.say(header, payload, bufs=0)
+    peer.receive(300, waitall=True)  # its report has no credit to go
+    peer.send(b"!", urgent=True)
+    assert peer.mids() == []
+    heard = peer.data()
+    assert [(Mid(one.bsdh.mid), one.bsdh.flags & 3) for one in heard] == [
+        (Mid.RDMA_RD_COMPL, OOB_PEND),
+        (Mid.DATA, OOB_PRES),
+    ]
+
+
+def test_an_announcement_does_not_ride_on_what_puts_the_byte_too_far_ahead() -> None:
+    peer = RawPeer(Settings(strategy=lambda: pipelined(payload=8, pipelined=False))).establish()
+    peer.connection.send(memoryview(bytes(65_530)), peer.now)
+    peer.connection.send(memoryview(b"12345678!"), peer.now, urgent=True)
+    peer.run()
+    advert, update = peer.hear()
+    assert (advert.bsdh.mid, advert.bsdh.flags & OOB_PEND) == (Mid.SRC_AVAIL, 0)  # 65 538 bytes, with those it shows
+    assert (update.bsdh.mid, update.bsdh.flags & OOB_PEND, len(update.payload)) == (Mid.DATA, OOB_PEND, 0)
+
+
+# --- the send queue ---
+
+
+def test_few_messages_are_signaled() -> None:
+    """The last of a send, every so many, and the last that the send queue takes: so it never stalls."""
+    peer = RawPeer(Settings(send_queue=128)).establish(size=116)
+    peer.hold_completions = True
+    peer.send(bytes(60 * 100), bcopy_only=True)
+    signaled = [index for index, posted in enumerate(peer.outstanding) if posted.work.signaled]
+    assert signaled == [limits.SDP_SIGNAL_EVERY, 59]
+    peer.complete()
+    assert peer.requests == []
+
+
+def test_a_short_send_queue_never_stalls() -> None:
+    peer = RawPeer(Settings(send_queue=8)).establish(size=116)
+    peer.hold_completions = True
+    send = peer.send(bytes(60 * 100), bcopy_only=True)
+    assert len(peer.outstanding) == 8
+    assert peer.outstanding[-1].work.signaled
+    peer.hold_completions = False
+    for _ in range(20):
+        peer.data()
+    assert send.done
+
+
 # --- sends that must not wait for what never comes ---
 
 
@@ -571,6 +624,22 @@ def test_what_send_sm_demands_goes_by_data_only() -> None:
     assert Mid.DATA in heard
     payload = [message for message in peer.hear() if message.payload]
     assert all(message.bsdh.mid == Mid.DATA for message in payload)
+
+
+@pytest.mark.parametrize("reading", [False, True])
+def test_an_advertisement_does_not_wait_for_who_has_stopped_reading(reading: bool) -> None:
+    peer = established()
+    header, payload = peer.advertise(300, 8)
+    if reading:
+        peer.hold_completions = True
+        peer.receive(100, waitall=True)
+    peer.say(header, payload)
+    peer.connection.shutdown_read(peer.now)
+    peer.hold_completions = False
+    peer.run()
+    assert peer.mids() == [Mid.RDMA_RD_COMPL] * reading + [Mid.SEND_SM]
+    peer.data(b"rest")
+    peer.broken_by("payload_closed")
 
 
 # --- time ---

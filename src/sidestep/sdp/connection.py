@@ -599,6 +599,9 @@ class Connection:
         self._reader_closed = True
         for receive in list(self._sink.receives):
             self.cancel_receive(receive, now)
+        self._sink.closed = True
+        self._sink.serve()
+        self._dirty = True
 
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
