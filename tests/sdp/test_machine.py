@@ -529,7 +529,7 @@ class TwoEnds(RuleBasedStateMachine):
                 self.want_send_mode(at, Mode.PIPELINED)
             self.fabric.run()
         if theme is Theme.TALK:
-            self.ask(0, 20, 3, 500)  # the last request waits for credit, and the room for what it can ride on
+            self.ask(0, 20, 2, 500)  # the last request waits for credit, and the room for what it can ride on
             self.fabric.run_until(self.fabric.now + 0.01)
             for _ in range(2):
                 right.receive(20, waitall=False)
