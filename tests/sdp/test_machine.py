@@ -529,7 +529,10 @@ class TwoEnds(RuleBasedStateMachine):
                 self.want_send_mode(at, Mode.PIPELINED)
             self.fabric.run()
         if theme is Theme.TALK:
-            self.ask(0, 20, 2, 500)  # the last request waits for credit, and the room for what it can ride on
+            left.receive(500, waitall=False)
+            left.stream.run()  # its memory is being registered; by then a request waits for credit, and takes it along
+            while not left.connection._source.queue:
+                self._send(0, [20], urgent=False, bcopy_only=True)
             self.fabric.run_until(self.fabric.now + 0.01)
             for _ in range(2):
                 right.receive(20, waitall=False)
