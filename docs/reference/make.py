@@ -24,7 +24,7 @@ from sidestep.observe.sockets import Outside
 from sidestep.rdma import verbs
 from sidestep.rdma.conformance import CHECKS
 from sidestep.rdma.loopback import manager, settings
-from sidestep.sdp import header, states, wire
+from sidestep.sdp import header, hello, states, wire
 
 HERE = Path(__file__).parent
 WIDTH = 100
@@ -178,7 +178,7 @@ def sdp_page() -> str:
         )
         for mode, rules in states.MODES.items()
     ]
-    rules = [(f"`{name}`", text) for name, text in {**header.RULES, **states.RULES}.items()]
+    rules = [(f"`{name}`", text) for name, text in {**header.RULES, **hello.RULES, **states.RULES}.items()]
     return f"""{NOTICE}
 
 # SDP: messages, states, modes and rules

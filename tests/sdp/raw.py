@@ -130,7 +130,7 @@ class End:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.connection = Connection(self.settings)
-        self.remote: Remote | None = Remote()
+        self.remote: Remote | Across | None = Remote()
         self.now = 100.0
         self.posted: deque[Receive] = deque()
         self.buffers = 0  # made, and not given back
@@ -365,7 +365,7 @@ class End:
         for name, (count, bound) in bounds.items():
             if count > bound:
                 raise Surprise(f"{name}: {count}, more than {bound}")
-        held = len({id(buffer) for _, buffer, _ in sink.ready if buffer is not None})
+        held = len({id(buffer) for _, buffer, _ in sink.ready if buffer is not None}) + len(connection._early)
         if len(self.posted) + held != self.buffers:
             raise Surprise(f"{self.buffers} buffers, {len(self.posted)} posted, {held} held")
         if not (self.gone or self.disconnecting) and connection.state in OPEN and flow.posted != len(self.posted):
@@ -507,20 +507,20 @@ class RawPeer(End):
         self, length: int, payload: int = 0, *, rkey: int = 0xA1, va: int = 0x7F0000, fill: int = 0
     ) -> tuple[SrcAvail, bytes]:
         """Memory for the connection to read, and the SrcAvail with its payload."""
-        assert self.remote is not None
+        assert isinstance(self.remote, Remote)
         memory = bytearray((index + fill) % 251 for index in range(length))
         self.remote.offer(rkey, va, memory, Access.REMOTE_READ)
         return SrcAvail(length, rkey, va), bytes(memory[:payload])
 
     def show(self, length: int, *, rkey: int = 0xB1, va: int = 0x9F0000, nd: int = 0) -> SinkAvail:
         """Memory for the connection to write, and its SinkAvail."""
-        assert self.remote is not None
+        assert isinstance(self.remote, Remote)
         self.remote.offer(rkey, va, bytearray(length), Access.REMOTE_WRITE)
         return SinkAvail(length, rkey, va, nd)
 
     def memory(self, rkey: int) -> bytearray:
         """What is in a region of the peer."""
-        assert self.remote is not None
+        assert isinstance(self.remote, Remote)
         return self.remote.regions[rkey][1]
 
     # --- hearing ---
@@ -615,3 +615,94 @@ def small(**fields: object) -> Settings:
         "carrier": Carrier.INFINIBAND,
     } | fields
     return Settings(**chosen)  # type: ignore[arg-type]
+
+
+class Across:
+    """The memory of the other one of two real ends, as far as it is registered."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+
+    def _find(self, rkey: int, va: int, length: int, access: Access) -> memoryview | None:
+        memory = self._end.regions.get(rkey)
+        if memory is None or not memory.live or not memory.access & access:
+            return None
+        at = va - memory.va
+        return memory.view[at : at + length] if at >= 0 and at + length <= len(memory.view) else None
+
+    def read(self, rkey: int, va: int, length: int) -> bytes | None:
+        """For an RDMA Read; None if that memory is not shown."""
+        found = self._find(rkey, va, length, Access.REMOTE_READ)
+        return None if found is None else bytes(found)
+
+    def write(self, rkey: int, va: int, data: bytes) -> bool:
+        """For an RDMA Write; whether that memory is shown."""
+        found = self._find(rkey, va, len(data), Access.REMOTE_WRITE)
+        if found is not None:
+            found[:] = data
+        return found is not None
+
+
+class Pair:
+    """Two real ends. `run` lets everything arrive; `step` one message, so that others can cross it."""
+
+    def __init__(self, left: Settings | None = None, right: Settings | None = None) -> None:
+        self.left, self.right = End(left), End(right)
+        self.left.remote, self.right.remote = Across(self.right), Across(self.left)
+        self.messages = 0  # that have arrived
+
+    def other(self, end: End) -> End:
+        """The end that is not this one."""
+        return self.right if end is self.left else self.left
+
+    def establish(self) -> Pair:
+        """Left connects, right accepts."""
+        left, right = self.left, self.right
+        left.connection.connect(Addresses(HERE, CLIENT_PORT, THERE, PORT), left.now)
+        left.run()
+        self.introduce(left, right)
+        return self
+
+    def introduce(self, left: End, right: End) -> None:
+        """Carries Hello and HelloAck."""
+        hello = left.ordered(Connect)[-1].private_data
+        if not right.connection.accept(hello, Addresses(THERE, PORT, HERE, 0), right.now):
+            raise Surprise("a good Hello was refused")
+        right.run()
+        left.connection.handle_accepted(right.ordered(Accept)[-1].private_data, left.now)
+        left.run()
+        right.connection.handle_established(right.now)
+        right.run()
+
+    def step(self, end: End) -> bytes | None:
+        """The oldest message of this end arrives."""
+        if not end.outbox:
+            return None
+        message = end.outbox.popleft()
+        self.messages += 1
+        self.other(end).deliver(message)
+        return message
+
+    def run(self, limit: int = 20_000) -> None:
+        """Everything arrives, and the end of the transport connection after all messages."""
+        for _ in range(limit):
+            if self.step(self.left) is not None or self.step(self.right) is not None:
+                continue
+            gone = [end for end in (self.left, self.right) if end.gone and not self.other(end).gone]
+            if not gone:
+                return
+            self.other(gone[0]).disconnected()
+        raise Surprise("the two ends talk without end")
+
+    def wait(self, seconds: float) -> None:
+        """Time passes at both ends."""
+        until = self.left.now + seconds
+        while True:
+            self.run()
+            deadlines = [at for end in (self.left, self.right) if (at := end.connection.next_deadline()) is not None]
+            at = min([until, *deadlines])
+            for end in (self.left, self.right):
+                end.wait(max(0.0, at - end.now))
+            if at >= until:
+                self.run()
+                return

@@ -6,15 +6,21 @@ mechanism at work are one scene for each rule, and every rule that there is has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
-from raw import CREDIT, RawPeer, pipelined, small
+from raw import CREDIT, HERE, PORT, THERE, RawPeer, pipelined, small
+from sdp_vectors import vectors
 
-from sidestep.rdma.work import Status
-from sidestep.sdp import header, states
+from sidestep.errors import PeerViolation
+from sidestep.rdma.work import REJECT_CONSUMER, Status
+from sidestep.sdp import header, hello, states
 from sidestep.sdp.connection import Cause
+from sidestep.sdp.requests import Event, EventKind, Reject
+from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.states import MODE_CHANGES, MODES, NO_PAYLOAD, OPEN, Master, State, forbidden
 from sidestep.sdp.wire import (
     BSDH,
@@ -41,6 +47,7 @@ from sidestep.sdp.wire import (
     SuspCommAck,
 )
 
+ADDRESSES = Addresses(HERE, PORT, THERE, 40000)
 STARVED = 2  # a credit with which no payload goes: whatever the user sends stays queued
 
 # --- every state ---
@@ -250,12 +257,21 @@ def test_every_message_in_every_state(state: State, mid: Mid) -> None:
             assert peer is not None
             if waiting:
                 _with_requests(peer)
-            _judge(peer, state, message, payload, broken_rule(state, message, payload, send, receive))
+            judged_in = State.ESTABLISHED if state is State.REQ_SENT else state  # there it waits for the HelloAck
+            _judge(peer, state, message, payload, broken_rule(judged_in, message, payload, send, receive))
 
 
 def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: str | None) -> None:
     connection = peer.connection
-    if state not in OPEN and state is not State.REP_SENT:
+    if state is State.REQ_SENT:
+        orders = len(peer.orders)
+        peer.say(message, payload)
+        assert connection.state is state
+        assert len(peer.orders) == orders
+        connection.handle_accepted(peer.hello_ack(), peer.now)
+        peer.run()
+        heard = peer.hear()
+    elif state not in OPEN and state is not State.REP_SENT:
         told, orders, posted = len(peer.told), len(peer.orders), len(peer.posted)
         peer.say(message, payload)
         assert connection.state is state
@@ -263,10 +279,11 @@ def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: s
         assert len(peer.posted) == posted - 1
         assert not peer.hear()
         return
-    peer.hear()
-    peer.advertise(300)
-    peer.show(40000)
-    heard = peer.say(message, payload)
+    else:
+        peer.hear()
+        peer.advertise(300)
+        peer.show(40000)
+        heard = peer.say(message, payload)
     if rule is None:
         if isinstance(message, AbortConn):
             assert connection.cause is Cause.RESET
@@ -632,7 +649,7 @@ def resize_range() -> RawPeer:
     peer = established()
     peer.connection.resize_remote(1000, peer.now)
     peer.run()
-    peer.say(ChRcvBufAck(999))
+    peer.say(ChRcvBufAck(1000 - 17))
     return peer
 
 
@@ -651,6 +668,26 @@ def suspend_amid() -> RawPeer:
     return peer
 
 
+def rdma_access() -> RawPeer:
+    """As the endpoint says it, when the device has told of it."""
+    peer = established()
+    fault = PeerViolation("RDMA that is not allowed", rule="rdma_access")
+    peer.connection.handle_failure(fault, Cause.VIOLATION, peer.now)
+    peer.run()
+    return peer
+
+
+# What a Hello that breaks the rule looks like: its kind of transport, and which bytes of a good one are others.
+HELLOS: dict[str, tuple[Carrier, int, bytes]] = {
+    "hello_wrong_message": (Carrier.INFINIBAND, 0, b"\x02"),
+    "hello_version": (Carrier.INFINIBAND, 16, b"\x32"),
+    "hello_max_adverts": (Carrier.INFINIBAND, 19, b"\0"),
+    "hello_ip_version": (Carrier.INFINIBAND, 17, b"\x50"),
+    "hello_buffer_size": (Carrier.INFINIBAND, 24, b"\0\0\0\x24"),
+    "hello_bufs": (Carrier.INFINIBAND, 2, b"\0\2"),
+    "hello_read_depth": (Carrier.IWARP, 30, b"\0\0"),
+}
+
 # Rule -> scenes that break it; each gives the peer whose connection has ended for that.
 SCENES: dict[str, list[Callable[[], RawPeer]]] = {
     rule: [scene]
@@ -659,15 +696,41 @@ SCENES: dict[str, list[Callable[[], RawPeer]]] = {
 }
 SCENES["acknowledgement"].append(acknowledgement_back)
 SCENES["adverts"].append(adverts_shown)
-ALL_RULES = {**header.RULES, **states.RULES}
+TABLES = (header.RULES, hello.RULES, states.RULES)
+ALL_RULES = {rule for table in TABLES for rule in table}
 
 
 def test_there_is_a_scene_for_every_rule() -> None:
-    assert set(SCENES) == set(ALL_RULES)
-    assert not set(header.RULES) & set(states.RULES)
+    assert set(SCENES) | set(HELLOS) == ALL_RULES
+    assert sum(map(len, TABLES)) == len(ALL_RULES)
 
 
-@pytest.mark.parametrize("rule", sorted(ALL_RULES))
+def test_every_rule_that_is_named_is_in_a_table() -> None:
+    sources = "".join(path.read_text() for path in Path(states.__file__).parent.glob("*.py"))
+    named = set(re.findall(r'rule="(\w+)"', sources))
+    assert named
+    assert named <= ALL_RULES
+
+
+@pytest.mark.parametrize("rule", sorted(HELLOS))
+def test_who_introduces_itself_badly_is_refused(rule: str) -> None:
+    carrier, offset, value = HELLOS[rule]
+    peer = RawPeer(small(carrier=carrier))
+    good = peer.hello() if carrier is Carrier.INFINIBAND else vectors()["V51"].message
+    assert RawPeer(small(carrier=carrier)).connection.accept(good, ADDRESSES, peer.now)
+    changed = good[:offset] + value + good[offset + len(value) :]
+    if rule == "hello_wrong_message":  # a message, but none that a connection begins with
+        changed = BSDH.pack(Mid.SEND_SM, 0, 8, 16, 0, 0)
+    assert not peer.connection.accept(changed, ADDRESSES, peer.now)
+    peer.run()
+    error = peer.connection.error
+    assert isinstance(error, PeerViolation)
+    assert error.rule == rule
+    assert [order.reason for order in peer.ordered(Reject)] == [REJECT_CONSUMER]
+    assert [event.kind for event in peer.told if isinstance(event, Event)] == [EventKind.BROKEN, EventKind.CLOSED]
+
+
+@pytest.mark.parametrize("rule", sorted(SCENES))
 def test_who_breaks_it_is_cut_off(rule: str) -> None:
     for scene in SCENES[rule]:
         scene().broken_by(rule)

@@ -7,7 +7,7 @@ printed there; only keys and addresses are given to it.
 from __future__ import annotations
 
 import pytest
-from raw import CLIENT_PORT, PORT, RawPeer
+from raw import CLIENT_PORT, PORT, RawPeer, Remote
 from sdp_vectors import vectors
 
 from sidestep.rdma.work import Access, Receive
@@ -45,7 +45,7 @@ class Player(RawPeer):
 
     def hears(self, name: str) -> None:
         """The other end says this; a region that it names is there."""
-        assert self.remote is not None
+        assert isinstance(self.remote, Remote)
         header = header_of(name)
         if isinstance(header, SrcAvail):
             memory = bytearray(bytes(range(256)) * (header.length // 256))

@@ -291,7 +291,7 @@ class RdmaPool:
         return waiter
 
     def put(self, element: RdmaElement, *, keep: bool = True) -> None:
-        """Gives a buffer back. With the last user its keys are void, at once; it is forgotten if a user had `keep=False`.
+        """Gives a buffer back. With the last user its keys are void, at once; if one had `keep=False` it is forgotten.
 
         Raises:
             Misuse: Nobody uses it.

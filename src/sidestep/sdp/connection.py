@@ -107,12 +107,12 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
-        "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
-        "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
-        "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
-        "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
-        "peer_max_adverts", "state", "suspended", "version",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_early", "_end_mseq", "_end_told", "_events",
+        "_fast", "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed",
+        "_refresh_wait", "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source",
+        "_strategy", "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent",
+        "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause",
+        "error", "now", "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -144,6 +144,7 @@ class Connection:
         self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
+        self._early: list[tuple[Receive, int]] = []  # messages that came before the HelloAck, with their lengths
         self._left = False  # the transport connection of a stream that goes on over another one is gone
         self._suspend_port: int | None = None  # where our socket moves to, or the other end's
         self._suspend_sent = False
@@ -296,6 +297,9 @@ class Connection:
             return
         self._adopt(bsdh, ack, ack.act_rcv_sz)
         self._establish(Stimulus.REPLY)
+        early, self._early = self._early, []
+        for buffer, length in early:
+            self.handle_message(buffer, length, now)
 
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
         flow = self._flow
@@ -315,9 +319,6 @@ class Connection:
         """The connection manager says no, or that nobody answered."""
         self.now = now
         if self.state in (State.REQ_SENT, State.REP_SENT):
-            if self._reply_fault is not None:
-                self._refuse(self._reply_fault, Cause.VIOLATION)
-                return
             if self._moved:  # to the program it is still the connection that it had
                 self._refuse(Unavailable("the socket is not at its new place"), Cause.RESET)
                 return
@@ -346,6 +347,8 @@ class Connection:
         self._events.append(Event(EventKind.ESTABLISHED))
 
     def _refuse(self, error: SidestepError, cause: Cause) -> None:
+        if self._reply_fault is not None:  # why it ends, whoever tells of the end first
+            error, cause = self._reply_fault, Cause.VIOLATION
         self.error, self.cause = error, cause
         if self.state is not State.CLOSED:
             self._move(Stimulus.REFUSED)
@@ -398,6 +401,8 @@ class Connection:
         """
         if self._reader_closed:
             raise Misuse("receiving after close")
+        if self.suspended is not None:
+            raise Misuse("the stream goes on elsewhere")
         sink = self._sink
         if len(sink.receives) >= limits.SDP_RECEIVES_QUEUED_MAX:
             raise LimitReached(f"{limits.SDP_RECEIVES_QUEUED_MAX} receives are queued", remedy="wait for some to end")
@@ -475,6 +480,7 @@ class Connection:
         self._sink.ready_bytes += len(data)
         self._readable_told = False
         self._sink.serve()
+        self._sink.keep_order()
         self._dirty = True
 
     @property
@@ -593,6 +599,9 @@ class Connection:
         self._reader_closed = True
         for receive in list(self._sink.receives):
             self.cancel_receive(receive, now)
+        self._sink.closed = True
+        self._sink.serve()
+        self._dirty = True
 
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
@@ -713,6 +722,8 @@ class Connection:
         self._transport_done = True
         self._timers.clear()
         self._control.clear()
+        early, self._early = self._early, []
+        self._flow.work.extend(ReturnBuffer(buffer) for buffer, _ in early)
         source, sink = self._source, self._sink
         moved = self.suspended.unsent if self.suspended is not None else ()
         for _, send, _ in self._flow.in_flight:
@@ -730,6 +741,7 @@ class Connection:
         source.queue.clear()
         sink.shown.clear()
         sink.adverts.clear()
+        sink.last_read = None
         for receive in sink.receives:
             receive.advert = False
             receive.reads = 0
@@ -809,6 +821,9 @@ class Connection:
         """Any message, by the tables. The order of work is that of docs/wire/sdp.md §19.1."""
         if self.state is State.REP_SENT:
             self.handle_established(now)  # the first message says as much as ready to use
+        if self.state is State.REQ_SENT:  # the queue pair is quicker than the connection manager
+            self._early.append((buffer, len(message)))
+            return
         if not self._open:
             self._flow.work.append(ReturnBuffer(buffer))  # it crossed our end of the connection
             return
@@ -1327,15 +1342,19 @@ class Connection:
         source.queue.clear()
         source.ending = True  # nothing can be sent here any more
         for send in unsent:
+            send.registering = False
             if send.region is not None:  # it is of this device
                 flow.work.append(Release(send.region))
                 send.region = None
-        for receive in sink.receives:
-            receive.cancelled = True  # it ends with what it holds: the stream goes on elsewhere
+        unread = sink.drain()
+        self._events.append(Event(EventKind.SUSPENDED))
+        sink.end_all()  # with what they hold: the stream goes on elsewhere
+        self._readable_told = True  # nor is there anything to read here
         self.suspended = Suspended(
             remote_port=self.addresses.remote_port,
             receive_size=self._resize.local,
-            unread=sink.drain(),
+            unread=unread,
+            urgent_byte=sink.take_urgent(),
             unsent=unsent,
         )
         self._move(Stimulus.MOVED)
@@ -1344,7 +1363,6 @@ class Connection:
             self._disconnect()
         else:
             self._arm("abort", self._settings.last_ack_s)  # for the other end's disconnect
-        self._events.append(Event(EventKind.SUSPENDED))
 
     def _reconnect(self) -> None:
         """Our SuspCommAck has gone: leave this transport connection and ask for another."""
@@ -1376,10 +1394,9 @@ class Connection:
         for send in suspended.unsent:
             send.registering = False  # the answer would come to the connection that has asked
             self._source.enqueue(send)
-        if suspended.unread:
-            self._sink.ready.append((memoryview(suspended.unread), None, None))
-            self._sink.ready_bytes += len(suspended.unread)
+        self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
+        self.size_changed(remote=False)
 
     def _reset_transport(self) -> None:
         self._sink.keep()
@@ -1390,6 +1407,7 @@ class Connection:
         self._source.reset()
         self._sink.reset()
         self._resize.reset()
+        self.size_changed(remote=False)
         self._control.clear()
         self._timers.clear()
         self._suspend_port = None
@@ -1499,7 +1517,6 @@ class Connection:
         if remote:
             self._source.payload_max = min(self._flow.remote_size, self._settings.message_max) - 16
         else:
-            self._sink.buffer_size = self._resize.local
             self._resizing = self._resize.busy
 
     def resized(self) -> None:

@@ -613,7 +613,9 @@ class Stream:
             if isinstance(found, SidestepError):
                 self.connection.handle_registration_failed(request, now)
             else:
-                under = request.region.handle if request.region is not None else None
+                under = None
+                if request.region is not None and self.connection.suspended is None:  # else it is another stream's
+                    under = request.region.handle
                 handle = Cover(stack.regions, found, under)
                 if found is None:
                     region = Region(handle, RKey(0), 0, remote=False)

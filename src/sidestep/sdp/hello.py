@@ -242,6 +242,18 @@ class Refusal(StrEnum):
     READ_DEPTH = "read_depth"
 
 
+# What a refused Hello or HelloAck breaks, by the name that its error has.
+RULES: Final = {
+    f"hello_{Refusal.WRONG_MESSAGE.value}": "a connection begins with the Hello and HelloAck of its kind of transport",
+    f"hello_{Refusal.VERSION.value}": "both ends speak the same major version",
+    f"hello_{Refusal.MAX_ADVERTS.value}": "MaxAdverts is at least 1",
+    f"hello_{Refusal.IP_VERSION.value}": "addresses are of IPv4 or IPv6",
+    f"hello_{Refusal.BUFFER_SIZE.value}": "private buffers of 37 to 2^31 bytes are announced",
+    f"hello_{Refusal.BUFS.value}": "at least three private buffers are posted before Hello and HelloAck",
+    f"hello_{Refusal.READ_DEPTH.value}": "each end can have an RDMA Read under way (iWARP)",
+}
+
+
 def hello_refusal(
     bsdh: Bsdh,
     hello: Header,

@@ -171,5 +171,6 @@ class Suspended:
 
     remote_port: int
     receive_size: int  # bytes of a private buffer: its HelloAck must say the same
-    unread: bytes  # received and not read yet
+    unread: Sequence[tuple[bytes, int | None]]  # received and not read yet: bytes, or an urgent mark and its byte
+    urgent_byte: int | None  # can still be had by `take_urgent`
     unsent: Sequence[StreamSend] = field(default_factory=tuple)

@@ -23,7 +23,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, Receive, RKey
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.requests import Register, StreamReceive
+from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
@@ -60,6 +60,10 @@ class SinkAdvert:
 class SinkHost(Protocol):
     """What the receive half needs of its connection."""
 
+    @property
+    def local_size(self) -> int:
+        """Bytes of our private buffers, as the source knows it."""
+
     def end_receive(self, receive: StreamReceive) -> None:
         """Tell the user."""
 
@@ -92,7 +96,8 @@ class Sink:
     """One receive half."""
 
     __slots__ = (
-        "_flow", "_host", "_settings", "_strategy", "adverts", "buffer_size", "cancel_sent", "cancel_wanted", "due",
+        "_flow", "_host", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted",
+        "closed", "due",
         "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
         "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
@@ -104,9 +109,9 @@ class Sink:
         self.ready: deque[tuple[memoryview, Receive | None, int | None]] = deque()
         self.ready_bytes = 0
         self.ended = False  # DisConn has come
+        self.closed = False  # the user receives nothing more: what is advertised would wait for ever
         self.urgent_pending = 0  # OOB_PEND seen, byte not yet
         self.urgent_byte: int | None = None  # of the mark that was reached or is ahead, not taken yet
-        self.buffer_size = settings.receive_size  # of our private buffers, as the source knows it
         self.adverts: deque[SinkAdvert] = deque()
         self.shown: deque[StreamReceive] = deque()
         self.reads = 0
@@ -217,8 +222,12 @@ class Sink:
         """A SinkAvail less; bytes that did not fit where they came in are served in the order of the stream."""
         self._settle_cancel()
         self.serve()
+        self.keep_order()
+
+    def keep_order(self) -> None:
+        """Bytes that are here stand before what may come into receives that are shown: those are asked for again."""
         if self.ready_bytes and self.shown:
-            self.cancel()  # they stand before what may come into the receives that are shown still
+            self.cancel()
 
     def _put_urgent(self, payload: memoryview, buffer: Receive) -> None:
         """A message that ends in an urgent byte: the mark stands before that byte.
@@ -271,7 +280,7 @@ class Sink:
                 self._host.end_receive(receive)
                 continue
             break
-        if self.adverts and not self.due and not self.withdrawing and not self.ready and not self.frozen:
+        if self.adverts and not self.due and not self.withdrawing and not self.frozen and not (receives and self.ready):
             self._read()
 
     def _fill(self, receive: StreamReceive) -> bool:
@@ -356,8 +365,8 @@ class Sink:
         """Starts the RDMA Reads that receives, the read depth and the send queue allow; or refuses."""
         host, flow = self._host, self._flow
         if not self.receives:
-            if host.waits_for_reader() and not self.reads:
-                self.refuse()  # both ends wait to be read: one has to give way (§10.2)
+            if (self.closed or host.waits_for_reader()) and not self.reads:
+                self.refuse()  # nobody will read it; or both ends wait to be read: one has to give way (§10.2)
             return
         last = self.last_read
         passed = last is None or not last.reads
@@ -422,6 +431,8 @@ class Sink:
             self.adverts.popleft()
             self.untold += 1
         receive.reads -= 1
+        if not receive.reads and receive is self.last_read:
+            self.last_read = None  # nobody holds on to the user's memory
         receive.filled += count
         if not receive.reads and (receive.filled == receive.length or not receive.waitall or receive.cancelled):
             self.receives.popleft()  # reads end in the order in which they were posted
@@ -504,7 +515,7 @@ class Sink:
                 or receive.filled
                 or receive.register_failed
                 or receive.cancelled
-                or receive.length <= self.buffer_size  # what makes the stale rule work
+                or receive.length <= self._host.local_size  # what makes the stale rule work
                 or not self._strategy.wants_sink_avail(receive.length)
                 or not self._host.adverts_left()
             ):
@@ -638,15 +649,28 @@ class Sink:
             if buffer is not None:
                 self._host.repost(buffer)
 
-    def drain(self) -> bytes:
-        """What was received and not read, for who takes the connection over."""
-        inline = self._settings.urgent_inline
-        unread = b"".join(
-            bytes((byte,)) if byte is not None and inline else bytes(payload) for payload, _, byte in self.ready
-        )
+    def end_all(self) -> None:
+        """All receives end; no RDMA is under way, and none can come into those that were shown."""
+        self._hide()
+        receives = list(self.receives)
+        self.receives.clear()
+        for receive in receives:
+            receive.cancelled = True  # none filled does not mean the end of the stream
+            self._host.end_receive(receive)
+
+    def drain(self) -> list[tuple[bytes, int | None]]:
+        """What was received and not read, for who takes it over: bytes, and urgent marks with their byte."""
+        unread = [(bytes(payload), byte) for payload, _, byte in self.ready]
         for _, buffer, _ in self.ready:
             if buffer is not None:
                 self._host.repost(buffer)
         self.ready.clear()
         self.ready_bytes = 0
         return unread
+
+    def take_over(self, suspended: Suspended) -> None:
+        """The same, at who takes it over."""
+        for payload, byte in suspended.unread:
+            self.ready.append((memoryview(payload), None, byte))
+            self.ready_bytes += len(payload) + (byte is not None and self._settings.urgent_inline)
+        self.urgent_byte = suspended.urgent_byte

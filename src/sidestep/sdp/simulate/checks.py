@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from sidestep.rdma.loopback.memory import LoopbackDomain
@@ -84,7 +83,10 @@ def _check_credit(name: str, sender: Connection, receiver: Connection) -> None:
 
 def _check_direction(name: str, sender: Connection, receiver: Connection) -> None:
     source, sink = sender._source, receiver._sink
-    _need(source.mode is sink.mode or bool(receiver._control), f"{name} sends {source.mode.name}, the other end takes {sink.mode.name}")
+    _need(
+        source.mode is sink.mode or bool(receiver._control),
+        f"{name} sends {source.mode.name}, the other end takes {sink.mode.name}",
+    )
     _need(source.pnd == sink.nd, f"{name}: PND {source.pnd}, ND {sink.nd}")
     if not source.ended:
         _need(
@@ -136,7 +138,10 @@ def at_end(conversation: Conversation) -> None:
         domain = stack.domain
         assert isinstance(domain, LoopbackDomain)
         _need(not stack.buffers.lent, f"{stack.device.name}: {stack.buffers.lent} private buffers are left")
-        _need(stack.regions.regions == len(stack.regions._idle), f"{stack.device.name}: {stack.regions.regions} regions are left")
+        _need(
+            stack.regions.regions == len(stack.regions._idle),
+            f"{stack.device.name}: {stack.regions.regions} regions are left",
+        )
         stack.close()
         _need(not domain.regions, f"{stack.device.name}: {len(domain.regions)} regions stay")
         _need(not stack.streams, f"{stack.device.name}: streams are left")
@@ -170,7 +175,13 @@ def _check_memory(user: User) -> None:
 
 def _check_events(user: User, *, gentle: bool, moved: bool) -> None:
     book, name = user.book, user.name
-    for kind in (EventKind.ESTABLISHED, EventKind.WRITE_CLOSED, EventKind.END_OF_STREAM, EventKind.BROKEN, EventKind.CLOSED):
+    for kind in (
+        EventKind.ESTABLISHED,
+        EventKind.WRITE_CLOSED,
+        EventKind.END_OF_STREAM,
+        EventKind.BROKEN,
+        EventKind.CLOSED,
+    ):
         if moved and kind in (EventKind.ESTABLISHED, EventKind.END_OF_STREAM):
             continue  # told by each process
         _need(book.count(kind) <= 1, f"{name} is told {kind} {book.count(kind)} times")
@@ -198,7 +209,7 @@ def _check_stream(sender: User, reader: User, *, inline: bool, whole: bool) -> N
 
 
 def _expected(book: Book, *, inline: bool) -> tuple[bytes, dict[int, list[int]]]:
-    """The stream as it must arrive, and the urgent bytes by offset: their own if `inline`, else that of what follows."""
+    """The stream as it must arrive, and urgent bytes by offset: their own if `inline`, else that of what follows."""
     stream = bytearray()
     marks: dict[int, list[int]] = {}
     for sent in book.sent:
@@ -247,7 +258,7 @@ def _expected_prefix(book: Book, got: bytes, *, inline: bool, name: str) -> byte
         for at in ends:
             if at == len(got):
                 return got
-            for taken in ([least] if most == least else [*range(least, most + 1)]):
+            for taken in [least] if most == least else [*range(least, most + 1)]:
                 part = sent.content[:taken]
                 if request.urgent and taken == request.length and not inline:
                     part = part[:-1]
@@ -287,9 +298,10 @@ def describe(conversation: Conversation, index: int) -> str:
             f"  receives: {len(sink.receives)} queued, {len(sink.shown)} shown, {len(sink.ready)} pieces ready, "
             f"{len(sink.adverts)} SrcAvails, {sink.due} due, mode {sink.mode.name}, ND {sink.nd}, ended {sink.ended}, "
             f"withdrawing {sink.withdrawing}, reads {sink.reads}, control {len(connection._control)}",
-            f"  user: {len(user.book.stream)} bytes received, {len(user.book.sent)} sends, {len(user.book.events)} events",
+            f"  user: {len(user.book.stream)} bytes received, {len(user.book.sent)} sends, "
+            f"{len(user.book.events)} events",
         )
     )
 
 
-__all__ = ["accumulate", "at_end", "at_rest", "describe", "held_buffers"]
+__all__ = ["at_end", "at_rest", "describe", "held_buffers"]

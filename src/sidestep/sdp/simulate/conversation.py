@@ -23,8 +23,8 @@ from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
 from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
-from sidestep.sdp.simulate.user import Surprise, User
 from sidestep.sdp.simulate.trace import Trace
+from sidestep.sdp.simulate.user import Surprise, User
 from sidestep.sdp.wire import service_id
 
 PORT: Final = 5001
@@ -49,7 +49,7 @@ class Conversation:
     """One conversation."""
 
     def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
-        rng = Random(plan.seed ^ 0x5D90)
+        rng = Random(plan.seed ^ 0x5D90)  # it decides what is tried, no secret
         self.plan = plan
         self._trace = trace
         self.fabric = Fabric(
@@ -276,5 +276,3 @@ def converse(seed: int, *, kind: Kind | None = None) -> Outcome:
         Surprise: Something is wrong.
     """
     return Conversation(draw(seed, kind=kind)).run()
-
-

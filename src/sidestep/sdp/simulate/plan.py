@@ -154,7 +154,7 @@ _INFINIBAND: Final = DeviceAttributes()
 
 def draw(seed: int, *, kind: Kind | None = None) -> Plan:
     """The plan of a seed; `kind` overrides what it would be."""
-    rng = Random(seed)
+    rng = Random(seed)  # it decides what is tried, no secret
     drawn = rng.choices(list(Kind), (60, 18, 18, 4))[0]
     kind = kind or drawn
     theme = rng.choices(list(Theme), (35, 25, 20, 20))[0]
@@ -163,7 +163,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
     timing = _timing(rng)
     trouble = _trouble(rng, kind)
     fail_registration = rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0
-    faults = _faults(rng, trouble)
+    faults = _faults(rng, trouble, carrier)
     if (fail_registration or trouble is Refused.NO_MEMORY) and faults is None:
         faults = Faults()
     if trouble is Refused.VERSION:
@@ -198,9 +198,7 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         kind=kind,
         theme=theme,
         timing=timing,
-        attributes=replace(
-            _IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5
-        ),
+        attributes=replace(_IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5),
         immediate=rng.random() < 0.1,
         ends=(ends[0], ends[1]),
         faults=faults,
@@ -235,16 +233,19 @@ def _trouble(rng: Random, kind: Kind) -> Rudeness | Breakage | Refused | None:
     return None
 
 
-def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None) -> Faults | None:
+def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None, carrier: Carrier) -> Faults | None:
+    loses = rng.random() < 0.1 and carrier is Carrier.INFINIBAND  # iWARP connects and disconnects over TCP
     faults = Faults(
-        lose_cm=0.15 if rng.random() < 0.1 else 0.0,
+        lose_cm=0.15 if loses else 0.0,
         lose_connection=rng.choice((0.005, 0.03)) if trouble is Breakage.LOSSY else 0.0,
         complete_with_error=rng.choice((0.01, 0.05)) if trouble is Breakage.ERRORS else 0.0,
     )
     return None if faults == Faults() else faults
 
 
-def _settings(rng: Random, carrier: Carrier, version: int | None, keepalive_s: float | None, *, patient: bool) -> Settings:
+def _settings(
+    rng: Random, carrier: Carrier, version: int | None, keepalive_s: float | None, *, patient: bool
+) -> Settings:
     size = _size(rng)
     return Settings(
         receive_size=size,
@@ -321,7 +322,9 @@ def _themed_habits(rng: Random, theme: Theme, index: int, habits: Habits) -> Hab
         send_gap=0.7 if takes_back else habits.send_gap,
         pause_s=rng.choice(((0.0, 1e-5), (1e-5, 3e-4))) if takes_back else habits.pause_s,
         wish=rng.choice((0.1, 0.4)),
-        modes=(Mode.PIPELINED,) if theme is Theme.TALK else (Mode.PIPELINED, Mode.PIPELINED, Mode.COMBINED, Mode.BUFFERED),
+        modes=(Mode.PIPELINED,)
+        if theme is Theme.TALK
+        else (Mode.PIPELINED, Mode.PIPELINED, Mode.COMBINED, Mode.BUFFERED),
         cancel_send=rng.choice((0.0, 0.2, 0.6)) if takes_back else habits.cancel_send,
         cancel_receive=rng.choice((0.0, 0.2, 0.6)) if takes_back else habits.cancel_receive,
     )

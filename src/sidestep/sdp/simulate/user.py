@@ -205,7 +205,7 @@ class User:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
-        if not request.done or request.pending and not connection._transport_done:
+        if not request.done or (request.pending and not connection._transport_done):
             raise Surprise(f"{self.name}: a send ends with done {request.done} and {request.pending} pieces pending")
         if not 0 <= request.passed <= request.length:
             raise Surprise(f"{self.name}: {request.passed} of {request.length} bytes have passed")
@@ -224,7 +224,9 @@ class User:
         _, memory = found
         book, filled = self.book, request.filled
         if not request.done or request.reads or request.advert:
-            raise Surprise(f"{self.name}: a receive ends with done {request.done}, {request.reads} reads, {request.advert}")
+            raise Surprise(
+                f"{self.name}: a receive ends with done {request.done}, {request.reads} reads, {request.advert}"
+            )
         if not 0 <= filled <= request.length:
             raise Surprise(f"{self.name}: {filled} of {request.length} bytes were filled")
         book.received.append(Received(len(book.stream), filled, memory, bytes(memory)))
@@ -241,9 +243,8 @@ class User:
         self._look_for_mark(connection)
         if self._read_over:
             self._maybe_finish()
-        elif not self._over:
-            if not self._habits.waits_for_readable:
-                self._maybe_later(self._read_on)
+        elif not self._over and not self._habits.waits_for_readable:
+            self._maybe_later(self._read_on)
 
     def _look_for_mark(self, connection: Connection) -> None:
         if not connection.at_mark or connection._events:  # other receives have ended before that byte
@@ -323,7 +324,9 @@ class User:
         view = memoryview(self._memory)[start : start + size]
         urgent = rng.random() < habits.urgent
         try:
-            request = self.connection.send(view, self._now(), urgent=urgent, bcopy_only=rng.random() < habits.bcopy_only)
+            request = self.connection.send(
+                view, self._now(), urgent=urgent, bcopy_only=rng.random() < habits.bcopy_only
+            )
         except SidestepError as error:
             if self.connection.suspended is not None:  # not told yet
                 self._parked.append(self._write_on)
@@ -335,7 +338,9 @@ class User:
         self._position += size
         self.book.sent.append(sent)
         self._open_sends[id(request)] = sent
-        self._say(f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}")
+        self._say(
+            f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}"
+        )
         if rng.random() >= habits.batches:
             self.stream.run()
         if rng.random() < habits.cancel_send:
@@ -368,24 +373,25 @@ class User:
         rng, habits = self._rng, self._habits
         self._wish()
         window = 1 if habits.waits_for_readable else habits.receive_window
-        while len(self._open_receives) < window and not self._over and not self._read_over:
+        while len(self._open_receives) < window and self._wants_bytes():
             if rng.random() < habits.receive_gap:
                 self._read_waits = True
                 self._later(self._pause(), self._receive_and_go_on)
                 return
-            self._receive()
-            if habits.waits_for_readable:
+            if not self._receive() or habits.waits_for_readable:
                 return
+
+    def _wants_bytes(self) -> bool:
+        return not (self._over or self._read_over)
 
     def _receive_and_go_on(self) -> None:
         self._read_waits = False
         if self._over or self._read_over:
             return
-        self._receive()
-        if not self._habits.waits_for_readable:
+        if self._receive() and not self._habits.waits_for_readable:
             self._read_on()
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
         assert self.stream is not None
         rng, habits, connection = self._rng, self._habits, self.connection
         if not self._open_receives and rng.random() < habits.peek:
@@ -398,6 +404,9 @@ class User:
             size = 1 << 17
         memory = bytearray(size)
         waitall = rng.random() < habits.waitall
+        if connection.suspended is not None:  # not told yet
+            self._parked.append(self._read_on)
+            return False
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
         self._say(f"receives {size}{', all of it' if waitall else ''}")
@@ -405,6 +414,7 @@ class User:
             self.stream.run()
         if rng.random() < habits.cancel_receive:
             self._later(self._pause(), lambda: self._cancel_receive(request))
+        return True
 
     def _cancel_receive(self, request: StreamReceive) -> None:
         assert self.stream is not None
