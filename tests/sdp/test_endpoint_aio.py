@@ -22,6 +22,7 @@ from endpoint_world import (
     World,
     addresses,
     digest,
+    eager,
     pattern,
     pipelined,
     read_zcopy,
@@ -104,7 +105,7 @@ async def turns(count: int = 200) -> None:
 
 @MODES
 @ATTRIBUTES
-@pytest.mark.parametrize("strategy", [Strategy, bcopy_only, read_zcopy, pipelined])
+@pytest.mark.parametrize("strategy", [Strategy, eager, bcopy_only, read_zcopy, pipelined])
 def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]
     data = [pattern(size, size) for size in sizes]
