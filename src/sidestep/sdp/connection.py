@@ -1396,6 +1396,7 @@ class Connection:
             self._source.enqueue(send)
         self._sink.take_over(suspended)
         self._resize.local = self._resize.target = suspended.receive_size
+        self.size_changed(remote=False)
 
     def _reset_transport(self) -> None:
         self._sink.keep()
@@ -1406,6 +1407,7 @@ class Connection:
         self._source.reset()
         self._sink.reset()
         self._resize.reset()
+        self.size_changed(remote=False)
         self._control.clear()
         self._timers.clear()
         self._suspend_port = None

@@ -49,11 +49,11 @@ class Conversation:
     """One conversation."""
 
     def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
-        rng = Random(plan.seed ^ 0x5D90)  # noqa: S311  # it decides what is tried, no secret
+        rng = Random(plan.seed ^ 0x5D90)  # it decides what is tried, no secret
         self.plan = plan
         self._trace = trace
         self.fabric = Fabric(
-            Random(rng.getrandbits(64)),  # noqa: S311
+            Random(rng.getrandbits(64)),
             immediate=plan.immediate,
             timing=plan.timing,
             faults=plan.faults,
@@ -62,7 +62,7 @@ class Conversation:
         )
         self.names = ("left", "right")
         self.stacks = [self._stack(name, end) for name, end in zip(self.names, plan.ends, strict=True)]
-        self.users = [self._user(index, Random(rng.getrandbits(64))) for index in range(2)]  # noqa: S311
+        self.users = [self._user(index, Random(rng.getrandbits(64))) for index in range(2)]
         self.joined = [False, False]  # there is a connection at this end
         self.streams: list[Stream] = []  # all there ever were
         self._moves = list(plan.moves)

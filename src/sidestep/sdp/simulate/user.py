@@ -373,7 +373,7 @@ class User:
         rng, habits = self._rng, self._habits
         self._wish()
         window = 1 if habits.waits_for_readable else habits.receive_window
-        while len(self._open_receives) < window and not self._is_over():
+        while len(self._open_receives) < window and self._wants_bytes():
             if rng.random() < habits.receive_gap:
                 self._read_waits = True
                 self._later(self._pause(), self._receive_and_go_on)
@@ -381,8 +381,8 @@ class User:
             if not self._receive() or habits.waits_for_readable:
                 return
 
-    def _is_over(self) -> bool:
-        return self._over or self._read_over
+    def _wants_bytes(self) -> bool:
+        return not (self._over or self._read_over)
 
     def _receive_and_go_on(self) -> None:
         self._read_waits = False
