@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sidestep import limits
 from sidestep.rdma.loopback.memory import LoopbackDomain
 from sidestep.sdp.requests import EventKind
 from sidestep.sdp.simulate.plan import Kind
@@ -108,12 +109,13 @@ def _check_progress(user: User, reader: User) -> None:
     source, sink = connection._source, reader.connection._sink
     if not reader.waits_for_bytes or not sink.receives:
         return
-    if reader.connection._control and "refresh" in connection._timers:
-        return  # an answer lacks a credit, and will get it: tiny pools only
+    tiny = min(connection._flow.receive_count, reader.connection._flow.receive_count) < limits.SDP_BUFFERS_MIN
+    if tiny and ("refresh" in connection._timers or "probe" in connection._timers):
+        return  # credit is short, and what there is comes late: another implementation's pool
     _need(not sink.ready_bytes, f"{reader.name} holds bytes and a receive")
     _need(not sink.adverts or sink.due > 0, f"{reader.name} has a SrcAvail and a receive, and does not read")
     _need(
-        not (source.queue or source.forced or source.adverts) or "probe" in connection._timers,
+        not (source.queue or source.forced or source.adverts),
         f"{user.name} has bytes and {reader.name} a receive, and nothing happens",
     )
 
