@@ -130,11 +130,22 @@ def at_end(conversation: Conversation) -> None:
     for stream in conversation.streams:
         _check_leftovers(stream)
     for user in (left, right):
-        if user.stream is None:
+        if not user.book.events:
             continue
         _check_memory(user)
         _need(not user.open_receives, f"{user.name}: {user.open_receives} receives never ended")
         _check_events(user, gentle=gentle, moved=bool(conversation.plan.moves))
+    if all(conversation.joined):
+        inline = [end.settings.urgent_inline for end in conversation.plan.ends]
+        if gentle and not conversation.plan.moves:
+            _check_announced(left, right)
+            _check_announced(right, left)
+        _check_stream(left, right, inline=inline[1], whole=gentle)
+        _check_stream(right, left, inline=inline[0], whole=gentle)
+
+
+def nothing_left(conversation: Conversation) -> None:
+    """Neither device has anything that belonged to a connection."""
     _need(not conversation.fabric.queue_pairs, f"queue pairs are left: {conversation.fabric.queue_pairs}")
     for stack in conversation.stacks:
         domain = stack.domain
@@ -148,13 +159,6 @@ def at_end(conversation: Conversation) -> None:
         _need(not domain.regions, f"{stack.device.name}: {len(domain.regions)} regions stay")
         _need(not stack.streams, f"{stack.device.name}: streams are left")
         _need(stack.next_deadline() is None, f"{stack.device.name}: a deadline is left")
-    if left.stream is not None and right.stream is not None:
-        inline = [end.settings.urgent_inline for end in conversation.plan.ends]
-        if gentle and not conversation.plan.moves:
-            _check_announced(left, right)
-            _check_announced(right, left)
-        _check_stream(left, right, inline=inline[1], whole=gentle)
-        _check_stream(right, left, inline=inline[0], whole=gentle)
 
 
 def _check_leftovers(stream: Stream) -> None:
