@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from raw import CREDIT, RawPeer, Surprise, pipelined, small
 
+from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma.work import Status
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.requests import EventKind, NeedBuffers, StreamReceive
+from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import State
 from sidestep.sdp.wire import (
     OOB_PEND,
@@ -388,6 +390,38 @@ def test_a_buffer_that_was_cut_is_not_given_back_while_it_is_posted() -> None:
     peer.broken_by("read_unasked")
 
 
+def test_messages_that_come_before_the_hello_ack_are_not_lost() -> None:
+    """Completions and the words of the connection manager come by different ways."""
+    peer = RawPeer(small()).connect()
+    peer.data(b"early ")
+    peer.data(b"bird")
+    peer.connection.handle_accepted(peer.hello_ack(), peer.now)
+    peer.run()
+    assert peer.read() == b"early bird"
+
+
+def test_messages_before_a_hello_ack_that_never_comes_cost_nothing() -> None:
+    peer = RawPeer(small()).connect()
+    peer.data(b"early")
+    peer.connection.handle_unreachable(peer.now)
+    peer.run()
+    peer.disconnected()
+    assert peer.buffers == 0
+    assert peer.connection.cause is Cause.TIMEOUT
+
+
+def test_bytes_that_are_given_back_come_before_what_a_receive_shown_may_get() -> None:
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    receive = peer.receive(400)
+    assert peer.mids() == [Mid.SINK_AVAIL]
+    peer.connection.put_back(b"back", peer.now)
+    peer.run()
+    assert peer.mids() == [Mid.SINK_AVAIL_CANCEL]
+    peer.say(SinkCancelAck())
+    assert filled(receive) == b"back"
+
+
 # --- growth ---
 
 FLOOD = 2000
@@ -500,6 +534,57 @@ def test_the_announcement_is_not_too_early(size: int) -> None:
     assert sum(message.bsdh.flags & OOB_PEND > 0 for message in messages) == 1
 
 
+def test_the_announcement_rides_on_whatever_goes_first() -> None:
+    """On an answer, too; and on a SrcAvail only if what that advertises does not put the byte too far ahead."""
+    peer = established()
+    header, payload = peer.advertise(300, 8)
+    peer.say(header, payload, bufs=0)
+    peer.receive(300, waitall=True)  # its report has no credit to go
+    peer.send(b"!", urgent=True)
+    assert peer.mids() == []
+    heard = peer.data()
+    assert [(Mid(one.bsdh.mid), one.bsdh.flags & 3) for one in heard] == [
+        (Mid.RDMA_RD_COMPL, OOB_PEND),
+        (Mid.DATA, OOB_PRES),
+    ]
+
+
+def test_an_announcement_does_not_ride_on_what_puts_the_byte_too_far_ahead() -> None:
+    peer = RawPeer(Settings(strategy=lambda: pipelined(payload=8, pipelined=False))).establish()
+    peer.connection.send(memoryview(bytes(65_530)), peer.now)
+    peer.connection.send(memoryview(b"12345678!"), peer.now, urgent=True)
+    peer.run()
+    advert, update = peer.hear()
+    assert (advert.bsdh.mid, advert.bsdh.flags & OOB_PEND) == (Mid.SRC_AVAIL, 0)  # 65 538 bytes, with those it shows
+    assert (update.bsdh.mid, update.bsdh.flags & OOB_PEND, len(update.payload)) == (Mid.DATA, OOB_PEND, 0)
+
+
+# --- the send queue ---
+
+
+def test_few_messages_are_signaled() -> None:
+    """The last of a send, every so many, and the last that the send queue takes: so it never stalls."""
+    peer = RawPeer(Settings(send_queue=128)).establish(size=116)
+    peer.hold_completions = True
+    peer.send(bytes(60 * 100), bcopy_only=True)
+    signaled = [index for index, posted in enumerate(peer.outstanding) if posted.work.signaled]
+    assert signaled == [limits.SDP_SIGNAL_EVERY, 59]
+    peer.complete()
+    assert peer.requests == []
+
+
+def test_a_short_send_queue_never_stalls() -> None:
+    peer = RawPeer(Settings(send_queue=8)).establish(size=116)
+    peer.hold_completions = True
+    send = peer.send(bytes(60 * 100), bcopy_only=True)
+    assert len(peer.outstanding) == 8
+    assert peer.outstanding[-1].work.signaled
+    peer.hold_completions = False
+    for _ in range(20):
+        peer.data()
+    assert send.done
+
+
 # --- sends that must not wait for what never comes ---
 
 
@@ -541,6 +626,22 @@ def test_what_send_sm_demands_goes_by_data_only() -> None:
     assert all(message.bsdh.mid == Mid.DATA for message in payload)
 
 
+@pytest.mark.parametrize("reading", [False, True])
+def test_an_advertisement_does_not_wait_for_who_has_stopped_reading(reading: bool) -> None:
+    peer = established()
+    header, payload = peer.advertise(300, 8)
+    if reading:
+        peer.hold_completions = True
+        peer.receive(100, waitall=True)
+    peer.say(header, payload)
+    peer.connection.shutdown_read(peer.now)
+    peer.hold_completions = False
+    peer.run()
+    assert peer.mids() == [Mid.RDMA_RD_COMPL] * reading + [Mid.SEND_SM]
+    peer.data(b"rest")
+    peer.broken_by("payload_closed")
+
+
 # --- time ---
 
 
@@ -567,6 +668,72 @@ def test_a_peer_that_takes_one_advertisement_is_left_in_combined_mode() -> None:
     peer.say(RdmaRdCompl(492), flags=0x4)
     assert Mid.MODE_CHANGE not in peer.mids()
     assert peer.connection.send_mode is Mode.COMBINED
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "now", "refused"),
+    [
+        (65536, 32768, 32768, True),  # OFED keeps its buffers of 32784 bytes, and counts without the base header
+        (65536, 65520, 65520, False),
+        (65536, 65536, 65536, False),
+        (65536, 69632, 69632, False),
+        (16384, 16368, 16368, False),
+        (16384, 32768, 32768, True),
+        (16384, 16384, 16384, False),
+        (16384, 20000, 20000, False),
+    ],
+)
+def test_an_answer_may_leave_the_base_header_out(asked: int, answer: int, now: int, refused: bool) -> None:
+    peer = established()
+    assert peer.connection.remote_size == 32784
+    peer.connection.resize_remote(asked, peer.now)
+    peer.run()
+    peer.say(ChRcvBufAck(answer))
+    assert peer.connection.error is None
+    assert peer.connection.remote_size == now
+    resize = peer.connection._resize
+    assert (resize.increase_refused if asked > 32784 else resize.decrease_refused) is refused
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(65536, 32767), (16384, 16367), (16384, 32785)])
+def test_an_answer_may_not_go_the_other_way(asked: int, answer: int) -> None:
+    peer = established()
+    peer.connection.resize_remote(asked, peer.now)
+    peer.run()
+    peer.say(ChRcvBufAck(answer))
+    peer.broken_by("resize_range")
+
+
+def test_no_transaction_while_the_other_end_shows_a_buffer() -> None:
+    """GEN2 does not know that the payload uses it up, and would take the next write for another buffer (§28)."""
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    peer.send_mode(Mode.PIPELINED)
+    peer.say(peer.show(40000))
+    peer.hold_registrations = True
+    peer.receive(400)
+    peer.register(run=False)
+    peer.send(b"request", bcopy_only=True)
+    heard = peer.hear()
+    assert [Mid(message.bsdh.mid) for message in heard] == [Mid.DATA, Mid.SINK_AVAIL]
+
+
+def test_buffers_of_a_new_size_are_soon_the_only_ones() -> None:
+    """After a decrease they are cut as they are used; after an increase the old ones go, and no buffer is looked at."""
+    peer = established(receive_size_max=1024)
+    peer.say(ChRcvBuf(100))
+    for _ in range(2 * len(peer.posted)):
+        peer.data(b"x")
+        assert peer.read(1) == b"x"
+    assert {len(buffer.scatter[0]) for buffer in peer.posted} == {100}
+    peer.say(ChRcvBuf(1000))
+    for _ in range(4 * len(peer.posted)):
+        peer.data(b"x")
+        assert peer.read(1) == b"x"
+    assert {len(buffer.scatter[0]) for buffer in peer.posted} == {1000}
+    assert len(peer.posted) == peer.buffers == peer.settings.receive_count
+    assert not peer.connection._resizing
+    assert not peer.connection._resize._current
 
 
 def test_a_reset_is_not_answered_by_a_reset() -> None:

@@ -257,12 +257,21 @@ def test_every_message_in_every_state(state: State, mid: Mid) -> None:
             assert peer is not None
             if waiting:
                 _with_requests(peer)
-            _judge(peer, state, message, payload, broken_rule(state, message, payload, send, receive))
+            judged_in = State.ESTABLISHED if state is State.REQ_SENT else state  # there it waits for the HelloAck
+            _judge(peer, state, message, payload, broken_rule(judged_in, message, payload, send, receive))
 
 
 def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: str | None) -> None:
     connection = peer.connection
-    if state not in OPEN and state is not State.REP_SENT:
+    if state is State.REQ_SENT:
+        orders = len(peer.orders)
+        peer.say(message, payload)
+        assert connection.state is state
+        assert len(peer.orders) == orders
+        connection.handle_accepted(peer.hello_ack(), peer.now)
+        peer.run()
+        heard = peer.hear()
+    elif state not in OPEN and state is not State.REP_SENT:
         told, orders, posted = len(peer.told), len(peer.orders), len(peer.posted)
         peer.say(message, payload)
         assert connection.state is state
@@ -270,10 +279,11 @@ def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: s
         assert len(peer.posted) == posted - 1
         assert not peer.hear()
         return
-    peer.hear()
-    peer.advertise(300)
-    peer.show(40000)
-    heard = peer.say(message, payload)
+    else:
+        peer.hear()
+        peer.advertise(300)
+        peer.show(40000)
+        heard = peer.say(message, payload)
     if rule is None:
         if isinstance(message, AbortConn):
             assert connection.cause is Cause.RESET
@@ -639,7 +649,7 @@ def resize_range() -> RawPeer:
     peer = established()
     peer.connection.resize_remote(1000, peer.now)
     peer.run()
-    peer.say(ChRcvBufAck(999))
+    peer.say(ChRcvBufAck(1000 - 17))
     return peer
 
 

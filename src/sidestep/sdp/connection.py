@@ -107,12 +107,12 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_end_mseq", "_end_told", "_events", "_fast",
-        "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed", "_refresh_wait",
-        "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source", "_strategy",
-        "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent", "_timers",
-        "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause", "error", "now",
-        "peer_max_adverts", "state", "suspended", "version",
+        "_asks", "_buffers_wanted", "_control", "_dirty", "_down", "_early", "_end_mseq", "_end_told", "_events",
+        "_fast", "_flow", "_left", "_moved", "_open", "_probe_wait", "_readable_told", "_reader_closed",
+        "_refresh_wait", "_release_wanted", "_reply_fault", "_resize", "_resizing", "_settings", "_sink", "_source",
+        "_strategy", "_suspend_again", "_suspend_answered", "_suspend_confirmed", "_suspend_port", "_suspend_sent",
+        "_timers", "_traffic", "_transport_done", "_waiting", "_write_told", "accepting", "addresses", "cause",
+        "error", "now", "peer_max_adverts", "state", "suspended", "version",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -144,6 +144,7 @@ class Connection:
         self._refresh_wait = settings.refresh_s
         self._traffic = 0  # sequence numbers when the keepalive timer last looked
         self._reply_fault: PeerViolation | None = None
+        self._early: list[tuple[Receive, int]] = []  # messages that came before the HelloAck, with their lengths
         self._left = False  # the transport connection of a stream that goes on over another one is gone
         self._suspend_port: int | None = None  # where our socket moves to, or the other end's
         self._suspend_sent = False
@@ -296,6 +297,9 @@ class Connection:
             return
         self._adopt(bsdh, ack, ack.act_rcv_sz)
         self._establish(Stimulus.REPLY)
+        early, self._early = self._early, []
+        for buffer, length in early:
+            self.handle_message(buffer, length, now)
 
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
         flow = self._flow
@@ -476,6 +480,7 @@ class Connection:
         self._sink.ready_bytes += len(data)
         self._readable_told = False
         self._sink.serve()
+        self._sink.keep_order()
         self._dirty = True
 
     @property
@@ -496,7 +501,9 @@ class Connection:
     @property
     def room(self) -> int:
         """Bytes that a send could have to leave at once, by Bcopy."""
-        return max(0, self._flow.credit - 2) * self._source.payload_max if self.writable else 0
+        flow = self._flow
+        messages = min(flow.credit - flow.payload_credit + 1, flow.room())
+        return messages * self._source.payload_max if self.writable else 0
 
     @property
     def ended(self) -> bool:
@@ -592,6 +599,9 @@ class Connection:
         self._reader_closed = True
         for receive in list(self._sink.receives):
             self.cancel_receive(receive, now)
+        self._sink.closed = True
+        self._sink.serve()
+        self._dirty = True
 
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
@@ -712,6 +722,8 @@ class Connection:
         self._transport_done = True
         self._timers.clear()
         self._control.clear()
+        early, self._early = self._early, []
+        self._flow.work.extend(ReturnBuffer(buffer) for buffer, _ in early)
         source, sink = self._source, self._sink
         moved = self.suspended.unsent if self.suspended is not None else ()
         for _, send, _ in self._flow.in_flight:
@@ -809,6 +821,9 @@ class Connection:
         """Any message, by the tables. The order of work is that of docs/wire/sdp.md §19.1."""
         if self.state is State.REP_SENT:
             self.handle_established(now)  # the first message says as much as ready to use
+        if self.state is State.REQ_SENT:  # the queue pair is quicker than the connection manager
+            self._early.append((buffer, len(message)))
+            return
         if not self._open:
             self._flow.work.append(ReturnBuffer(buffer))  # it crossed our end of the connection
             return

@@ -86,7 +86,10 @@ class VirtualTime(Driver):
                 self._step()
             return ready()
         program.ready, program.until = ready, until
-        self._pass_on(program)
+        try:
+            self._pass_on(program)
+        finally:
+            program.ready = None  # it may hold memory that its owner wants free
         return ready()
 
     def together(self, *programs: Callable[[], _T]) -> list[_T]:
@@ -101,8 +104,7 @@ class VirtualTime(Driver):
         for each in made:
             each.thread.start()
         self._pass_on(None)
-        for each in made:
-            each.thread.join()
+        self._programs = []
         failed = [each.error for each in made if each.error is not None]
         if failed:
             raise min(failed, key=lambda error: isinstance(error, Misuse))  # who is stuck is not the one to blame
@@ -139,7 +141,7 @@ class VirtualTime(Driver):
         order = [*programs[start:], *programs[:start]]
         while any(not each.ended for each in order):
             for each in order:
-                if not each.ended and (each.ready is None or self._is_over(each.ready, each.until)):
+                if not each.ended and (each.ready is None or self._is_over(each.ready, each.until)):  # None: not begun
                     return each
             try:
                 self._step()
@@ -164,7 +166,7 @@ class _Program:
         self._function = function
         self.turn = threading.Semaphore(0)
         self.thread = threading.Thread(target=self._run, name=getattr(function, "__name__", "program"), daemon=True)
-        self.ready: Callable[[], bool] | None = None  # what it waits for; None before it has begun
+        self.ready: Callable[[], bool] | None = None  # what it waits for
         self.until: float | None = None
         self.ended = False
         self.stuck: Misuse | None = None

@@ -22,7 +22,7 @@ from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.work import Receive
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import NeedBuffers, ReturnBuffer
-from sidestep.sdp.wire import ChRcvBuf, ChRcvBufAck
+from sidestep.sdp.wire import BSDH_LEN, ChRcvBuf, ChRcvBufAck
 
 
 class ResizeHost(Protocol):
@@ -113,12 +113,13 @@ class Resize:
         asked, before = self.asked, self._before
         if asked is None or self._request is None:
             raise PeerViolation(f"ChRcvBufAck of {size} bytes", rule="resize_unasked")
-        if size < before if asked > before else not min(asked, before) <= size <= before:
+        least = before if asked > before else min(asked, before)
+        if size < least - BSDH_LEN or (size > before >= asked):  # OFED does not count the base header (§14)
             raise PeerViolation(
                 f"ChRcvBufAck of {size} bytes, {asked} were asked for instead of {before}", rule="resize_range"
             )
         self.asked = self._request = None
-        if size == before:
+        if before - BSDH_LEN <= size <= before and abs(size - asked) > before - size:
             if asked > before:
                 self.increase_refused = True
             else:

@@ -96,7 +96,8 @@ class Sink:
     """One receive half."""
 
     __slots__ = (
-        "_flow", "_host", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted", "due",
+        "_flow", "_host", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted",
+        "closed", "due",
         "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
         "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
@@ -108,6 +109,7 @@ class Sink:
         self.ready: deque[tuple[memoryview, Receive | None, int | None]] = deque()
         self.ready_bytes = 0
         self.ended = False  # DisConn has come
+        self.closed = False  # the user receives nothing more: what is advertised would wait for ever
         self.urgent_pending = 0  # OOB_PEND seen, byte not yet
         self.urgent_byte: int | None = None  # of the mark that was reached or is ahead, not taken yet
         self.adverts: deque[SinkAdvert] = deque()
@@ -220,8 +222,12 @@ class Sink:
         """A SinkAvail less; bytes that did not fit where they came in are served in the order of the stream."""
         self._settle_cancel()
         self.serve()
+        self.keep_order()
+
+    def keep_order(self) -> None:
+        """Bytes that are here stand before what may come into receives that are shown: those are asked for again."""
         if self.ready_bytes and self.shown:
-            self.cancel()  # they stand before what may come into the receives that are shown still
+            self.cancel()
 
     def _put_urgent(self, payload: memoryview, buffer: Receive) -> None:
         """A message that ends in an urgent byte: the mark stands before that byte.
@@ -359,8 +365,8 @@ class Sink:
         """Starts the RDMA Reads that receives, the read depth and the send queue allow; or refuses."""
         host, flow = self._host, self._flow
         if not self.receives:
-            if host.waits_for_reader() and not self.reads:
-                self.refuse()  # both ends wait to be read: one has to give way (§10.2)
+            if (self.closed or host.waits_for_reader()) and not self.reads:
+                self.refuse()  # nobody will read it; or both ends wait to be read: one has to give way (§10.2)
             return
         last = self.last_read
         passed = last is None or not last.reads

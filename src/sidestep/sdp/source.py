@@ -211,6 +211,7 @@ class Source:
         if (
             self.transact
             and not flags
+            and not self.sinks  # not every stack knows that the payload uses one up (docs/wire/sdp.md §10.4)
             and (offer := self._host.transaction())
             and length <= self._flow.remote_size - _SINK_AVAIL_LEN
         ):
