@@ -102,6 +102,7 @@ class World:
         self.fabric = Fabric(Random(seed), immediate=immediate, faults=faults, observer=watch)
         self.driver = VirtualTime(self.fabric)
         self.devices = [self.fabric.device(name, attributes) for name in (LEFT, RIGHT)]
+        settings = settings or Settings(strategy=eager)
         self.stacks = [self.driver.stack(device, settings, **options) for device in self.devices]
         self.left, self.right = (
             Host(stack, [name], kick=kick) for stack, name in zip(self.stacks, (LEFT, RIGHT), strict=True)
@@ -182,6 +183,11 @@ def join(world: World, *, settings: Settings | None = None) -> tuple[End, End]:
 
 def addresses(local_port: int = 40000, port: int = PORT) -> Addresses:
     return Addresses(ip_address(LEFT), local_port, ip_address(RIGHT), port)
+
+
+def eager() -> Strategy:
+    """What goes by RDMA does so at sizes that are handy for tests, whatever the defaults are."""
+    return Strategy(bcopy_max=64 << 10, read_min=16 << 10, sink_min=64 << 10)
 
 
 def read_zcopy() -> Strategy:

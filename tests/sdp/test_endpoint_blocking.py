@@ -21,6 +21,7 @@ from endpoint_world import (
     assert_empty,
     digest,
     done,
+    eager,
     pattern,
     pipelined,
     read_zcopy,
@@ -90,7 +91,7 @@ def recv_all(conn: Socket, size: int) -> bytes:
 
 @MODES
 @ATTRIBUTES
-@pytest.mark.parametrize("strategy", [Strategy, bcopy_only, read_zcopy, pipelined])
+@pytest.mark.parametrize("strategy", [Strategy, eager, bcopy_only, read_zcopy, pipelined])
 def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
     world = World(immediate=immediate, attributes=attributes, settings=Settings(strategy=strategy))
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]

@@ -35,6 +35,7 @@ from sidestep.errors import LimitReached, Misuse, SidestepError
 from sidestep.sdp.driver import stack_on
 from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.errnos import Reports, error_of, os_error
+from sidestep.sdp.host import release
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 
 if TYPE_CHECKING:
@@ -93,7 +94,10 @@ class AsyncStream:
             send = stream.send(view, urgent=urgent)
         except LimitReached as why:
             raise error_of(why) from why
-        await self._ended(send)
+        try:
+            await self._ended(send)
+        finally:
+            release(view)
         if send.error is not None:
             raise reports.why()
         return send.passed
@@ -128,12 +132,10 @@ class AsyncStream:
             self._take_back(receive)
             raise
         finally:
-            with suppress(ValueError):
-                self._receives.remove(receive)
+            self._receives.remove(receive)
+            release(view)
         if receive.error is not None and not receive.filled:
-            if (broken := reports.take()) is not None:
-                raise broken
-            return 0
+            raise reports.why()
         return receive.filled
 
     async def recv(self, size: int) -> bytes:
@@ -294,7 +296,8 @@ class AsyncStream:
         receives = list(self._receives)
         later = receives[receives.index(receive) + 1 :]
         if any(each.filled or each.planned for each in later):
-            self.abort()
+            stream.abort()
+            self._host.kick()
             return
         stream.put_back(bytes(receive.view[: receive.filled]))
         self._host.kick()
@@ -323,15 +326,19 @@ class Server:
 
     def begin(self, address: IpAddress | None, port: int, backlog: int, settings: Settings | None) -> None:
         """Listens; for `start_server`."""
+        if not self._host.serves(address):
+            raise os_error(errno.EADDRNOTAVAIL, str(address))
         try:
             self._port = self._host.take_port(port)
+        except SidestepError as why:
+            raise error_of(why) from why
+        try:
             self._listening = self._host.listen(
                 address, self._port, backlog=backlog, settings=settings, ready=self._accept
             )
-        except Misuse as why:
-            raise os_error(errno.EADDRINUSE, str(why)) from why
         except SidestepError as why:
-            raise error_of(why) from why
+            self._host.give_port(self._port)
+            raise os_error(errno.EADDRINUSE, str(why)) if isinstance(why, Misuse) else error_of(why) from why
 
     @property
     def port(self) -> int:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, SidestepError
 from sidestep.sdp.errnos import Reports, error_of, os_error
+from sidestep.sdp.host import release
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import State
 
@@ -90,7 +91,7 @@ class Socket:
             if self._bound is not None or self._stream is not None:
                 raise os_error(errno.EINVAL, "bound already")
             local = ip_address(address[0]) if address[0] else None
-            if local is not None and not local.is_unspecified and local not in self._host.addresses:
+            if not self._host.serves(local):
                 raise os_error(errno.EADDRNOTAVAIL, str(local))
             self._bound = (local, self._take_port(address[1]))
 
@@ -235,6 +236,7 @@ class Socket:
             raise error_of(why) from why
         self._host.kick()
         self._await(send, timeout if timeout != 0 else None)
+        release(view)
         if send.error is not None:
             raise self._reports.why()
         return send
@@ -275,12 +277,11 @@ class Socket:
             receive = stream.receive(view, waitall=waitall)
             self._host.kick()
             in_time = self._await(receive, timeout if timeout != 0 else None)
+            release(view)
             if receive.filled:
                 return receive.filled
             if receive.error is not None:
-                if (broken := self._reports.take()) is not None:
-                    raise broken
-                return 0
+                raise self._reports.why()
             if not in_time:
                 raise self._time_is_over(timeout)
             return 0

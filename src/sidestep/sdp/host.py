@@ -8,6 +8,7 @@ looked up here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -85,6 +86,10 @@ class Host:
 
     # --- connections ---
 
+    def serves(self, address: IpAddress | None) -> bool:
+        """Whether connections to that address come here; None and unspecified ones stand for all there are."""
+        return address is None or address.is_unspecified or address in self.addresses
+
     def address_for(self, remote: IpAddress) -> IpAddress:
         """The own address for connections to that one.
 
@@ -127,9 +132,15 @@ class Host:
         Raises:
             Misuse: The address is not one of this host, or it is taken with this port.
         """
-        if address is not None and not address.is_unspecified and address not in self.addresses:
+        if not self.serves(address):
             raise Misuse(f"{address} is not an address of this host")
         return Listening(self.stack, port, address=address, backlog=backlog, settings=settings, ready=ready)
+
+
+def release(view: memoryview) -> None:
+    """Frees a user's buffer when a call ends, whoever still names the view: an exception's traceback, perhaps."""
+    with suppress(BufferError):
+        view.release()
 
 
 def _nothing() -> None:

@@ -15,9 +15,9 @@ from sidestep.sdp.wire import Mode
 class Strategy:
     """The default. Sizes are bytes; a size of None means never."""
 
-    bcopy_max: int = 64 << 10  # a send of up to this many bytes goes by Bcopy
-    read_min: int = 16 << 10  # room that makes an RDMA Read worth its round trip; less and the source is told SendSm
-    sink_min: int | None = 64 << 10  # a receive of at least this many bytes is advertised, in Pipelined mode
+    bcopy_max: int = 256 << 10  # a send of up to this many bytes goes by Bcopy
+    read_min: int = 128 << 10  # room that makes an RDMA Read worth its round trip; less and the source is told SendSm
+    sink_min: int | None = 256 << 10  # a receive of at least this many bytes is advertised, in Pipelined mode
     advert_max: int = 16 << 20  # bytes of one advertisement
     adverts_in_flight: int = 8  # own advertisements outstanding, of both kinds; the peer's MaxAdverts bounds it as well
     payload: int = 64  # bytes that ride with a SrcAvail in Combined mode

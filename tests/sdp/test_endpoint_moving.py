@@ -1,0 +1,358 @@
+"""Sockets that move to another process: the stream goes on elsewhere, without a byte lost or doubled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from ipaddress import IPv4Address, ip_address
+
+import pytest
+from endpoint_world import (
+    BOTH_MODES,
+    CHECKING,
+    LEFT,
+    LENIENT,
+    PORT,
+    RIGHT,
+    End,
+    World,
+    assert_empty,
+    digest,
+    done,
+    join,
+    pattern,
+    pipelined,
+    read_zcopy,
+    take,
+)
+
+from sidestep.errors import Misuse, Unavailable
+from sidestep.rdma.loopback import LoopbackDevice
+from sidestep.rdma.verbs import DeviceAttributes
+from sidestep.sdp.connection import Cause
+from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.moving import Arrival
+from sidestep.sdp.requests import Event, EventKind, StreamReceive, Told
+from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.strategy import bcopy_only
+
+MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
+NEW_PORT = 6001
+
+
+class MovingWorld(World):
+    """Two hosts; at the right one there is a second process, with a stack of its own on the same device."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.new = self.driver.stack(self.devices[1], self.stacks[1].settings)
+        self.new_left = self.driver.stack(self.devices[0], self.stacks[0].settings)
+
+    def assert_nothing_left(self) -> None:
+        """Also of the new processes."""
+        self.settle()
+        for stack in (self.new, self.new_left):
+            assert stack.streams == {}
+            assert stack.buffers.lent == 0
+            stack.close()
+        super().assert_nothing_left()
+
+
+def expect(world: MovingWorld, end: End, stack: Stack, *, local: str, remote: str, remote_port: int) -> Arrival:
+    return Arrival(
+        stack,
+        NEW_PORT,
+        local=ip_address(local),
+        remote=ip_address(remote),
+        remote_port=remote_port,
+        arrived=partial(take, end),
+    )
+
+
+def move_right(world: MovingWorld, right: End, *, late: bool = False) -> End:
+    """The right end's socket goes to the new process."""
+    new = End()
+    arrival = expect(world, new, world.new, local=RIGHT, remote=LEFT, remote_port=40000)
+    right.to.suspend(NEW_PORT)
+    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    if late:  # the other end is here before the old process has said what there was
+        world.fabric.run()
+        assert new.stream is None
+    suspended = right.to.connection.suspended
+    assert suspended is not None
+    arrival.take_over(suspended)
+    assert world.fabric.run_until(partial(new.got, EventKind.ESTABLISHED))
+    with pytest.raises(Misuse):
+        arrival.take_over(suspended)
+    return new
+
+
+def close_all(world: MovingWorld, *ends: End) -> None:
+    for end in ends:
+        end.to.close()
+    world.assert_nothing_left()
+
+
+@MODES
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
+def test_the_stream_goes_on_elsewhere(immediate: bool, late: bool, attributes: DeviceAttributes) -> None:
+    world = MovingWorld(immediate=immediate, attributes=attributes, settings=Settings(receive_size=4096))
+    left, right = join(world)
+    left.to.send(memoryview(b"unread"))
+    world.fabric.run()
+    new = move_right(world, right, late=late)
+    assert left.kinds().count(EventKind.ESTABLISHED) == 2
+    assert EventKind.RESUMING in left.kinds()
+    assert left.to.connection.addresses == Addresses(IPv4Address(LEFT), 40000, IPv4Address(RIGHT), NEW_PORT)
+    named = new.to.connection.addresses
+    assert named is not None
+    assert (str(named.remote), named.remote_port) == (LEFT, 40000)
+    assert new.to.connection.local_size == right.to.connection.local_size
+    room = bytearray(100)
+    receive = new.to.receive(memoryview(room))
+    assert bytes(room[: receive.filled]) == b"unread"
+    data, there = pattern(300_000), bytearray(300_000)
+    for sender, reader in ((left, new), (new, left)):
+        got = reader.to.receive(memoryview(there), waitall=True)
+        sender.to.send(memoryview(data))
+        assert world.fabric.run_until(done(got))
+        assert digest(there) == digest(data)
+    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    assert right.to.connection.error is None
+    close_all(world, left, new)
+
+
+@MODES
+@pytest.mark.parametrize("strategy", [bcopy_only, read_zcopy, pipelined])
+@pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
+@pytest.mark.parametrize("reading", [0, 3])
+def test_bytes_on_their_way_arrive_once(
+    immediate: bool, strategy: object, attributes: DeviceAttributes, reading: int
+) -> None:
+    """Both ends are sending, and partly being read, when one of them moves."""
+    settings = Settings(strategy=strategy, receive_count=8, receive_size=2048)  # type: ignore[arg-type]
+    world = MovingWorld(immediate=immediate, attributes=attributes, settings=settings)
+    left, right = join(world)
+    here = [bytearray(pattern(30_000, seed)) for seed in range(6)]
+    there = [bytearray(pattern(25_000, 10 + seed)) for seed in range(6)]
+    sends = [left.to.send(memoryview(each)) for each in here]
+    moved = [right.to.send(memoryview(each)) for each in there]
+    rooms: dict[str, list[tuple[bytearray, StreamReceive]]] = {"left": [], "right": []}
+    for _ in range(reading):
+        for end, name in ((left, "left"), (right, "right")):
+            room = bytearray(9_000)
+            rooms[name].append((room, end.to.receive(memoryview(room))))
+    for _ in range(40):
+        world.fabric.step()
+    new = move_right(world, right)
+
+    def got(name: str) -> bytes:
+        return b"".join(bytes(room[: receive.filled]) for room, receive in rooms[name])
+
+    for end, name, total in ((new, "right", 180_000), (left, "left", 150_000)):
+        outstanding = [receive for _, receive in rooms[name] if not receive.done]
+        assert world.fabric.run_until(done(*outstanding))
+        while len(got(name)) < total:
+            room = bytearray(50_000)
+            receive = end.to.receive(memoryview(room))
+            rooms[name].append((room, receive))
+            assert world.fabric.run_until(done(receive))
+    assert digest(got("right")) == digest(b"".join(here))
+    assert digest(got("left")) == digest(b"".join(there))
+    assert world.fabric.run_until(done(*sends, *moved))
+    assert [request.error for request in (*sends, *moved)] == [None] * 12
+    close_all(world, left, new)
+
+
+@MODES
+def test_only_the_other_end_may_come(immediate: bool) -> None:
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+    new = End()
+    arrival = expect(world, new, world.new, local=RIGHT, remote=LEFT, remote_port=40000)
+    strangers = [
+        Addresses(IPv4Address(LEFT), 40001, IPv4Address(RIGHT), NEW_PORT),
+        Addresses(IPv4Address("10.0.0.9"), 40000, IPv4Address(RIGHT), NEW_PORT),
+        Addresses(IPv4Address(LEFT), 40000, IPv4Address("10.0.0.8"), NEW_PORT),
+    ]
+    for named in strangers:
+        stranger = End()
+        stranger.stream = world.stacks[0].connect(RIGHT, named, stranger.tell)
+        assert world.fabric.run_until(partial(stranger.got, EventKind.CLOSED))
+        assert stranger.to.connection.cause is Cause.REFUSED
+    arrival.close()
+    arrival.close()
+    close_all(world, left, right)
+
+
+@MODES
+def test_the_new_place_is_not_there(immediate: bool) -> None:
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+    right.to.suspend(NEW_PORT)
+    room = bytearray(10)
+    receive = left.to.receive(memoryview(room))
+    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
+    assert left.to.connection.cause is Cause.RESET
+    assert receive.error is not None
+    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    close_all(world, left, right)
+
+
+@MODES
+def test_the_new_place_waits_no_longer(immediate: bool) -> None:
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+    arrival = expect(world, End(), world.new, local=RIGHT, remote=LEFT, remote_port=40000)
+    right.to.suspend(NEW_PORT)
+    world.fabric.run()
+    arrival.close()
+    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
+    assert left.to.connection.cause is Cause.RESET
+    close_all(world, left, right)
+
+
+@MODES
+def test_the_old_place_goes_by_itself(immediate: bool) -> None:
+    """The other end should disconnect; if it does not, the old process does."""
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+    new = move_right(world, right)
+    right.to.close()
+    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    right.to.abort()
+    close_all(world, left, new)
+
+
+@MODES
+def test_no_queue_pair_for_the_new_connection(immediate: bool) -> None:
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+
+    def tell(stream: Stream, event: Told) -> None:
+        left.tell(stream, event)
+        if isinstance(event, Event) and event.kind is EventKind.RESUMING:
+            world.devices[0].attributes = replace(world.devices[0].attributes, queue_pairs_max=0)
+
+    left.to.tell = tell
+    right.to.suspend(NEW_PORT)
+    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
+    assert left.to.connection.cause is Cause.RESOURCES
+    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    close_all(world, left, right)
+
+
+def test_who_may_move() -> None:
+    world = MovingWorld()
+    left, right = join(world)
+    left.to.shutdown_write()
+    world.fabric.run()
+    with pytest.raises(Misuse):
+        left.to.suspend(NEW_PORT)
+    close_all(world, left, right)
+    with pytest.raises(Unavailable):
+        Arrival(
+            World(settings=Settings(carrier=Carrier.IWARP)).stacks[0],
+            NEW_PORT,
+            local=IPv4Address(LEFT),
+            remote=IPv4Address(RIGHT),
+            remote_port=PORT,
+            arrived=lambda stream: None,
+        )
+
+
+@MODES
+def test_the_other_end_closes_its_direction_meanwhile(immediate: bool) -> None:
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+    new = End()
+    arrival = expect(world, new, world.new, local=RIGHT, remote=LEFT, remote_port=40000)
+    right.to.suspend(NEW_PORT)
+    left.to.send(memoryview(b"last"))
+    left.to.shutdown_write()
+    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    assert right.to.connection.suspended is not None
+    arrival.take_over(right.to.connection.suspended)
+    assert world.fabric.run_until(partial(new.got, EventKind.END_OF_STREAM))
+    room = bytearray(10)
+    receive = new.to.receive(memoryview(room))
+    assert bytes(room[: receive.filled]) == b"last"
+    new.to.shutdown_write()
+    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
+    assert left.to.connection.error is None
+    close_all(world, left, new)
+
+
+@MODES
+def test_both_ends_move_at_once(immediate: bool) -> None:
+    """The connecting end answers, and repeats its own wish in the new connection."""
+    world = MovingWorld(immediate=immediate)
+    left, right = join(world)
+    left.to.send(memoryview(b"from the left"))
+    right.to.send(memoryview(b"from the right"))
+    new_right, new_left = End(), End()
+    to_right = expect(world, new_right, world.new, local=RIGHT, remote=LEFT, remote_port=40000)
+    to_left = Arrival(
+        world.new_left,
+        7001,
+        local=ip_address(LEFT),
+        remote=ip_address(RIGHT),
+        remote_port=NEW_PORT,
+        arrived=partial(take, new_left),
+    )
+    left.to.suspend(7001)
+    right.to.suspend(NEW_PORT)
+    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    assert not left.got(EventKind.SUSPENDED)
+    assert right.to.connection.suspended is not None
+    to_right.take_over(right.to.connection.suspended)
+    assert world.fabric.run_until(partial(left.got, EventKind.SUSPENDED))
+    assert left.to.connection.suspended is not None
+    to_left.take_over(left.to.connection.suspended)
+    assert world.fabric.run_until(
+        lambda: new_left.got(EventKind.ESTABLISHED) and new_right.kinds().count(EventKind.ESTABLISHED) == 2
+    )
+    for end, expected in ((new_left, b"from the right"), (new_right, b"from the left")):
+        room = bytearray(100)
+        receive = end.to.receive(memoryview(room))
+        assert world.fabric.run_until(done(receive))
+        assert bytes(room[: receive.filled]) == expected
+    assert world.fabric.run_until(lambda: left.got(EventKind.CLOSED) and right.got(EventKind.CLOSED))
+    close_all(world, new_left, new_right)
+
+
+def test_a_connection_moves_to_another_device() -> None:
+    world = World()
+    device = world.fabric.device("10.0.0.3", CHECKING)
+    stack = world.driver.stack(device)
+    left, right = join(world)
+    new = End()
+    arrival = Arrival(
+        stack,
+        NEW_PORT,
+        local=ip_address(RIGHT),
+        remote=ip_address(LEFT),
+        remote_port=40000,
+        arrived=partial(take, new),
+    )
+    data = bytearray(pattern(200_000))
+    send = right.to.send(memoryview(data))
+    right.to.suspend(NEW_PORT)
+    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    assert not send.done
+    assert right.to.connection.suspended is not None
+    assert len(world.devices[1].keys) > 0
+    arrival.take_over(right.to.connection.suspended)
+    left.to.address = "10.0.0.3"
+    assert world.fabric.run_until(partial(new.got, EventKind.ESTABLISHED))
+    room = bytearray(200_000)
+    receive = left.to.receive(memoryview(room), waitall=True)
+    assert world.fabric.run_until(done(receive, send))
+    assert digest(room) == digest(data)
+    new.to.close()
+    left.to.close()
+    world.assert_nothing_left()
+    stack.close()
+    assert isinstance(device, LoopbackDevice)
+    assert_empty(device)
