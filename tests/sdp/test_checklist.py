@@ -349,6 +349,20 @@ def test_more_than_was_advertised_cannot_be_acknowledged() -> None:
     peer.broken_by("read_excess")
 
 
+@item(5)
+@pytest.mark.parametrize("mode", [Mode.COMBINED, Mode.PIPELINED])
+def test_one_advertisement_after_the_other(mode: Mode) -> None:
+    """More than MaxAdverts in all, each read and reported before the next."""
+    peer = established(max_adverts=2)
+    peer.receive_mode(mode)
+    for number in range(5):
+        header, payload = peer.advertise(300, 8 if mode is Mode.COMBINED else 0, fill=number)
+        receive = peer.receive(300, waitall=True)
+        assert kinds(peer.say(header, payload))[-1] is Mid.RDMA_RD_COMPL
+        assert filled(receive) == bytes(peer.memory(0xA1))
+    assert peer.connection.error is None
+
+
 # --- 6: Pipelined ---
 
 
@@ -387,6 +401,19 @@ def test_what_was_refused_comes_before_what_is_read() -> None:
     assert kinds(peer.data(bytes(peer.memory(1)[200:]))) == [Mid.RDMA_RD_COMPL]
     assert filled(first) == bytes(peer.memory(1))
     assert filled(second) == bytes(peer.memory(2))
+
+
+@item(6)
+def test_more_than_was_refused_belongs_to_what_is_advertised() -> None:
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    for key in (1, 2):
+        header, _ = peer.advertise(100, rkey=key)
+        peer.say(header)
+    peer.connection.peek(peer.now)
+    peer.run()
+    peer.data(bytes(101))
+    peer.broken_by("payload_amid_advert")
 
 
 # --- 7: modes ---
@@ -649,6 +676,41 @@ def test_withdrawn_while_the_first_of_two_is_read() -> None:
     assert len(peer.remote.touched) == 1
 
 
+@item(10)
+def test_withdrawn_while_the_refusal_waits_for_credit() -> None:
+    """It is the same message: one, and it completes the withdrawal."""
+    peer = established()
+    peer.credit = 0
+    header, payload = peer.advertise(300, 8)
+    peer.say(header, payload)
+    assert peer.read() == payload
+    peer.connection.peek(peer.now)
+    peer.run()
+    assert peer.say(SrcAvailCancel()) == []
+    peer.credit = CREDIT
+    heard = peer.data()
+    assert kinds(heard) == [Mid.SEND_SM]
+    assert heard[0].bsdh.mseq_ack >= peer.tx_mseq - 1
+    peer.data(b"goes on")  # nothing is due any more
+    assert peer.read() == b"goes on"
+
+
+@item(10)
+def test_withdrawn_after_the_refusal_has_gone() -> None:
+    """It was withdrawn with the rest; the other end knows of the refusal, and no other message follows."""
+    peer = established()
+    header, payload = peer.advertise(300, 8)
+    peer.say(header, payload)
+    assert peer.read() == payload
+    peer.connection.peek(peer.now)
+    peer.run()
+    assert peer.mids() == [Mid.SEND_SM]
+    assert peer.say(SrcAvailCancel()) == []
+    peer.receive_mode(Mode.PIPELINED)
+    peer.receive(400)
+    assert peer.mids() == [Mid.SINK_AVAIL]  # as nothing is due
+
+
 # --- 11: withdrawing SinkAvails ---
 
 
@@ -712,6 +774,30 @@ def test_a_sink_gets_its_receives_back(answer: str) -> None:
         peer.say(DisConn())
     assert all(receive.done for receive in receives)
     assert peer.connection.error is None
+
+
+@item(11)
+def test_a_withdrawal_that_has_not_gone_need_not_go() -> None:
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    receives = [peer.receive(400), peer.receive(400)]
+    peer.credit = 0
+    peer.data()
+    peer.hear()
+    for receive in receives:
+        peer.connection.cancel_receive(receive, peer.now)
+    peer.run()
+    assert peer.mids() == []
+    for receive in receives:
+        receive.view[:1] = b"x"
+        peer.say(RdmaWrCompl(1))
+        assert filled(receive) == b"x"
+    peer.credit = CREDIT
+    assert Mid.SINK_AVAIL_CANCEL not in kinds(peer.data())
+    later = peer.receive(400)
+    assert peer.mids() == [Mid.SINK_AVAIL]
+    peer.data(b"y")
+    assert filled(later) == b"y"
 
 
 @item(11)
@@ -818,6 +904,24 @@ def test_what_a_late_sink_avail_has_voided_is_advertised_anew() -> None:
     assert bytes(heard[0].payload) == stream(8)  # as Combined wants it
     peer.say(RdmaRdCompl(492))
     assert send.done
+
+
+@item(13)
+def test_a_receive_that_was_shown_waits_on_in_combined_mode() -> None:
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    receive = peer.receive(400)
+    assert peer.mids() == [Mid.SINK_AVAIL]
+    peer.say(ModeChange(False, Mode.COMBINED))
+    peer.say(RdmaWrCompl(1))
+    peer.broken_by("write_unasked")
+    peer = established()
+    peer.receive_mode(Mode.PIPELINED)
+    receive = peer.receive(400)
+    peer.say(ModeChange(False, Mode.COMBINED))
+    peer.data(b"by Bcopy")
+    assert filled(receive) == b"by Bcopy"
+    assert peer.connection._sink.nd == 1  # it did not use up anything
 
 
 # --- 14: nobody receives ---

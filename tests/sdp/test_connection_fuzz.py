@@ -15,11 +15,13 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw import RawPeer, Remote, Surprise, pipelined, small
+from raw import HERE, PORT, THERE, RawPeer, Remote, Surprise, pipelined, small
+from sdp_vectors import vectors
 
 from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
 from sidestep.rdma.work import Access, Status
-from sidestep.sdp.requests import StreamSend
+from sidestep.sdp.requests import Reject, StreamSend
+from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.states import MODE_CHANGES, MODES, NO_PAYLOAD, Master, State
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
@@ -370,7 +372,7 @@ def _converse(seed: int, honest: float) -> Stranger:
 
 @pytest.mark.parametrize("honest", [1.0, 0.97, 0.6])
 def test_nothing_that_is_said_or_done_breaks_it(honest: float) -> None:
-    for seed in range(12):
+    for seed in range(60):
         _converse(seed, honest)
 
 
@@ -381,7 +383,7 @@ def test_nothing_that_is_said_or_done_breaks_it_at_length(honest: float) -> None
         _converse(seed, honest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.binary(max_size=BUFFER), max_size=4))
 def test_garbage_is_contained(messages: list[bytes]) -> None:
     peer = RawPeer(small(receive_size=BUFFER)).establish()
@@ -392,12 +394,54 @@ def test_garbage_is_contained(messages: list[bytes]) -> None:
     _finish(peer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(list(Mid)), st.binary(max_size=BUFFER - 16))
 def test_garbage_behind_a_good_base_header_is_contained(mid: Mid, body: bytes) -> None:
     peer = RawPeer(small(receive_size=BUFFER)).establish()
     peer.remote = None
     peer.deliver(struct.pack(">BBHIII", mid, 0, 8, 16 + len(body), 1, 0) + body)
+    _finish(peer)
+
+
+def _spoiled(good: bytes, spots: list[tuple[int, int]], length: int) -> bytes:
+    data = bytearray(good)
+    for at, value in spots:
+        data[at % len(data)] = value
+    return bytes(data[:length])
+
+
+spots = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255)), max_size=4)
+cut = st.one_of(st.just(1000), st.integers(0, 200))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(list(Carrier)), spots, cut)
+def test_any_hello_is_taken_or_refused(carrier: Carrier, spoiled: list[tuple[int, int]], length: int) -> None:
+    peer = RawPeer(small(carrier=carrier))
+    good = peer.hello() if carrier is Carrier.INFINIBAND else vectors()["V51"].message
+    taken = peer.connection.accept(_spoiled(good, spoiled, length), Addresses(HERE, PORT, THERE, 0), peer.now)
+    peer.lenient = True
+    peer.run()
+    assert bool(peer.ordered(Reject)) is not taken
+    assert (peer.connection.state is State.REP_SENT) is taken
+    if taken:
+        peer.connection.handle_established(peer.now)
+        peer.send(bytes(100), bcopy_only=True)  # in pieces that fit, as far as there is credit
+    _finish(peer)
+
+
+@settings(max_examples=80, deadline=None)
+@given(spots, cut)
+def test_any_hello_ack_is_taken_or_ends_the_attempt(spoiled: list[tuple[int, int]], length: int) -> None:
+    peer = RawPeer(small()).connect()
+    peer.lenient = True
+    ack = _spoiled(peer.hello_ack(), spoiled, length)
+    judged = peer.connection.judge_reply(ack)
+    peer.connection.handle_accepted(ack, peer.now)
+    peer.run()
+    assert (peer.connection.state is State.ESTABLISHED) is judged
+    if judged:
+        peer.send(bytes(100), bcopy_only=True)
     _finish(peer)
 
 

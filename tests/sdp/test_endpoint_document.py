@@ -28,3 +28,9 @@ def test_limits_that_are_named_exist() -> None:
     named = set(re.findall(r"`(SDP_[A-Z_]+)`", DOCUMENT))
     assert named
     assert all(hasattr(limits, name) for name in named)
+
+
+def test_every_module_that_is_named_exists() -> None:
+    named = re.findall(r"`(sdp/\w+\.py)`", DOCUMENT)
+    assert named
+    assert [path for path in named if not (Path(sidestep.sdp.__file__).parents[1] / path).exists()] == []

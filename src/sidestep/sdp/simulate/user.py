@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from sidestep.errors import Misuse, SidestepError
+from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import OPEN, State
 
@@ -140,6 +140,17 @@ class User:
         parked, self._parked = self._parked, []
         for action in parked:
             self._later(0.0, action)
+
+    def lose(self) -> None:
+        """It has moved, and the other end never came: nothing is left of the connection."""
+        self.say("gives up waiting at its new place")
+        error = Unavailable("the other end did not come to the new place")
+        for sent in self._open_sends.values():
+            sent.request.done, sent.request.error = True, error
+        self._open_sends.clear()
+        self.book.error = error
+        self.book.events.append(EventKind.CLOSED)
+        self.closed = self._over = True
 
     def tell(self, stream: Stream, told: Told) -> None:
         """Something has happened."""
@@ -338,7 +349,7 @@ class User:
         self._position += size
         self.book.sent.append(sent)
         self._open_sends[id(request)] = sent
-        self._say(
+        self.say(
             f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}"
         )
         if rng.random() >= habits.batches:
@@ -349,7 +360,7 @@ class User:
 
     def _cancel_send(self, request: StreamSend) -> None:
         assert self.stream is not None
-        self._say(f"cancels the send of {request.length}")
+        self.say(f"cancels the send of {request.length}")
         self.connection.cancel_send(request, self._now())
         self.stream.run()
 
@@ -361,7 +372,7 @@ class User:
         if self._read_over and self._habits.closes_at_once:
             self._close()
             return
-        self._say("shuts down writing")
+        self.say("shuts down writing")
         self.connection.shutdown_write(self._now())
         self.stream.run()
         self._maybe_finish()
@@ -409,7 +420,7 @@ class User:
             return False
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
-        self._say(f"receives {size}{', all of it' if waitall else ''}")
+        self.say(f"receives {size}{', all of it' if waitall else ''}")
         if rng.random() >= habits.batches:
             self.stream.run()
         if rng.random() < habits.cancel_receive:
@@ -418,7 +429,7 @@ class User:
 
     def _cancel_receive(self, request: StreamReceive) -> None:
         assert self.stream is not None
-        self._say(f"cancels the receive of {request.length}")
+        self.say(f"cancels the receive of {request.length}")
         self.connection.cancel_receive(request, self._now())
         self.stream.run()
 
@@ -430,11 +441,11 @@ class User:
             return
         if rng.random() < habits.wish:
             if rng.random() < 0.3:
-                self._say("wants to receive in Combined mode")
+                self.say("wants to receive in Combined mode")
                 connection.want_combined(now)
             else:
                 mode = rng.choice(habits.modes)
-                self._say(f"wants to send in mode {mode.name}")
+                self.say(f"wants to send in mode {mode.name}")
                 connection.want_send_mode(mode, now)
             self.stream.run()
         if habits.resizes and rng.random() < 0.2:
@@ -443,7 +454,7 @@ class User:
                 connection.resize_remote(size, now)
             except Misuse:
                 return
-            self._say(f"asks for private buffers of {size}")
+            self.say(f"asks for private buffers of {size}")
             self.stream.run()
 
     def _maybe_finish(self) -> None:
@@ -458,11 +469,12 @@ class User:
         if self._over:
             return
         self._over = True
-        self._say("closes")
+        self.say("closes")
         self.connection.close(self._now())
         self.stream.run()
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
+        """Notes what it does."""
         if self._note is not None:
             self._note(what)
 
@@ -473,7 +485,7 @@ class User:
         assert self.stream is not None
         self._over = True
         self.ends_gracefully = False
-        self._say("aborts")
+        self.say("aborts")
         self.connection.abort(self._now())
         self.stream.run()
 
@@ -482,7 +494,7 @@ class User:
         assert self.stream is not None
         self._over = True
         self.ends_gracefully = False
-        self._say(f"closes, linger {linger_s}")
+        self.say(f"closes, linger {linger_s}")
         self.connection.close(self._now(), linger_s)
         self.stream.run()
 
