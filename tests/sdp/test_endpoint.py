@@ -634,7 +634,7 @@ def test_reads_into_memory_after_close_are_over(immediate: bool) -> None:
 
 @MODES
 def test_many_connections_on_one_stack(immediate: bool) -> None:
-    count = 100
+    count = 50
     world = World(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
     rights: list[End] = []
 

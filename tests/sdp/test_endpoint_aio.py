@@ -540,7 +540,7 @@ def test_a_stream_that_is_not_connected() -> None:
 
 @MODES
 def test_many_connections(immediate: bool) -> None:
-    count = 60
+    count = 30
 
     async def main() -> None:
         world = AsyncWorld(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
