@@ -681,7 +681,18 @@ def test_old_deadlines_do_not_pile_up() -> None:
         receive = right.to.receive(memoryview(room), waitall=True)
         left.to.send(memoryview(data))
         assert world.fabric.run_until(done(receive))
-    assert len(world.stacks[0]._deadlines) < 100
+    stack = world.stacks[0]
+    assert len(stack._deadlines) < 10
+    now = world.fabric.now
+    for step in range(1000):  # each is sooner than the one before, which is thereby of the past
+        left.to.deadline = now + 1e-3 * (1000 - step) / 2
+        stack.arm(left.to, left.to.deadline)
+    assert len(stack._deadlines) < 100
+    assert stack.next_deadline() == pytest.approx(now + 5e-4)
+    left.to.deadline = now + 0.25  # put off
+    assert stack.next_deadline() == pytest.approx(now + 0.25)
+    left.to.deadline = None
+    assert stack.next_deadline() is None
     finish(world, left, right)
 
 

@@ -449,6 +449,35 @@ def test_connecting_without_waiting() -> None:
     world.assert_nothing_left()
 
 
+def test_an_interrupted_call_gives_memory_back_and_loses_nothing() -> None:
+    world = World()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    listener = create_server(world.right, world.driver, (RIGHT, PORT))
+    left = create_connection(world.left, world.driver, (RIGHT, PORT))
+    right, _ = listener.accept()
+    listener.close()
+    left.sendall(b"part of it")
+    room = bytearray(100_000)
+    world.fabric.call_later(0.1, interrupt)
+    with pytest.raises(KeyboardInterrupt) as told:
+        right.recv_into(room, flags=MSG_WAITALL)
+    room.append(1)
+    assert right.recv(10, MSG_WAITALL) == b"part of it"
+    data = bytearray(10_000_000)
+    world.fabric.call_later(0.1, interrupt)
+    with pytest.raises(KeyboardInterrupt) as told:
+        left.sendall(data)
+    data.append(1)
+    del told
+    for sock in (left, right):
+        sock.set_linger(0)
+        sock.close()
+    world.assert_nothing_left()
+
+
 # --- ends ---
 
 
