@@ -105,6 +105,7 @@ class User:
         self._open_receives: dict[int, tuple[StreamReceive, bytearray]] = {}
         self._parked: list[Callable[[], None]] = []  # what it would do if it were not moving
         self._left: list[Stream] = []  # streams that it moved away from
+        self._farewell: Callable[[Connection], None] | None = None  # how it ended the connection, if it did
         self._started = False
         self._write_waits = False  # a pause is under way
         self._read_waits = False
@@ -140,6 +141,15 @@ class User:
         parked, self._parked = self._parked, []
         for action in parked:
             self._later(0.0, action)
+
+    def _settle(self) -> None:
+        """At its new place: if it had ended the connection while the socket was moving, it does so again."""
+        if self._left and self._farewell is not None:
+            self._later(0.0, self._leave_again)
+
+    def _leave_again(self) -> None:
+        assert self._farewell is not None
+        self._farewell(self.connection)
 
     def lose(self) -> None:
         """It has moved, and the other end never came: nothing is left of the connection."""
@@ -192,6 +202,7 @@ class User:
         self.book.events.append(kind)
         if kind is EventKind.ESTABLISHED:
             self._start()
+            self._settle()
         elif kind is EventKind.READABLE:
             if self._habits.waits_for_readable and not self._read_waits:
                 self._maybe_later(self._read_on)
@@ -468,8 +479,12 @@ class User:
         assert self.stream is not None
         if self._over:
             return
+        if self.connection.state is State.REP_SENT:  # at its new place: a connection that is not there yet is refused
+            self._later(self._pause(), self._close)
+            return
         self._over = True
         self.say("closes")
+        self._farewell = lambda connection: connection.close(self._now())
         self.connection.close(self._now())
         self.stream.run()
 
@@ -486,6 +501,7 @@ class User:
         self._over = True
         self.ends_gracefully = False
         self.say("aborts")
+        self._farewell = lambda connection: connection.abort(self._now())
         self.connection.abort(self._now())
         self.stream.run()
 
@@ -495,6 +511,7 @@ class User:
         self._over = True
         self.ends_gracefully = False
         self.say(f"closes, linger {linger_s}")
+        self._farewell = lambda connection: connection.close(self._now(), linger_s)
         self.connection.close(self._now(), linger_s)
         self.stream.run()
 
