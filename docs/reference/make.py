@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import re
 import sys
@@ -24,7 +25,7 @@ from sidestep.observe.sockets import Outside
 from sidestep.rdma import verbs
 from sidestep.rdma.conformance import CHECKS
 from sidestep.rdma.loopback import manager, settings
-from sidestep.sdp import header, hello, states, wire
+from sidestep.sdp import connection, errnos, header, hello, states, wire
 
 HERE = Path(__file__).parent
 WIDTH = 100
@@ -179,6 +180,8 @@ def sdp_page() -> str:
         for mode, rules in states.MODES.items()
     ]
     rules = [(f"`{name}`", text) for name, text in {**header.RULES, **hello.RULES, **states.RULES}.items()]
+    why = dict(re.findall(r'(?m)^    ([A-Z_]+) = ".*?"  # (.*)$', inspect.getsource(connection.Cause)))
+    ends = [(f"`{cause.name}`", why[cause.name], errno.errorcode[number]) for cause, number in errnos.BY_CAUSE.items()]
     return f"""{NOTICE}
 
 # SDP: messages, states, modes and rules
@@ -226,6 +229,13 @@ A message that breaks one of these ends the connection: with AbortConn first whe
 the transport connection down at once where not. `rule` of the error has the name.
 
 {table("rule", "what it says", rows=rules)}
+
+## How a connection ends
+
+`Connection.cause`, and the errno that a program gets for it, once; after that it reads the end of the stream, and EPIPE
+is what writing fails with.
+
+{table("cause", "what has happened", "errno", rows=ends)}
 """
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from sidestep.errors import SidestepError
+import pytest
+
+from sidestep.errors import LimitReached, SidestepError
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.pools import RdmaElement, RdmaPool
 from sidestep.rdma.work import Access
@@ -52,3 +54,53 @@ def test_one_cancelled_from_within_the_answer_of_another_holds_nothing() -> None
     [element] = found
     pool.put(element, keep=False)
     assert (pool.regions, pool.bytes) == (0, 0)
+
+
+def test_one_who_does_not_want_to_wait_is_refused() -> None:
+    fabric = Fabric(random.Random(0))
+    pool = RdmaPool(fabric.device("one").alloc_pd(), regions_max=1)
+    found: list[RdmaElement] = []
+    pool.get(bytearray(10), Access.LOCAL_WRITE, found.append, wait=False)  # type: ignore[arg-type]
+    fabric.run()
+    with pytest.raises(LimitReached):
+        pool.get(bytearray(10), Access.LOCAL_WRITE, found.append, wait=False)  # type: ignore[arg-type]
+    assert pool.waiting == 0
+    pool.put(found[0])
+    pool.get(bytearray(20), Access.LOCAL_WRITE, found.append, wait=False)  # type: ignore[arg-type]
+    fabric.run()
+    assert len(found) == 2  # what nobody uses makes room
+
+
+def test_a_buffer_is_forgotten_if_one_of_its_users_wants_it_so() -> None:
+    fabric = Fabric(random.Random(0))
+    pool = RdmaPool(fabric.device("one").alloc_pd())
+    buffer = bytearray(1000)
+    found: list[RdmaElement] = []
+    for _ in range(2):
+        pool.get(buffer, Access.REMOTE_READ, found.append)  # type: ignore[arg-type]
+    fabric.run()
+    pool.put(found[0], keep=False)
+    assert found[1].region is not None
+    assert found[1].region.valid
+    pool.put(found[1])
+    assert (pool.regions, pool.bytes) == (0, 0)
+
+
+def test_a_closed_pool_tells_when_nothing_is_registered_any_more() -> None:
+    fabric = Fabric(random.Random(0))
+    domain = fabric.device("one").alloc_pd()
+    told: list[str] = []
+    empty = RdmaPool(domain)
+    empty.close(lambda: told.append("empty"))
+    assert told == ["empty"]
+    pool = RdmaPool(domain)
+    used: list[RdmaElement] = []
+    pool.get(bytearray(10), Access.REMOTE_READ, used.append)  # type: ignore[arg-type]
+    fabric.run()
+    pool.get(bytearray(20), Access.REMOTE_READ, lambda found: None)  # under way
+    pool.close(lambda: told.append("closed"))
+    pool.put(used[0])
+    assert told == ["empty"]
+    fabric.run()
+    assert told == ["empty", "closed"]
+    domain.deallocate()

@@ -540,6 +540,20 @@ def test_a_stack_that_is_closed_gives_everything_back_at_once(immediate: bool) -
 
 
 @MODES
+def test_a_device_that_is_not_waited_for(immediate: bool) -> None:
+    world = World(immediate=immediate)
+    left, right = join(world)
+    left.to.abort()
+    left.to.lose_device()
+    assert is_over(left)
+    assert world.stacks[0].buffers.lent == 0
+    assert world.stacks[0].streams == {}
+    world.settle()
+    assert is_over(right)
+    finish(world, left, right)
+
+
+@MODES
 def test_completions_with_errors_end_the_connection(immediate: bool) -> None:
     for status in (Status.REMOTE_OPERATION_ERROR, Status.RETRY_EXCEEDED, Status.FATAL):
         faults = Faults()
@@ -583,6 +597,18 @@ def test_calls_after_the_queue_pair_broke_lose_no_memory(immediate: bool) -> Non
     world.settle()
     assert is_over(left, right)
     assert (receive.filled, receive.done, send.done) == (400, True, True)
+    finish(world, left, right)
+
+
+@MODES
+def test_a_queue_pair_that_fails_says_so_before_the_other_end_does(immediate: bool) -> None:
+    world = World(immediate=immediate)
+    left, right = join(world)
+    qp_of(left).break_off(DeviceEvent.QP_FATAL, "worn out")
+    assert world.fabric.run_until(partial(is_over, left, right))
+    assert left.to.connection.cause is Cause.TRANSPORT
+    assert "worn out" in str(left.to.connection.error)
+    assert right.to.connection.cause is Cause.RESET
     finish(world, left, right)
 
 
@@ -655,7 +681,18 @@ def test_old_deadlines_do_not_pile_up() -> None:
         receive = right.to.receive(memoryview(room), waitall=True)
         left.to.send(memoryview(data))
         assert world.fabric.run_until(done(receive))
-    assert len(world.stacks[0]._deadlines) < 100
+    stack = world.stacks[0]
+    assert len(stack._deadlines) < 10
+    now = world.fabric.now
+    for step in range(1000):  # each is sooner than the one before, which is thereby of the past
+        left.to.deadline = now + 1e-3 * (1000 - step) / 2
+        stack.arm(left.to, left.to.deadline)
+    assert len(stack._deadlines) < 100
+    assert stack.next_deadline() == pytest.approx(now + 5e-4)
+    left.to.deadline = now + 0.25  # put off
+    assert stack.next_deadline() == pytest.approx(now + 0.25)
+    left.to.deadline = None
+    assert stack.next_deadline() is None
     finish(world, left, right)
 
 
@@ -680,7 +717,7 @@ def test_the_clock_is_told_of_the_next_deadline() -> None:
 
 @MODES
 def test_private_buffers_change_size(immediate: bool) -> None:
-    settings = Settings(receive_count=8, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
+    settings = Settings(receive_count=32, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
     world = World(immediate=immediate, settings=settings)
     left, right = join(world)
     left.to.connection.resize_remote(16384, world.fabric.now)

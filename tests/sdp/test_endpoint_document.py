@@ -1,4 +1,4 @@
-"""What docs/sdp-endpoint.md shows is run."""
+"""The examples of docs/sdp-endpoint.md run, and what it names exists."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/sdp-endpoint.md"
+import sidestep.sdp
+from sidestep import limits
+
+DOCUMENT = (Path(sidestep.sdp.__file__).parents[3] / "docs/sdp-endpoint.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
-@pytest.mark.parametrize("sample", re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
-def test_sample(sample: str) -> None:
-    exec(compile(sample, PAGE.name, "exec"), {})
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_run(number: int) -> None:
+    exec(compile(EXAMPLES[number], f"example {number}", "exec"), {"__name__": "example"})
 
 
-def test_every_module_it_names_exists() -> None:
-    for path in re.findall(r"`(sdp/\w+\.py)`", PAGE.read_text()):
-        assert (PAGE.parents[1] / "src/sidestep" / path).exists(), path
+def test_there_are_examples_of_both_faces() -> None:
+    assert ["blocking" in each for each in EXAMPLES] == [True, False]
+    assert ["asyncio" in each for each in EXAMPLES] == [False, True]
+
+
+def test_limits_that_are_named_exist() -> None:
+    named = set(re.findall(r"`(SDP_[A-Z_]+)`", DOCUMENT))
+    assert named
+    assert all(hasattr(limits, name) for name in named)
+
+
+def test_every_module_that_is_named_exists() -> None:
+    named = re.findall(r"`(sdp/\w+\.py)`", DOCUMENT)
+    assert named
+    assert [path for path in named if not (Path(sidestep.sdp.__file__).parents[1] / path).exists()] == []

@@ -101,6 +101,7 @@ def test_the_stream_goes_on_elsewhere(immediate: bool, late: bool, attributes: D
     left, right = join(world)
     left.to.send(memoryview(b"unread"))
     world.fabric.run()
+    world.new.settings = Settings(receive_size=8192)  # which is not what the other end knows
     new = move_right(world, right, late=late)
     assert left.kinds().count(EventKind.ESTABLISHED) == 2
     assert EventKind.RESUMING in left.kinds()

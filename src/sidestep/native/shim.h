@@ -145,6 +145,12 @@ struct conn {
 	struct conn *next_free;
 };
 
+/* A look without the lock, which is only a hint: who acts on it takes the lock and looks again. */
+static inline bool has_members(struct conn *conn)
+{
+	return __atomic_load_n(&conn->members, __ATOMIC_RELAXED) != NULL;
+}
+
 /* A wake-up target: one word a peer reads, and an eventfd it rings. word: sleepers in bits 0-15, generation above. */
 struct bell {
 	_Atomic uint64_t *word;

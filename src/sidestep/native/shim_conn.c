@@ -494,7 +494,7 @@ void conn_forget(int fd, bool closing)
 	if (closing && !lasting && unlikely(atomic_load(&conn->lent)))
 		end_lent(conn, fd, false);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
-	if (conn->members)
+	if (has_members(conn))
 		set_conn_closed(conn, fd, last);
 	if (last) {
 		if (word_load(conn->slot->state) == STATE_OFFERED)

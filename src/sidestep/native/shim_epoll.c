@@ -501,7 +501,7 @@ static struct member *member_new(struct set *set, struct conn *conn, int fd, con
 	                          .data = event->data.u64,
 	                          .armed = true,
 	                          .out_armed = true};
-	conn->members = member;
+	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
 	set->members[index] = member;
 	set->members_live++;
 	if (index >= set->members_len)
@@ -518,7 +518,7 @@ static void member_free(struct member *member)
 	member->set->members_live--;
 	while (*at != member)
 		at = &(*at)->next;
-	*at = member->next;
+	__atomic_store_n(at, member->next, __ATOMIC_RELAXED); /* see has_members() */
 	free(member);
 }
 
@@ -549,7 +549,7 @@ void set_conn_attached(struct conn *conn)
 
 void set_conn_switched(struct conn *conn)
 {
-	if (!conn->members)
+	if (!has_members(conn))
 		return;
 	int saved = errno;
 	shim_lock_take();
@@ -570,7 +570,7 @@ void set_conn_switched(struct conn *conn)
 /* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
 void set_conn_arm(struct conn *conn, bool all)
 {
-	if (!conn->members)
+	if (!has_members(conn))
 		return;
 	shim_lock_take();
 	for (struct member *member = conn->members; member; member = member->next) {
@@ -633,7 +633,7 @@ bool set_names(struct conn *conn, int fd)
 {
 	bool found = false;
 
-	if (!conn->members)
+	if (!has_members(conn))
 		return false;
 	shim_lock_take();
 	for (struct member *member = conn->members; member && !found; member = member->next)

@@ -346,7 +346,7 @@ static void unbind(struct explicit *explicit, int fd)
 {
 	HELD conn = conn_hold(fd);
 
-	if (conn && (conn->members || !conn_alone(conn)))
+	if (conn && (has_members(conn) || !conn_alone(conn)))
 		return;
 	shim_lock_take(); /* nobody forks meanwhile: the child would have the fresh one without knowing it */
 	int fresh = real.socket(explicit->family, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -229,7 +229,7 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
  */
 static void start_over(struct conn *conn, struct explicit *explicit)
 {
-	for (uint32_t fd = 0; !conn->members && fd < atomic_load(&fd_end); fd++) {
+	for (uint32_t fd = 0; !has_members(conn) && fd < atomic_load(&fd_end); fd++) {
 		if (conn_get((int)fd) != conn)
 			continue;
 		forget((int)fd, false);
@@ -291,7 +291,7 @@ EXPORT int listen(int fd, int backlog)
 	if (result == 0 && conn_get(fd)) {
 		struct conn *conn = conn_get(fd);
 		/* A listener carries no bytes. In a set it has a registration, so it stays known there. */
-		if (conn->members) {
+		if (has_members(conn)) {
 			conn_pin(conn, REASON_NONE);
 		} else {
 			forget(fd, false);

@@ -436,13 +436,24 @@ class Socket:
 
     def _await(self, request: StreamSend | StreamReceive, timeout: float | None) -> bool:
         """Waits until the request has ended, or takes it back; tells whether it ended in time."""
-        if self._driver.wait(lambda: request.done, timeout):
-            return True
+        try:
+            if self._driver.wait(lambda: request.done, timeout):
+                return True
+        except BaseException:  # such as KeyboardInterrupt: the memory must not stay in use
+            self._take_back(request)
+            if isinstance(request, StreamReceive) and request.filled:
+                assert self._stream is not None
+                self._stream.put_back(bytes(request.view[: request.filled]))
+            release(request.view)
+            raise
+        self._take_back(request)
+        return False
+
+    def _take_back(self, request: StreamSend | StreamReceive) -> None:
         assert self._stream is not None
         self._stream.cancel(request)
         self._host.kick()
         self._driver.wait(lambda: request.done)
-        return False
 
     def _take_port(self, port: int) -> int:
         try:

@@ -1300,6 +1300,11 @@ class Connection:
         self.now = now
         if self.state is not State.ESTABLISHED:
             raise Misuse("only an established connection can move")
+        if self._suspend_answered:  # the other end's socket moves first
+            self._suspend_again = port
+            return
+        if self._suspend_port is not None:
+            raise Misuse("the connection moves already")
         self._suspend_port = port
         self._arm("suspend", self._settings.suspend_s)
         self._dirty = True

@@ -340,11 +340,19 @@ class Stack:
     # --- time ---
 
     def next_deadline(self) -> float | None:
-        """When `handle_timeouts` is to be called, or None; it may be a little early."""
+        """When `handle_timeouts` is to be called, or None."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][2].deadline != deadlines[0][0]:
+        while deadlines:
+            entry = deadlines[0]
+            at, _, stream = entry
+            if stream.timer is entry:
+                if stream.deadline is not None and stream.deadline <= at:
+                    return at
+                stream.timer = None
             heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
+            if stream.timer is None and stream.deadline is not None:  # it was put off
+                self._push(stream, stream.deadline)
+        return None
 
     def handle_timeouts(self) -> None:
         """Does what is due by the clock."""
@@ -352,21 +360,26 @@ class Stack:
         self._woken_at = None
         while (at := self.next_deadline()) is not None and at <= now:
             _, _, stream = heappop(self._deadlines)
-            stream.deadline = None
+            stream.timer = stream.deadline = None
             stream.connection.handle_timeout(now)
             stream.run()
         if at is not None:
             self._wake(at)
 
     def arm(self, stream: Stream, at: float) -> None:
-        """Remembers the deadline of a stream."""
+        """Remembers the deadline of a stream. One that comes sooner serves as well: it is then put off."""
+        if stream.timer is None or at < stream.timer[0]:
+            self._push(stream, at)
+            self._wake(at)
+
+    def _push(self, stream: Stream, at: float) -> None:
         deadlines = self._deadlines
-        if len(deadlines) > 2 * len(self.streams) + 64:  # most of them are of the past
-            deadlines[:] = [entry for entry in deadlines if entry[2].deadline == entry[0]]
+        if len(deadlines) > 2 * len(self.streams) + 64:  # most of them were overtaken by earlier ones
+            deadlines[:] = [entry for entry in deadlines if entry[2].timer is entry]
             heapify(deadlines)
         self._deadline_count += 1
-        heappush(deadlines, (at, self._deadline_count, stream))
-        self._wake(at)
+        stream.timer = entry = (at, self._deadline_count, stream)
+        heappush(deadlines, entry)
 
     def _wake(self, at: float) -> None:
         if self.wake_at is not None and (self._woken_at is None or at < self._woken_at):
@@ -379,7 +392,7 @@ class Stream:
 
     __slots__ = (
         "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_running", "_settings", "_want", "_wr_id",
-        "address", "connection", "deadline", "posted", "qp", "request", "stack", "tell",
+        "address", "connection", "deadline", "posted", "qp", "request", "stack", "tell", "timer",
     )  # fmt: skip
 
     def __init__(self, stack: Stack, settings: Settings, tell: Teller) -> None:
@@ -392,6 +405,7 @@ class Stream:
         self.qp: QueuePair | None = None
         self.posted: deque[Receive] = deque()  # in the order of posting, which is that of completion
         self.deadline: float | None = None
+        self.timer: tuple[float, int, Stream] | None = None  # the stack's, for that or a time before
         self._poster: Poster | None = None  # where work goes: the queue pair, or what stands before it
         self._cm: cm.Connection | None = None
         self._lasts_out = 0  # of the two requests that show that a queue pair is flushed

@@ -66,10 +66,7 @@ class Reports:
 
     def take(self) -> OSError | None:
         """What was not told yet."""
-        if not self.pending:
-            return None
-        self._told = True
-        return self.why()
+        return self.why() if self.pending else None
 
     def why(self) -> OSError:
         """The error that the connection ended by; for whatever was outstanding then."""

@@ -9,28 +9,26 @@ Equal seeds give equal conversations, message for message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
 from random import Random
 from typing import Final
 
 from sidestep.errors import LimitReached, SidestepError
-from sidestep.rdma.cm import ConnectionRequest
-from sidestep.rdma.loopback import Fabric
-from sidestep.sdp.connection import Connection
+from sidestep.rdma.loopback import Fabric, Timer
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
+from sidestep.sdp.simulate.moves import Move
 from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
 from sidestep.sdp.simulate.trace import Trace
 from sidestep.sdp.simulate.user import Surprise, User
-from sidestep.sdp.wire import service_id
 
 PORT: Final = 5001
 _LIMIT_S: Final = 3600.0
 _EVENTS_MAX: Final = 100_000
-_ADDRESSES: Final = Addresses(IPv4Address("10.0.0.1"), 40000, IPv4Address("10.0.0.2"), PORT)
+_ADDRESSES: Final = Addresses(IPv4Address("10.0.0.1"), 35000, IPv4Address("10.0.0.2"), PORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +44,57 @@ class Outcome:
 
 
 class Conversation:
-    """One conversation."""
+    """One conversation, and those that take place beside it: between the same stacks, on connections of their own."""
 
-    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+    def __init__(self, plan: Plan, trace: Trace | None = None, *, beside: Conversation | None = None) -> None:
         rng = Random(plan.seed ^ 0x5D90)  # it decides what is tried, no secret
         self.plan = plan
         self._trace = trace
-        self.fabric = Fabric(
-            Random(rng.getrandbits(64)),
-            immediate=plan.immediate,
-            timing=plan.timing,
-            faults=plan.faults,
-            observer=trace,
-            run_limit=_EVENTS_MAX,
-        )
-        self.names = ("left", "right")
-        self.stacks = [self._stack(name, end) for name, end in zip(self.names, plan.ends, strict=True)]
+        self._port = PORT
+        self._mark = ""  # behind the names of its users
+        if beside is None:
+            self.fabric = Fabric(
+                Random(rng.getrandbits(64)),
+                immediate=plan.immediate,
+                timing=plan.timing,
+                faults=plan.faults,
+                observer=trace,
+                run_limit=_EVENTS_MAX,
+            )
+            self.names = ["left", "right"]
+            self.stacks = [self._stack(name, end) for name, end in zip(self.names, plan.ends, strict=True)]
+        else:
+            number = len(beside.companions) + 1
+            self.fabric = beside.fabric
+            self._port += number
+            self._mark = f" {number + 1}"
+            step = -1 if plan.turned else 1
+            self.names = beside.names[::step]
+            self.stacks = beside.stacks[::step]
         self.users = [self._user(index, Random(rng.getrandbits(64))) for index in range(2)]
         self.joined = [False, False]  # there is a connection at this end
         self.streams: list[Stream] = []  # all there ever were
         self._moves = list(plan.moves)
-        self._moving: int | None = None
-        self._expected: ConnectionRequest | None = None  # of the other end, at the place that was moved to
-        self._places = 6000
-        self._leaving: Connection | None = None
+        self._moving: list[Move] = []
+        self._move_planned = False
+        self._places = self._port + 1000
         self._told = 0
         self._trouble_begun = False
+        self.companions: list[Conversation] = []
+        for other in plan.others:
+            self.companions.append(Conversation(other, trace, beside=self))
 
     def _stack(self, name: str, end: EndPlan) -> Stack:
         fabric = self.fabric
         device = fabric.device(name, self.plan.attributes)
 
+        timer: Timer | None = None
+
         def wake_at(at: float) -> None:
-            fabric.call_at(at, stack.handle_timeouts)
+            nonlocal timer
+            if timer is not None:
+                timer.cancel()
+            timer = fabric.call_at(at, stack.handle_timeouts)
 
         stack = Stack(
             device,
@@ -92,7 +108,7 @@ class Conversation:
 
     def _user(self, index: int, rng: Random) -> User:
         return User(
-            self.names[index],
+            self.names[index] + self._mark,
             rng,
             self.plan.ends[index].habits,
             self._later,
@@ -110,6 +126,10 @@ class Conversation:
         self.fabric.call_later(delay_s, partial(self._act, action))
 
     def _act(self, action: Callable[[], None]) -> None:
+        plan = self.plan
+        if plan.fail_registration and self.begun and all(companion.begun for companion in self.companions):
+            assert self.fabric.faults is not None
+            self.fabric.faults.fail_registration = plan.fail_registration
         if self.fabric.idle:
             checks.at_rest(self)
         action()
@@ -118,52 +138,31 @@ class Conversation:
 
     def _was_told(self) -> None:
         self._told += 1
-        if self.fabric.faults is not None and self.users[0].book.events:
-            self.fabric.faults.fail_registration = self.plan.fail_registration
         if self._told > self.plan.trouble_after and not self._trouble_begun:
             self._begin_trouble()
-        if self._moves and self._moving is None and self._told > self.plan.moves_after:
-            self._moving = self._moves.pop(0)
-            self.fabric.call_later(self.plan.trouble_delay_s, self._move)
-        elif self._moving is not None:
-            self._take_over()
+        for move in self._moving:
+            move.go_on()
+        moving = self._move_planned or not all(move.over for move in self._moving)
+        if self._moves and not moving and self._told > self.plan.moves_after:
+            self._move_planned = True
+            self.fabric.call_later(self.plan.trouble_delay_s, partial(self._move, self._moves.pop(0)))
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a connection, or was, or there will be none."""
+        return all(user.book.events for user in self.users)
 
     # --- moving ---
 
-    def _move(self) -> None:
-        """One end's socket goes to another process: that waits for the other end while the first one takes leave."""
-        assert self._moving is not None
-        user = self.users[self._moving]
-        if not user.may_move:
-            self._moving = None
-            return
-        assert user.stream is not None
-        self._places += 1
-        stack = self.stacks[self._moving]
-        self._listener = stack.device.cm.listen(service_id(self._places), self._came_after)
-        self._leaving = user.stream.connection
-        if self._trace is not None:
-            self._note(user.name, f"moves to port {self._places}")
-        user.stream.suspend(self._places)
-
-    def _came_after(self, request: ConnectionRequest) -> None:
-        self._expected = request
-        self._take_over()
-
-    def _take_over(self) -> None:
-        if self._expected is None or self._leaving is None or self._leaving.suspended is None:
-            return
-        assert self._moving is not None
-        request, suspended, index = self._expected, self._leaving.suspended, self._moving
-        self._expected = self._leaving = self._moving = None
-        self._listener.close()
-
-        def accepted(stream: Stream) -> None:
-            stream.tell = self.users[index].tell
-            self.streams.append(stream)
-            self.users[index].move(stream)
-
-        self.stacks[index].serve(request, accepted, self._places, suspended=suspended)
+    def _move(self, indices: tuple[int, ...]) -> None:
+        self._move_planned = False
+        for index in indices:
+            user = self.users[index]
+            if user.may_move:
+                self._places += 1
+                settings = self.plan.ends[index].settings
+                move = Move(self.fabric, self.stacks[index], settings, user, self._places, self.streams.append)
+                self._moving.append(move)
 
     def _begin_trouble(self) -> None:
         plan = self.plan
@@ -186,11 +185,11 @@ class Conversation:
         if plan.trouble is Breakage.DEVICE:
             self.fabric.fail(self.stacks[index].device)  # type: ignore[arg-type]
             return
-        found = [qp for qp in self.fabric.queue_pairs.values() if qp.device is self.stacks[index].device]
-        if found and plan.trouble is Breakage.CUT:
-            self.fabric.cut(found[-1])
-        elif found and plan.trouble is Breakage.RESET:
-            self.fabric.reset(found[-1])
+        qp = None if user.stream is None else user.stream.qp
+        if qp is not None and plan.trouble is Breakage.CUT:
+            self.fabric.cut(qp)  # type: ignore[arg-type]
+        elif qp is not None and plan.trouble is Breakage.RESET:
+            self.fabric.reset(qp)  # type: ignore[arg-type]
 
     # --- the course of it ---
 
@@ -200,10 +199,13 @@ class Conversation:
         Raises:
             Surprise: Something is wrong.
         """
+        everyone = [self, *self.companions]
         try:
-            self._begin()
-            if not self.fabric.run_until(self._over, limit_s=_LIMIT_S):
-                checks.at_rest(self)
+            for conversation in everyone:
+                conversation._begin()
+            if not self.fabric.run_until(self._all_over, limit_s=_LIMIT_S):
+                for conversation in everyone:
+                    checks.at_rest(conversation)
                 raise Surprise("nothing more happens, and the connection has not ended")
             ended_s = self.fabric.now
             while self.fabric.step():
@@ -212,10 +214,13 @@ class Conversation:
             raise Surprise(f"it goes on and on: {reached.message}") from reached
         except SidestepError as error:
             raise Surprise(f"{type(error).__name__}: {error.message}") from error
-        for user in self.users:
-            if user.stream is not None:
-                user.stream.close()  # gives back what was never read
-        checks.at_end(self)
+        for conversation in everyone:
+            for user in conversation.users:
+                if user.stream is not None:
+                    user.stream.close()  # gives back what was never read
+        for conversation in everyone:
+            checks.at_end(conversation)
+        checks.nothing_left(self)
         sent = [self._sent_count(user) for user in self.users]
         return Outcome(
             self.plan.seed,
@@ -231,21 +236,21 @@ class Conversation:
 
     def _begin(self) -> None:
         plan = self.plan
-        left, right = self.users
+        left = self.users[0]
         if plan.trouble is Refused.NO_MEMORY:
             assert self.fabric.faults is not None
             self.fabric.faults.fail_registrations_next = 1
         if plan.trouble is not Refused.NOBODY:
-            self.stacks[1].listen(PORT, self._accepted)
+            self.stacks[1].listen(self._port, self._accepted, settings=plan.ends[1].settings)
         address = "nowhere" if plan.trouble is Refused.UNREACHABLE else self.names[1]
-        stream = self.stacks[0].connect(address, _ADDRESSES, left.tell)
+        addresses = replace(_ADDRESSES, local_port=_ADDRESSES.local_port + self._port, remote_port=self._port)
+        stream = self.stacks[0].connect(address, addresses, left.tell, plan.ends[0].settings)
         self.joined[0] = True
         self.streams.append(stream)
         left.join(stream)
         if plan.trouble is Refused.GIVEN_UP:
             self.fabric.call_later(plan.trouble_delay_s, left.abort)
         self.fabric.call_later(0.0, self._was_told)
-        del right
 
     def _accepted(self, stream: Stream) -> None:
         user = self.users[1]
@@ -264,9 +269,13 @@ class Conversation:
             return True
         return left.done and not self.joined[1] and self.fabric.idle
 
+    def _all_over(self) -> bool:
+        return self._over() and all(companion._over() for companion in self.companions)
+
     def describe(self) -> str:
         """Both ends, for people."""
-        return "\n".join(checks.describe(self, index) for index in range(2))
+        everyone = [self, *self.companions]
+        return "\n".join(checks.describe(each, index) for each in everyone for index in range(2))
 
 
 def converse(seed: int, *, kind: Kind | None = None) -> Outcome:

@@ -21,6 +21,10 @@ from sidestep.sdp.wire import Mode
 
 _NEVER: Final = 1 << 40
 _MESSAGES_MAX: Final = 100
+_MOVES: Final[tuple[tuple[tuple[int, ...], ...], ...]] = (
+    ((0,),), ((1,),), ((0,), (1,)), ((1,), (0,)), ((0,), (0,)), ((1,), (1,), (0,)),
+    ((0, 1),), ((1, 0),), ((0, 1), (1,)),
+)  # fmt: skip
 
 
 class Kind(Enum):
@@ -128,8 +132,10 @@ class Plan:
     trouble_after: int  # things told to users before the trouble begins
     trouble_delay_s: float
     trouble_end: int  # which end makes it
-    moves: tuple[int, ...]  # ends whose socket moves to another process, in this order
+    moves: tuple[tuple[int, ...], ...]  # ends whose sockets move to another process, those of a step at the same time
     moves_after: int  # things told before
+    turned: bool  # beside another one: connects the other way round
+    others: tuple[Plan, ...]  # conversations beside this one
 
 
 class _Foreign(Settings):
@@ -152,16 +158,18 @@ _IWARP: Final = DeviceAttributes(
 _INFINIBAND: Final = DeviceAttributes()
 
 
-def draw(seed: int, *, kind: Kind | None = None) -> Plan:
-    """The plan of a seed; `kind` overrides what it would be."""
+def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> Plan:
+    """The plan of a seed; `kind` overrides what it would be. It suits the fabric of the one that it is `beside`."""
     rng = Random(seed)  # it decides what is tried, no secret
     drawn = rng.choices(list(Kind), (60, 18, 18, 4))[0]
     kind = kind or drawn
     theme = rng.choices(list(Theme), (35, 25, 20, 20))[0]
     carrier = Carrier.IWARP if rng.random() < 0.25 else Carrier.INFINIBAND
+    if beside is not None:
+        carrier = beside.ends[0].settings.carrier
     version = rng.choice((None, 0x22, 0x11)) if carrier is Carrier.INFINIBAND else None
     timing = _timing(rng)
-    trouble = _trouble(rng, kind)
+    trouble = _trouble(rng, kind) if beside is None else None
     fail_registration = rng.choice((0.1, 0.5, 1.0)) if rng.random() < 0.2 else 0.0
     faults = _faults(rng, trouble, carrier)
     if (fail_registration or trouble is Refused.NO_MEMORY) and faults is None:
@@ -190,10 +198,10 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         if rng.random() < 0.08:
             known = {each.name: getattr(end.settings, each.name) for each in fields(end.settings)}
             ends[index] = replace(end, settings=_Foreign(**{**known, "receive_count": rng.choice((3, 4))}))
-    moves = kind is Kind.CLEAN and rng.random() < 0.15
-    if moves:
+    moves = kind is not Kind.REFUSED and rng.random() < 0.15
+    if moves or beside is not None:  # what goes wrong is a matter of the fabric
         fail_registration = 0.0  # private buffers are registered once more
-    return Plan(
+    plan = Plan(
         seed=seed,
         kind=kind,
         theme=theme,
@@ -207,9 +215,22 @@ def draw(seed: int, *, kind: Kind | None = None) -> Plan:
         trouble_after=int(rng.expovariate(1 / 12)),
         trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
         trouble_end=rng.randrange(2),
-        moves=rng.choice(((0,), (1,), (0, 1), (1, 0), (0, 0), (1, 1, 0))) if moves else (),
+        moves=rng.choice(_MOVES) if moves else (),
         moves_after=int(rng.expovariate(1 / 10)),
+        turned=rng.random() < 0.5,
+        others=(),
     )
+    if beside is None and kind is not Kind.REFUSED and rng.random() < 0.15:
+        plan = replace(plan, others=tuple(_companion(rng, plan) for _ in range(rng.choice((1, 1, 2)))))
+        if any(other.moves for other in plan.others):
+            plan = replace(plan, fail_registration=0.0)
+    return plan
+
+
+def _companion(rng: Random, plan: Plan) -> Plan:
+    """A conversation beside the one that is planned; what goes wrong there must not be seen here."""
+    everywhere = plan.trouble in (Breakage.DEVICE, Breakage.LOSSY, Breakage.ERRORS)
+    return draw(rng.getrandbits(32), kind=Kind.FAULTY if everywhere else Kind.CLEAN, beside=plan)
 
 
 def _timing(rng: Random) -> Timing:

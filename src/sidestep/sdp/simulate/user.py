@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from sidestep.errors import Misuse, SidestepError
+from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import OPEN, State
 
@@ -105,6 +105,7 @@ class User:
         self._open_receives: dict[int, tuple[StreamReceive, bytearray]] = {}
         self._parked: list[Callable[[], None]] = []  # what it would do if it were not moving
         self._left: list[Stream] = []  # streams that it moved away from
+        self._farewell: Callable[[Connection], None] | None = None  # how it ended the connection, if it did
         self._started = False
         self._write_waits = False  # a pause is under way
         self._read_waits = False
@@ -140,6 +141,26 @@ class User:
         parked, self._parked = self._parked, []
         for action in parked:
             self._later(0.0, action)
+
+    def _settle(self) -> None:
+        """At its new place: if it had ended the connection while the socket was moving, it does so again."""
+        if self._left and self._farewell is not None:
+            self._later(0.0, self._leave_again)
+
+    def _leave_again(self) -> None:
+        assert self._farewell is not None
+        self._farewell(self.connection)
+
+    def lose(self) -> None:
+        """It has moved, and the other end never came: nothing is left of the connection."""
+        self.say("gives up waiting at its new place")
+        error = Unavailable("the other end did not come to the new place")
+        for sent in self._open_sends.values():
+            sent.request.done, sent.request.error = True, error
+        self._open_sends.clear()
+        self.book.error = error
+        self.book.events.append(EventKind.CLOSED)
+        self.closed = self._over = True
 
     def tell(self, stream: Stream, told: Told) -> None:
         """Something has happened."""
@@ -181,6 +202,7 @@ class User:
         self.book.events.append(kind)
         if kind is EventKind.ESTABLISHED:
             self._start()
+            self._settle()
         elif kind is EventKind.READABLE:
             if self._habits.waits_for_readable and not self._read_waits:
                 self._maybe_later(self._read_on)
@@ -338,7 +360,7 @@ class User:
         self._position += size
         self.book.sent.append(sent)
         self._open_sends[id(request)] = sent
-        self._say(
+        self.say(
             f"sends {size}{', urgent' if urgent else ''}{', by Bcopy' if request.bcopy_only and not urgent else ''}"
         )
         if rng.random() >= habits.batches:
@@ -349,7 +371,7 @@ class User:
 
     def _cancel_send(self, request: StreamSend) -> None:
         assert self.stream is not None
-        self._say(f"cancels the send of {request.length}")
+        self.say(f"cancels the send of {request.length}")
         self.connection.cancel_send(request, self._now())
         self.stream.run()
 
@@ -361,7 +383,7 @@ class User:
         if self._read_over and self._habits.closes_at_once:
             self._close()
             return
-        self._say("shuts down writing")
+        self.say("shuts down writing")
         self.connection.shutdown_write(self._now())
         self.stream.run()
         self._maybe_finish()
@@ -409,7 +431,7 @@ class User:
             return False
         request = connection.receive(memoryview(memory), self._now(), waitall=waitall)
         self._open_receives[id(request)] = (request, memory)
-        self._say(f"receives {size}{', all of it' if waitall else ''}")
+        self.say(f"receives {size}{', all of it' if waitall else ''}")
         if rng.random() >= habits.batches:
             self.stream.run()
         if rng.random() < habits.cancel_receive:
@@ -418,7 +440,7 @@ class User:
 
     def _cancel_receive(self, request: StreamReceive) -> None:
         assert self.stream is not None
-        self._say(f"cancels the receive of {request.length}")
+        self.say(f"cancels the receive of {request.length}")
         self.connection.cancel_receive(request, self._now())
         self.stream.run()
 
@@ -430,11 +452,11 @@ class User:
             return
         if rng.random() < habits.wish:
             if rng.random() < 0.3:
-                self._say("wants to receive in Combined mode")
+                self.say("wants to receive in Combined mode")
                 connection.want_combined(now)
             else:
                 mode = rng.choice(habits.modes)
-                self._say(f"wants to send in mode {mode.name}")
+                self.say(f"wants to send in mode {mode.name}")
                 connection.want_send_mode(mode, now)
             self.stream.run()
         if habits.resizes and rng.random() < 0.2:
@@ -443,7 +465,7 @@ class User:
                 connection.resize_remote(size, now)
             except Misuse:
                 return
-            self._say(f"asks for private buffers of {size}")
+            self.say(f"asks for private buffers of {size}")
             self.stream.run()
 
     def _maybe_finish(self) -> None:
@@ -457,12 +479,17 @@ class User:
         assert self.stream is not None
         if self._over:
             return
+        if self.connection.state is State.REP_SENT:  # at its new place: a connection that is not there yet is refused
+            self._later(self._pause(), self._close)
+            return
         self._over = True
-        self._say("closes")
+        self.say("closes")
+        self._farewell = lambda connection: connection.close(self._now())
         self.connection.close(self._now())
         self.stream.run()
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
+        """Notes what it does."""
         if self._note is not None:
             self._note(what)
 
@@ -473,7 +500,8 @@ class User:
         assert self.stream is not None
         self._over = True
         self.ends_gracefully = False
-        self._say("aborts")
+        self.say("aborts")
+        self._farewell = lambda connection: connection.abort(self._now())
         self.connection.abort(self._now())
         self.stream.run()
 
@@ -482,7 +510,8 @@ class User:
         assert self.stream is not None
         self._over = True
         self.ends_gracefully = False
-        self._say(f"closes, linger {linger_s}")
+        self.say(f"closes, linger {linger_s}")
+        self._farewell = lambda connection: connection.close(self._now(), linger_s)
         self.connection.close(self._now(), linger_s)
         self.stream.run()
 
