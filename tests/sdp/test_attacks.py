@@ -559,7 +559,60 @@ def test_an_announcement_does_not_ride_on_what_puts_the_byte_too_far_ahead() -> 
     assert (update.bsdh.mid, update.bsdh.flags & OOB_PEND, len(update.payload)) == (Mid.DATA, OOB_PEND, 0)
 
 
+def test_an_urgent_byte_goes_in_a_small_message_however_large_buffers_are() -> None:
+    """A message of more than 65 535 bytes could not announce the byte that it ends in."""
+    peer = RawPeer().establish(size=1 << 20)
+    peer.send(bytes(300_000), urgent=True)
+    first, last = peer.hear()
+    assert len(first.payload) + len(last.payload) == 300_000
+    assert len(last.payload) <= 65_535
+    assert (first.bsdh.flags, last.bsdh.flags) == (0, OOB_PEND | OOB_PRES)
+
+
 # --- the send queue ---
+
+
+def _together(peer: RawPeer, *sizes: int, urgent: int = -1) -> list[int]:
+    """Bytes of the messages that carry sends which are queued at once."""
+    for number, size in enumerate(sizes):
+        peer.requests.append(peer.connection.send(memoryview(bytes(size)), peer.now, urgent=number == urgent))
+    peer.run()
+    assert not peer.requests
+    return [len(message.payload) for message in peer.hear()]
+
+
+def test_small_sends_share_a_message_as_far_as_it_goes() -> None:
+    peer = RawPeer(Settings(strategy=lambda: pipelined(bcopy_max=90))).establish(size=116)
+    assert _together(peer, 10, 20, 30) == [60]
+    assert _together(peer, 50, 50, 1) == [100, 1]
+    assert _together(peer, 50, 51) == [50, 51]
+    assert _together(peer, *[1] * 40) == [15, 15, 10]  # pieces of memory in one message: SDP_GATHER_MAX
+    assert _together(peer, 10, 10, 10, urgent=1) == [10, 10, 10]
+    assert limits.SDP_GATHER_MAX == 15
+
+
+def test_a_large_send_does_not_share_a_message() -> None:
+    peer = RawPeer(Settings(strategy=lambda: pipelined(bcopy_max=30, pipelined=False, payload=8))).establish()
+    small_one, large = (
+        peer.connection.send(memoryview(bytes(10)), 0.0),
+        peer.connection.send(memoryview(bytes(31)), 0.0),
+    )
+    peer.requests += [small_one, large]
+    peer.run()
+    assert peer.mids() == [Mid.DATA, Mid.SRC_AVAIL]
+
+
+def test_payload_fits_into_the_sink_avail_that_it_uses_up() -> None:
+    """It offers more than a private buffer of its sender had, but those may have become larger since."""
+    peer = RawPeer(small()).establish(size=64)
+    peer.send_mode(Mode.PIPELINED)
+    peer.say(peer.show(80))
+    peer.connection.resize_remote(256, peer.now)
+    peer.run()
+    peer.say(ChRcvBufAck(256))
+    peer.hear()
+    peer.send(bytes(200), bcopy_only=True)
+    assert [len(message.payload) for message in peer.hear()] == [80, 120]
 
 
 def test_few_messages_are_signaled() -> None:

@@ -1052,6 +1052,17 @@ def test_an_urgent_byte_that_stays_in_the_stream() -> None:
 
 
 @item(15)
+@pytest.mark.parametrize("room", [1, 2])
+def test_an_urgent_byte_in_the_stream_fills_a_receive_that_must_be_full(room: int) -> None:
+    peer = established(urgent_inline=True)
+    receive = peer.receive(room, waitall=True)
+    peer.data(b"!", flags=OOB_PEND | OOB_PRES)
+    assert receive.done is (room == 1)
+    peer.data(b"x")
+    assert filled(receive) == b"!x"[:room]
+
+
+@item(15)
 def test_a_read_stops_at_the_mark_and_the_byte_is_had_apart() -> None:
     peer = established()
     peer.data(b"AAAA", flags=OOB_PEND)
