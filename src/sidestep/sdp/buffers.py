@@ -41,10 +41,11 @@ class Want:
 class _Size:
     """The buffers of one size."""
 
-    __slots__ = ("serving", "slabs", "wants")
+    __slots__ = ("open", "serving", "slabs", "wants")
 
     def __init__(self) -> None:
-        self.slabs: list[MessagePool] = []
+        self.slabs: dict[MessagePool, None] = {}  # sets that keep their order
+        self.open: dict[MessagePool, None] = {}  # those that have a buffer to give
         self.wants: deque[Want] = deque()
         self.serving = False
 
@@ -90,6 +91,7 @@ class PrivateBuffers:
         slab, element = loan
         slab.put(element)
         if slab.size in self._sizes:  # not after `close`
+            self._sizes[slab.size].open[slab] = None
             self._serve(slab.size)
             if slab.available == slab.count:
                 self._retire(slab)
@@ -144,9 +146,12 @@ class PrivateBuffers:
     @staticmethod
     def _take(kind: _Size, most: int) -> list[Loan]:
         loans: list[Loan] = []
-        for slab in kind.slabs:
+        while len(loans) < most and kind.open:
+            slab = next(iter(kind.open))
             while len(loans) < most and (element := slab.take()) is not None:
                 loans.append((slab, element))
+            if not slab.available:
+                del kind.open[slab]
         return loans
 
     def _grow(self, kind: _Size, size: int, count: int) -> SidestepError | None:
@@ -161,7 +166,7 @@ class PrivateBuffers:
         except SidestepError as why:
             return why
         self.bytes += size * count
-        kind.slabs.append(slab)
+        kind.slabs[slab] = kind.open[slab] = None
         return None
 
     def _others_hold_some(self, size: int) -> bool:
@@ -176,7 +181,8 @@ class PrivateBuffers:
     def _drop(self, slab: MessagePool) -> None:
         if slab.available < slab.count:
             return  # it found a use again
-        self._sizes[slab.size].slabs.remove(slab)
+        del self._sizes[slab.size].slabs[slab]
+        self._sizes[slab.size].open.pop(slab, None)
         self.bytes -= slab.count * slab.size
         slab.close()
         self._tidy(slab.size)
