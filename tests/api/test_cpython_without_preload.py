@@ -34,10 +34,10 @@ def test_same_results(module: str, first: str, tmp_path: Path) -> None:
     exceptions = Exceptions.load()
     (tmp_path / "sitecustomize.py").write_text(first + "\n")
     bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    native = run_module(f"test.{module}", bare, tmp_path / "native", excluded=list(exceptions.excluded))
+    native = run_module(f"test.{module}", bare, excluded=list(exceptions.excluded))
     with Sidestep(promote_after="0") as sidestep:
         env = sidestep.env(LD_PRELOAD=None, PYTHONPATH=str(tmp_path))
-        taken = run_module(f"test.{module}", env, tmp_path / "remade", excluded=list(exceptions.excluded))
+        taken = run_module(f"test.{module}", env, excluded=list(exceptions.excluded))
         promoted = sidestep.status()["counters"].get("claim_matched", 0)
     assert len(native.outcomes) > 5
     assert not (found := differences(native, taken, exceptions)), "\n\n".join(found)

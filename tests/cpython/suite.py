@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,19 +60,21 @@ class Exceptions:
 def run_module(
     module: str,
     env: Mapping[str, str],
-    workdir: Path,
     *,
     resources: str = "",
     excluded: Sequence[str] = (),
     timeout_s: float = TEST_TIMEOUT_S,
 ) -> Run:
-    """Run `module` to its end, going on after tests that kill or hang the interpreter; `timeout_s` is for each test."""
+    """Run `module` to its end, going on after tests that kill or hang the interpreter; `timeout_s` is for each test.
+
+    Its directory has a short name: the module's sockets are named after it, and a name of 108 bytes is skipped.
+    """
     run = Run()
     first = 0
-    for attempt in range(RESTARTS_MAX):
-        cwd = workdir / str(attempt)
-        cwd.mkdir(parents=True)
-        last = _run_from(first, [module, resources, str(timeout_s), *excluded], env, cwd, run, timeout_s)
+    for _ in range(RESTARTS_MAX):
+        # what a test has started may be dying yet, and write
+        with tempfile.TemporaryDirectory(prefix="py-", ignore_cleanup_errors=True) as cwd:
+            last = _run_from(first, [module, resources, str(timeout_s), *excluded], env, Path(cwd), run, timeout_s)
         if last is None:
             return run
         first = last + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from suite import Exceptions, Run, differences, run_module
@@ -32,7 +31,7 @@ RESOURCES = {"test_socketserver": "network"}  # as of `python -m test -u`; these
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("module", MODULES)
-def test_same_results(module: str, tmp_path: Path) -> None:
+def test_same_results(module: str) -> None:
     """Each test ends as it does natively, and connections were promoted."""
     if importlib.util.find_spec("test.test_socket") is None:
         why = "this Python came without its test package; run tests/setup"
@@ -40,14 +39,12 @@ def test_same_results(module: str, tmp_path: Path) -> None:
     exceptions = Exceptions.load()
     resources = RESOURCES.get(module, "")
 
-    def run(env: Mapping[str, str], name: str) -> Run:
-        return run_module(
-            f"test.{module}", env, tmp_path / name, resources=resources, excluded=list(exceptions.excluded)
-        )
+    def run(env: Mapping[str, str]) -> Run:
+        return run_module(f"test.{module}", env, resources=resources, excluded=list(exceptions.excluded))
 
-    native = run(os.environ, "native")
+    native = run(os.environ)
     with Sidestep(promote_after="0") as sidestep:
-        shimmed = run(sidestep.env(), "shimmed")
+        shimmed = run(sidestep.env())
         counted = sidestep.status()["counters"].get("offer_accepted" if module in BRIEF else "claim_matched", 0)
     assert len(native.outcomes) > 5
     assert not (found := differences(native, shimmed, exceptions)), "\n\n".join(found)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from suite import HERE, Exceptions, Outcome, Run, differences, run_module
 
 
 @pytest.mark.slow
-def test_every_outcome_is_recorded(tmp_path: Path) -> None:
+def test_every_outcome_is_recorded() -> None:
     """A crash and a hang cost only the test they happen in."""
     env = {**os.environ, "PYTHONPATH": str(HERE)}
-    run = run_module("sample", env, tmp_path, excluded=["*_excluded"], timeout_s=1.0)
+    run = run_module("sample", env, excluded=["*_excluded"], timeout_s=1.0)
     assert {test.removeprefix("sample."): outcome.verdict for test, outcome in run.outcomes.items()} == {
         "Sample.test_a_ok": "ok",
         "Sample.test_b_fail": "fail",
