@@ -208,7 +208,7 @@ class Domain(ProtectionDomain):
         """Makes a region at once."""
         self._check_usable()
         view = self._view(buffer, access)
-        return self._register(view, access, zero_based, self.device.keys.part(key_part))
+        return self._register(view, access, zero_based, self.part(key_part, zero_based=zero_based))
 
     def register_later(
         self,
@@ -222,7 +222,7 @@ class Domain(ProtectionDomain):
         """Makes a region when the device says that it is time."""
         self._check_usable()
         view = self._view(buffer, access)
-        part = self.device.keys.part(key_part)
+        part = self.part(key_part, zero_based=zero_based)
 
         def finish() -> None:
             result: MemoryRegion | LimitReached | Unavailable
@@ -353,6 +353,15 @@ class Domain(ProtectionDomain):
         if isinstance(memory, Refusal):
             return memory
         return memory if memory.rights & REMOTE and qp.remote_access & REMOTE else Refusal.ACCESS
+
+    def part(self, chosen: int | None, *, zero_based: bool) -> int:
+        """The low 8 bits of a key; Misuse if the device does not offer what the consumer wants."""
+        attributes = self.device.attributes
+        if zero_based and not attributes.zero_based:
+            raise Misuse("the device has no zero-based memory")
+        if chosen is not None and not attributes.key_part_chosen:
+            raise Misuse("the device chooses all of a key")
+        return self.device.keys.part(chosen)
 
     # For the regions.
 
