@@ -207,8 +207,7 @@ class Conversation:
                     checks.at_rest(conversation)
                 raise Surprise("nothing more happens, and the connection has not ended")
             ended_s = self.fabric.now
-            while self.fabric.step():
-                pass
+            self.fabric.run_until(lambda: False, limit_s=_LIMIT_S)  # what is left
         except LimitReached as reached:
             raise Surprise(f"it goes on and on: {reached.message}") from reached
         except SidestepError as error:
