@@ -324,7 +324,7 @@ class End:
     def _sent(self, request: StreamSend) -> None:
         sent = self.sends.pop(id(request))  # KeyError: it was told twice
         assert request.done
-        assert not request.pending or self.connection._transport_done
+        assert not request.pending or self.connection._flow.gone
         assert 0 <= request.passed <= request.length
         if request.error is None and not request.cancelled:
             assert request.passed == request.length, "a send has ended, and not all of it has gone"
@@ -404,7 +404,7 @@ class End:
     def broken(self) -> bool:
         """The transport connection is over, or about to be."""
         connection, qp = self.connection, self.qp
-        if connection.state not in OPEN or connection.error is not None or connection._down:
+        if connection.state not in OPEN or connection.error is not None or connection._flow.down:
             return True
         return qp is None or qp.state.name != "RTS" or qp.link.cut
 
@@ -438,7 +438,7 @@ class End:
     def check_adverts(self) -> None:
         """No more than the other end takes are outstanding, of both kinds together."""
         out = len(self.connection._source.adverts) + len(self.connection._sink.shown)
-        assert out <= self.connection.peer_max_adverts
+        assert out <= self.connection._halves.peer_max_adverts
 
     def has_everything(self) -> bool:
         """The user's memory holds all that the other end has sent."""
