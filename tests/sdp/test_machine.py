@@ -44,6 +44,7 @@ from sidestep.rdma.work import Receive, Status
 from sidestep.sdp.connection import Connection
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.halves import Halves
 from sidestep.sdp.requests import EventKind, ReturnBuffer, StreamReceive, StreamSend, Told
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
@@ -971,7 +972,7 @@ MUTANTS: Final[dict[str, tuple[type[TwoEnds], type, str, Callable[..., object], 
     "PND": (TwoEnds, Source, "_count_payload", uncounted, r"PND \d+, ND \d+"),
     "buffers counted": (TwoEnds, Flow, "post", posted_twice, "private buffers counted"),
     "buffers in all": (TwoEnds, Resize, "repost", surplus_forgotten, "private buffers posted"),
-    "receives": (BreakingEnds, Connection, "_give_up_receives", never, "receives that never ended"),
+    "receives": (BreakingEnds, Halves, "give_up_receives", never, "receives that never ended"),
     "unread": (breaking("bytes that nobody has read"), Sink, "drain", never, "private buffers are still lent"),
 }
 
