@@ -165,7 +165,7 @@ def test_another_part_of_the_key_even_if_the_same_is_drawn(monkeypatch: pytest.M
     one = device()
     qp = queue_pair(one.alloc_pd())
     region = qp.domain.register(bytearray(16), ALL)
-    monkeypatch.setattr(one.keys, "part", lambda chosen: 7)
+    monkeypatch.setattr(one.keys, "part", lambda chosen=None: 7)
     request = bind(qp, region)
     keys = {request.window.rkey}
     for _ in range(2):
