@@ -165,6 +165,8 @@ class Connection:
     def handle_accepted(self, private_data: bytes | memoryview, now: float) -> None:
         """The other end has accepted, with this HelloAck; both ends may send."""
         self.now = now
+        if self.state is not State.REQ_SENT:
+            return
         self._handshake.accepted(private_data)
         early, self._handshake.early = self._handshake.early, []
         for buffer, length in early:
