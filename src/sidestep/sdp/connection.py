@@ -423,7 +423,7 @@ class Connection:
     def handle_disconnected(self, now: float) -> None:
         """The transport connection is gone: all messages were delivered, all work requests are flushed."""
         self.now = now
-        self._suspend.disconnected()
+        self._suspend.left()
         self._teardown.disconnected()
 
     # --- moving to another process (§15) ---
@@ -498,6 +498,8 @@ class Connection:
         if status is not _DONE:
             if status is Status.FLUSHED or not self._flow.open:
                 self._teardown.hang_up()
+            elif self._suspend.confirmed:  # the other end has left; it says so later, or that was lost
+                self._suspend.left()
             else:
                 self._teardown.break_off(
                     Unavailable(f"the transport connection failed: {status.name}"),

@@ -149,11 +149,11 @@ class Suspend:
         if self.confirmed and not self._flow.in_flight:
             self._hand_over()
 
-    def disconnected(self) -> None:
-        """The transport connection is gone."""
+    def left(self) -> None:
+        """The transport connection is gone, or of no use any more."""
         if not self.confirmed or not self._flow.open:
             return
-        # the other end has confirmed and disconnected before what was in flight completed: it has all of it
+        # the other end has confirmed and left before what was in flight completed: it has all of it
         in_flight = self._flow.in_flight
         while in_flight:
             _, send, _ = in_flight.popleft()
