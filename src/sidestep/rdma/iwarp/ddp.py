@@ -103,6 +103,7 @@ class ReadRequest:
     source_offset: int
 
     _LAYOUT: ClassVar[Struct] = Struct(">IQIIQ")
+    LENGTH: ClassVar[int] = 28
 
     def encode(self) -> bytes:
         """Its 28 bytes."""

@@ -1,0 +1,414 @@
+"""The receiving half of an RDMAP stream: every check before a byte is placed, placement, and delivery in order.
+
+What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
+other. A run is first *placed*, if it may be, and then *delivered*; on a TCP stream the one follows the other at once.
+Who has segments ahead of their turn places them with `place_early`, and they are delivered, or their fault is told, when
+everything before them has been (RFC 5041 5.3, 5.4).
+
+No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing is looked at any more:
+the first one in the order of the stream counts (RFC 5040 7.1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sidestep.errors import Misuse
+from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
+from sidestep.rdma.iwarp.terminate import Condition
+from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.work import Access, RKey, Status
+
+if TYPE_CHECKING:
+    from sidestep.native._framing import Inbound, Run
+    from sidestep.rdma.work import Receive
+
+_WRITE: Final = 0
+_READ_REQUEST: Final = 1
+_READ_RESPONSE: Final = 2
+_SEND: Final = 3
+_SEND_INV: Final = 4
+_SEND_SE: Final = 5
+_SEND_SE_INV: Final = 6
+_TERMINATE: Final = 7
+_REMOTE_WRITE: Final = int(Access.REMOTE_WRITE)
+_REMOTE_READ: Final = int(Access.REMOTE_READ)
+_TAGGED: Final = 0x80  # in DDP's control octet
+_MSN: Final = 0xFFFF_FFFF
+_VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
+EARLY_MAX: Final = 1024  # runs placed ahead of their turn
+
+_WRITE_REFUSED: Final = {
+    Refusal.INVALID_STAG: Condition.SINK_STAG_INVALID,
+    Refusal.NOT_ASSOCIATED: Condition.SINK_NOT_ASSOCIATED,
+    Refusal.ACCESS: Condition.SINK_ACCESS,
+    Refusal.WRAP: Condition.SINK_WRAP,
+    Refusal.BOUNDS: Condition.SINK_BOUNDS,
+}
+_READ_REFUSED: Final = {
+    Refusal.INVALID_STAG: Condition.SOURCE_STAG_INVALID,
+    Refusal.NOT_ASSOCIATED: Condition.SOURCE_NOT_ASSOCIATED,
+    Refusal.ACCESS: Condition.SOURCE_ACCESS,
+    Refusal.WRAP: Condition.SOURCE_WRAP,
+    Refusal.BOUNDS: Condition.SOURCE_BOUNDS,
+}
+
+
+@dataclass(slots=True)
+class Fault:
+    """What the other end did wrong, and what a Terminate tells of it."""
+
+    condition: Condition
+    ddp_header: bytes = b""  # of the segment
+    segment_len: int = 0  # bytes of it, the header included
+    read_header: bytes = b""  # of a Read Request
+    receive: Receive | None = None  # the one that it happened to
+    status: Status = Status.FLUSHED  # how that one ends
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """An RDMA Read of ours whose response is awaited."""
+
+    wr_id: int
+    scatter: tuple[memoryview, ...]
+    sink_stag: int
+    sink_to: int
+    length: int  # bytes
+    arrived: int = 0  # bytes delivered
+
+
+@dataclass(slots=True)
+class _Message:
+    """A Send family message that takes up a receive."""
+
+    receive: Receive
+    capacity: int  # bytes
+    delivered: int = 0  # bytes
+
+
+class _Source(Protocol):
+    """Where a run can be looked up: `Inbound`, or what was kept of a run that came early."""
+
+    def payload(self, run: Run) -> bytes:
+        """Its payload."""
+
+    def segments(self, run: Run) -> list[tuple[bytes, int]]:
+        """Of each segment the DDP header, and its bytes with the header."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of a run that was placed ahead of its turn."""
+
+    run: Run
+    content: bytes  # of messages that have a header of RDMAP's
+    headers: list[tuple[bytes, int]]
+    fault: Fault | None
+
+    def payload(self, run: Run) -> bytes:
+        return self.content
+
+    def segments(self, run: Run) -> list[tuple[bytes, int]]:
+        return self.headers
+
+
+class Owner(Protocol):
+    """What a receiver needs of its queue pair."""
+
+    reads: deque[Outstanding]  # in the order of their requests
+
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+        """The bytes that the other end may touch."""
+
+    def take_receive(self) -> Receive | None:
+        """Room for the next message; None if none is posted."""
+
+    def may_fill(self, scatter: tuple[memoryview, ...]) -> bool:
+        """Whether this end's own memory may be written."""
+
+    def invalidate(self, key: int) -> Condition | None:
+        """Voids a key for the other end; what is wrong if it must not."""
+
+    def heard(self) -> None:
+        """The first message of the other end is here and good so far."""
+
+    def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
+        """A message was delivered."""
+
+    def respond(self, request: ReadRequest) -> bool:
+        """Queues the answer to a Read Request; False if there is no slot left."""
+
+    def read_done(self) -> None:
+        """The oldest of `reads` was delivered, and is taken out by this call."""
+
+    def terminated(self, payload: bytes) -> None:
+        """The other end ended the stream."""
+
+
+class Receiver:
+    """One stream's."""
+
+    __slots__ = (
+        "_early",
+        "_heard",
+        "_messages",
+        "_open",
+        "_owner",
+        "_read_msn",
+        "_send_msn",
+        "_terminate_msn",
+        "fault",
+        "may_read",
+        "may_write",
+    )
+
+    def __init__(self, owner: Owner, remote_access: int) -> None:
+        self._owner = owner
+        self.may_read = bool(remote_access & _REMOTE_READ)
+        self.may_write = bool(remote_access & _REMOTE_WRITE)
+        self._send_msn = self._read_msn = self._terminate_msn = 1  # RFC 5041 4.3
+        self._messages: deque[_Message] = deque()  # from `_send_msn` on, those that something has arrived for
+        self._open: tuple[int, int, int] | None = None  # tagged message: opcode, STag, next TO
+        self._early: dict[int, _Kept] = {}
+        self._heard = False
+        self.fault: Fault | None = None
+
+    @property
+    def receives_taken(self) -> list[Receive]:
+        """Receives of messages that are not complete."""
+        return [message.receive for message in self._messages]
+
+    def take(self, source: Inbound, run: Run) -> Fault | None:
+        """One run in the order of the stream."""
+        if self.fault is None:
+            self.fault = self._place(source, run, early=False) or self._deliver(source, run)
+        return self.fault
+
+    def place_early(self, order: int, source: Inbound, run: Run) -> None:
+        """One run ahead of its turn; `order` is where in the stream it stands, in any unit.
+
+        Placing the same one again does no harm.
+
+        Raises:
+            Misuse: EARLY_MAX of them wait already.
+        """
+        if self.fault is not None:
+            return
+        if order not in self._early and len(self._early) >= EARLY_MAX:
+            raise Misuse(f"{EARLY_MAX} runs wait for their turn already")
+        fault = self._place(source, run, early=True)
+        small = not run.control & _TAGGED and run.queue != QUEUE_SEND
+        content = source.payload(run) if small else b""
+        self._early[order] = _Kept(run, content, source.segments(run), fault)
+
+    def deliver_early(self, order: int) -> Fault | None:
+        """Everything before `order` has arrived: delivers what was placed ahead up to there."""
+        for each in sorted(each for each in self._early if each < order):
+            kept = self._early.pop(each)
+            if self.fault is None:
+                self.fault = kept.fault or self._deliver(kept, kept.run)
+        return self.fault
+
+    # --- placing ---
+
+    def _place(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        """Checks a run and puts its bytes where they belong; nothing of a segment that fails is placed."""
+        control, rdmap = run.control, run.rdmap
+        tagged = bool(control & _TAGGED)
+        if control & 3 != 1:
+            return self._fault(Condition.DV_TAGGED if tagged else Condition.DV_UNTAGGED, source, run)
+        if rdmap & 0xC0 != _VERSION:
+            return self._fault(Condition.RV, source, run)
+        opcode = rdmap & 0xF
+        if opcode > _TERMINATE or tagged != (opcode == _WRITE or opcode == _READ_RESPONSE):
+            return self._fault(Condition.OPCODE, source, run)
+        if not self._heard:
+            self._heard = True
+            self._owner.heard()
+        if opcode == _WRITE:
+            return self._place_write(source, run) if run.length else None
+        if opcode == _READ_RESPONSE:
+            return self._place_response(source, run, early=early)
+        if opcode == _READ_REQUEST:
+            return self._check_queue(source, run, QUEUE_READ, self._read_msn, early=early)
+        if opcode == _TERMINATE:
+            return self._check_queue(source, run, QUEUE_TERMINATE, self._terminate_msn, early=early)
+        return self._place_send(source, run, early=early)
+
+    def _place_write(self, source: Inbound, run: Run) -> Fault | None:
+        if not self.may_write:
+            return self._fault(Condition.SINK_ACCESS, source, run)
+        room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
+        if not isinstance(room, Refusal):
+            source.place(run, 0, (room,), 0, run.length)
+            return None
+        # Segment by segment: those before the one that is refused are good.
+        begun = 0
+        for index, (header, size) in enumerate(source.segments(run)):
+            length = size - len(header)
+            room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
+            if isinstance(room, Refusal):
+                return self._fault(_WRITE_REFUSED[room], source, run, index)
+            source.place(run, begun, (room,), 0, length)
+            begun += length
+        raise AssertionError("all segments of a refused run were granted")
+
+    def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        reads = self._owner.reads
+        if not reads:
+            return self._fault(Condition.RESPONSE_UNEXPECTED, source, run)
+        # Each Read has addresses of its own, so an early response is told from its address.
+        candidates = reads if early else (reads[0],)
+        for read in candidates:
+            begun = run.offset - read.sink_to
+            if run.stag == read.sink_stag and 0 <= begun and begun + run.length <= read.length:
+                break
+        else:
+            wrong_stag = run.stag != reads[0].sink_stag
+            return self._fault(Condition.RESPONSE_STAG if wrong_stag else Condition.RESPONSE_BOUNDS, source, run)
+        if not run.length:
+            return None
+        if not self._owner.may_fill(read.scatter):  # it may have been taken back meanwhile
+            return self._fault(Condition.RESPONSE_STAG, source, run)
+        source.place(run, 0, read.scatter, begun, run.length)
+        return None
+
+    def _place_send(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        if run.queue != QUEUE_SEND:
+            return self._fault(Condition.QUEUE_NUMBER, source, run)
+        ahead = (run.msn - self._send_msn) & _MSN
+        if ahead and not early:
+            return self._fault(Condition.MSN, source, run)
+        while len(self._messages) <= ahead:
+            if (receive := self._owner.take_receive()) is None:
+                return self._fault(Condition.MSN if ahead else Condition.NO_RECEIVE, source, run)
+            if not self._owner.may_fill(receive.scatter):
+                fault = self._fault(Condition.OWN_RECEIVE, source, run)
+                fault.receive, fault.status = receive, Status.LOCAL_PROTECTION_ERROR
+                return fault
+            self._messages.append(_Message(receive, sum(map(len, receive.scatter))))
+        message = self._messages[ahead]
+        if run.offset + run.length > message.capacity:
+            return self._too_long(source, run, message)
+        if run.length:
+            source.place(run, 0, message.receive.scatter, run.offset, run.length)
+        return None
+
+    def _too_long(self, source: Inbound, run: Run, message: _Message) -> Fault:
+        begun, at_fault = run.offset, 0
+        for index, (header, size) in enumerate(source.segments(run)):
+            length = size - len(header)
+            if begun + length > message.capacity:
+                at_fault = index
+                break
+            begun += length
+        outside = begun > message.capacity
+        fault = self._fault(Condition.MO if outside else Condition.MESSAGE_TOO_LONG, source, run, at_fault)
+        fault.receive, fault.status = message.receive, Status.LOCAL_LENGTH_ERROR
+        return fault
+
+    def _check_queue(self, source: _Source, run: Run, queue: int, msn: int, *, early: bool) -> Fault | None:
+        if run.queue != queue:
+            return self._fault(Condition.QUEUE_NUMBER, source, run)
+        if run.msn != msn and not early:
+            return self._fault(Condition.MSN, source, run)
+        return None
+
+    # --- delivering ---
+
+    def _deliver(self, source: _Source, run: Run) -> Fault | None:
+        """What a run means now that everything before it has been delivered."""
+        opcode = run.rdmap & 0xF
+        if run.control & _TAGGED:
+            if (condition := self._continues(run, opcode)) is not None:
+                return self._fault(condition, source, run)
+            return None if opcode == _WRITE else self._deliver_response(source, run)
+        if opcode == _READ_REQUEST:
+            return self._deliver_request(source, run)
+        if opcode == _TERMINATE:
+            if run.msn != self._terminate_msn:
+                return self._fault(Condition.MSN, source, run)
+            self._terminate_msn += 1
+            self._owner.terminated(source.payload(run))
+            return None
+        return self._deliver_send(source, run, opcode)
+
+    def _continues(self, run: Run, opcode: int) -> Condition | None:
+        """A tagged message ends before another begins, and has no gaps (an ordered stream shows them)."""
+        if self._open is not None:
+            begun, stag, to = self._open
+            if begun != opcode:
+                return Condition.OPCODE
+            if run.length and stag != run.stag:
+                return Condition.SINK_STAG_CHANGED
+            if run.length and to != run.offset:
+                return Condition.SINK_NOT_CONTIGUOUS
+        self._open = None if run.last else (opcode, run.stag, run.offset + run.length)
+        return None
+
+    def _deliver_response(self, source: _Source, run: Run) -> Fault | None:
+        reads = self._owner.reads
+        if not reads:
+            return self._fault(Condition.RESPONSE_UNEXPECTED, source, run)
+        read = reads[0]
+        if run.stag != read.sink_stag:
+            return self._fault(Condition.RESPONSE_STAG, source, run)
+        if run.offset != read.sink_to + read.arrived:
+            return self._fault(Condition.RESPONSE_BOUNDS, source, run)
+        read.arrived += run.length
+        if run.last != (read.arrived == read.length):
+            return self._fault(Condition.RESPONSE_BOUNDS, source, run)
+        if run.last:
+            self._owner.read_done()
+        return None
+
+    def _deliver_request(self, source: _Source, run: Run) -> Fault | None:
+        if run.msn != self._read_msn:
+            return self._fault(Condition.MSN, source, run)
+        content = source.payload(run)
+        if not run.last or run.offset or len(content) != ReadRequest.LENGTH:
+            return self._fault(Condition.READ_REQUEST_MALFORMED, source, run)
+        request = ReadRequest.decode(content)
+        condition = None
+        if not self.may_read:
+            condition = Condition.READS_DISABLED
+        elif request.length:
+            granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
+            if isinstance(granted, Refusal):
+                condition = _READ_REFUSED[granted]
+        if condition is None and not self._owner.respond(request):
+            condition = Condition.TOO_MANY_READS
+        if condition is not None:
+            fault = self._fault(condition, source, run)
+            fault.read_header = content
+            return fault
+        self._read_msn = (self._read_msn + 1) & _MSN
+        return None
+
+    def _deliver_send(self, source: _Source, run: Run, opcode: int) -> Fault | None:
+        if run.msn != self._send_msn:
+            return self._fault(Condition.MSN, source, run)
+        message = self._messages[0]
+        if run.offset != message.delivered:
+            fault = self._fault(Condition.MO, source, run)
+            fault.receive = message.receive
+            return fault
+        message.delivered += run.length
+        if not run.last:
+            return None
+        invalidated = None
+        if opcode in (_SEND_INV, _SEND_SE_INV):
+            if (condition := self._owner.invalidate(run.stag)) is not None:
+                return self._fault(condition, source, run, run.segments - 1)
+            invalidated = RKey(run.stag)
+        self._messages.popleft()
+        self._send_msn = (self._send_msn + 1) & _MSN
+        self._owner.received(message.receive, message.delivered, opcode in (_SEND_SE, _SEND_SE_INV), invalidated)
+        return None
+
+    def _fault(self, condition: Condition, source: _Source, run: Run, index: int = 0) -> Fault:
+        header, size = source.segments(run)[index]
+        return Fault(condition, header, size)
