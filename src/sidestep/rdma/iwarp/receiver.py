@@ -23,7 +23,7 @@ from sidestep.rdma.work import Access, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
-    from sidestep.rdma.work import Receive
+    from sidestep.rdma.work import Receive, SendRequest
 
 _WRITE: Final = 0
 _READ_REQUEST: Final = 1
@@ -47,7 +47,7 @@ _WRITE_REFUSED: Final = {
     Refusal.WRAP: Condition.SINK_WRAP,
     Refusal.BOUNDS: Condition.SINK_BOUNDS,
 }
-_READ_REFUSED: Final = {
+READ_REFUSED: Final = {
     Refusal.INVALID_STAG: Condition.SOURCE_STAG_INVALID,
     Refusal.NOT_ASSOCIATED: Condition.SOURCE_NOT_ASSOCIATED,
     Refusal.ACCESS: Condition.SOURCE_ACCESS,
@@ -69,10 +69,19 @@ class Fault:
 
 
 @dataclass(slots=True)
+class Begun:
+    """A request that has left the send queue, until it is completed."""
+
+    request: SendRequest
+    byte_len: int = 0
+    done: bool = False
+
+
+@dataclass(slots=True)
 class Outstanding:
     """An RDMA Read of ours whose response is awaited."""
 
-    wr_id: int
+    begun: Begun  # the request
     scatter: tuple[memoryview, ...]
     sink_stag: int
     sink_to: int
@@ -378,7 +387,7 @@ class Receiver:
         elif request.length:
             granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
             if isinstance(granted, Refusal):
-                condition = _READ_REFUSED[granted]
+                condition = READ_REFUSED[granted]
         if condition is None and not self._owner.respond(request):
             condition = Condition.TOO_MANY_READS
         if condition is not None:
