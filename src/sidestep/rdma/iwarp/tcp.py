@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
 _ACCEPTS_MAX: Final = 64  # of one turn
+_PAUSE_S: Final = 0.1  # after an accept() that failed
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _DISCARD: Final = 64 << 10  # bytes of one look at what nobody wants any more
 
@@ -206,13 +207,17 @@ class TcpListener:
                 remedy="choose another port, or stop who has it",
             ) from why
         self.port: int = self._sock.getsockname()[1]
-        loop.watch(self._sock.fileno(), READ, self._on_ready)
+        self._watch()
 
     def close(self) -> None:
         """Takes no more connections."""
         if self._sock.fileno() >= 0:
             self._loop.forget(self._sock.fileno())
             self._sock.close()
+
+    def _watch(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock.fileno(), READ, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         del events
@@ -224,7 +229,9 @@ class TcpListener:
             except BlockingIOError:
                 return
             except OSError:
-                # The connection is gone again, or there are no descriptors left: the next turn tries again.
+                # Gone again, or there are no descriptors left: then it would be ready all the time.
+                self._loop.forget(self._sock.fileno())
+                self._loop.call_later(_PAUSE_S, self._watch)
                 return
             self._accept(Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0]))
 
