@@ -72,9 +72,10 @@ class Fault:
 class Begun:
     """A request that has left the send queue, until it is completed."""
 
-    request: SendRequest
+    request: SendRequest | None  # None: the device's own
     byte_len: int = 0
     done: bool = False
+    status: Status = Status.SUCCESS
 
 
 @dataclass(slots=True)
@@ -127,8 +128,6 @@ class _Kept:
 class Owner(Protocol):
     """What a receiver needs of its queue pair."""
 
-    reads: deque[Outstanding]  # in the order of their requests
-
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
         """The bytes that the other end may touch."""
 
@@ -151,7 +150,7 @@ class Owner(Protocol):
         """Queues the answer to a Read Request; False if there is no slot left."""
 
     def read_done(self) -> None:
-        """The oldest of `reads` was delivered, and is taken out by this call."""
+        """The oldest RDMA Read was delivered; this takes it out of `reads`."""
 
     def terminated(self, payload: bytes) -> None:
         """The other end ended the stream."""
@@ -167,6 +166,7 @@ class Receiver:
         "_open",
         "_owner",
         "_read_msn",
+        "_reads",
         "_send_msn",
         "_terminate_msn",
         "fault",
@@ -174,8 +174,9 @@ class Receiver:
         "may_write",
     )
 
-    def __init__(self, owner: Owner, remote_access: int) -> None:
+    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding]) -> None:
         self._owner = owner
+        self._reads = reads  # in the order of their requests
         self.may_read = bool(remote_access & _REMOTE_READ)
         self.may_write = bool(remote_access & _REMOTE_WRITE)
         self._send_msn = self._read_msn = self._terminate_msn = 1  # RFC 5041 4.3
@@ -266,7 +267,7 @@ class Receiver:
         raise AssertionError("all segments of a refused run were granted")
 
     def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
-        reads = self._owner.reads
+        reads = self._reads
         if not reads:
             return self._fault(Condition.RESPONSE_UNEXPECTED, source, run)
         # Each Read has addresses of its own, so an early response is told from its address.
@@ -359,7 +360,7 @@ class Receiver:
         return None
 
     def _deliver_response(self, source: _Source, run: Run) -> Fault | None:
-        reads = self._owner.reads
+        reads = self._reads
         if not reads:
             return self._fault(Condition.RESPONSE_UNEXPECTED, source, run)
         read = reads[0]

@@ -66,11 +66,11 @@ class Owner(Protocol):
     def carry_out(self, request: SendRequest) -> Status:
         """Does what concerns this end only, and says whether the memory of a request is in order."""
 
-    def completed(self, request: SendRequest, status: Status, byte_len: int) -> None:
-        """A request has ended."""
+    def completed(self, request: SendRequest, byte_len: int) -> None:
+        """A request is done."""
 
     def failed(self, request: SendRequest, status: Status) -> None:
-        """A request cannot be carried out: the stream is to be ended."""
+        """A request could not be carried out, and all before it are done: the stream is to be ended."""
 
     def answer_failed(self, fault: Fault) -> None:
         """An answer to an RDMA Read cannot be given: likewise."""
@@ -148,6 +148,15 @@ class Sender:
             unwritten.popleft()[1].done = True
         self._settle()
 
+    def ready_to_receive(self, read: bool) -> None:
+        """The first message of an initiator, without a byte: an RDMA Write, or a Read (RFC 6581 9)."""
+        if not read:
+            self._outbound.tagged(_WRITE, self.sink_stag, 0, (), 0, 0, True)
+            return
+        self.reads.append(Outstanding(Begun(None), (), self.sink_stag, 0, 0))
+        asked = ReadRequest(self.sink_stag, 0, 0, self.sink_stag, 0).encode()
+        self._ask(asked)
+
     def read_done(self) -> None:
         """The response to the oldest RDMA Read was delivered."""
         read = self.reads.popleft()
@@ -164,7 +173,7 @@ class Sender:
 
     def take_unfinished(self) -> list[SendRequest]:
         """Takes out all requests that are not completed, in the order of posting."""
-        unfinished = [each.request for each in self._begun] + list(self.requests)
+        unfinished = [each.request for each in self._begun if each.request is not None] + list(self.requests)
         self._begun.clear()
         self._unwritten.clear()
         self.requests.clear()
@@ -207,7 +216,7 @@ class Sender:
         begun = Begun(request)
         self._begun.append(begun)
         if (status := self._owner.carry_out(request)) is not Status.SUCCESS:
-            self._owner.failed(request, status)
+            self._fail(begun, status)
         elif isinstance(request, Send):
             self._begin_send(request, begun)
         elif isinstance(request, RdmaWrite):
@@ -231,7 +240,7 @@ class Sender:
 
     def _begin_read(self, request: RdmaRead, begun: Begun) -> None:
         if not self.depth:  # the verbs draft 8.2.2: a Read with a depth of zero
-            self._owner.failed(request, Status.LOCAL_QP_OPERATION_ERROR)
+            self._fail(begun, Status.LOCAL_QP_OPERATION_ERROR)
             return
         length = sum(map(len, request.scatter))
         if self._sink_to + length > _TO:
@@ -241,8 +250,18 @@ class Sender:
         begun.byte_len = length
         self.reads.append(read)
         asked = ReadRequest(read.sink_stag, read.sink_to, length, request.rkey, request.remote_va).encode()
+        self._ask(asked)
+
+    def _ask(self, asked: bytes) -> None:
         self._outbound.untagged(_READ_REQUEST, 0, QUEUE_READ, self._read_msn, (asked,), 0, len(asked), True)
         self._read_msn = (self._read_msn + 1) & _MSN
+
+    def _fail(self, begun: Begun, status: Status) -> None:
+        """Nothing behind it is begun; it is told when everything before it is done."""
+        begun.status = status
+        begun.done = True
+        self.held = True
+        self._settle()
 
     # --- framing ---
 
@@ -287,4 +306,8 @@ class Sender:
         begun = self._begun
         while begun and begun[0].done:
             first = begun.popleft()
-            self._owner.completed(first.request, Status.SUCCESS, first.byte_len)
+            assert first.request is not None, "what is not the user's is not completed"
+            if first.status is not Status.SUCCESS:
+                self._owner.failed(first.request, first.status)
+                return
+            self._owner.completed(first.request, first.byte_len)

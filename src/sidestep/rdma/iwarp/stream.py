@@ -1,0 +1,258 @@
+"""An RDMAP stream in full operation over one TCP connection: reading, writing, and the ways in which it ends.
+
+    ends by                     what goes out                              what the other end sees
+    disconnect                  the rest of a begun FPDU, FIN              the end of the stream
+    a fault of the other end    that rest, Terminate with its code, FIN    Terminate
+    its Terminate               that rest, FIN                             the end of the stream
+    modify_to_error, destroy    RST                                        RST
+
+After FIN everything is read and thrown away until the other end's FIN: closing a socket with unread bytes would make the
+kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a graceful close). That has a timeout, then RST.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from sidestep.native._framing import Inbound, Outbound
+from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp
+from sidestep.rdma.iwarp.receiver import Fault, Receiver
+from sidestep.rdma.iwarp.sender import Sender
+from sidestep.rdma.iwarp.terminate import Condition, terminate_for
+
+if TYPE_CHECKING:
+    from sidestep.rdma.iwarp.qp import IwarpQueuePair
+    from sidestep.rdma.iwarp.settings import Settings
+    from sidestep.rdma.iwarp.startup import Agreed
+    from sidestep.rdma.iwarp.tcp import Tcp
+    from sidestep.rdma.soft.loop import Loop, Timer
+
+_FILLS_MAX: Final = 4  # reads of one turn: other connections want theirs
+_TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
+_FRAMING_FAULTS: Final = {"short": Condition.SHORT, "crc": Condition.CRC, "marker": Condition.MARKER}
+
+
+class _Phase(Enum):
+    OPEN = "open"
+    ENDING = "ending"  # the last bytes go out
+    DRAINING = "draining"  # FIN went out; the other end's is awaited
+    CLOSED = "closed"
+
+
+class Stream:
+    """One connection's."""
+
+    __slots__ = ("_inbound", "_loop", "_outbound", "_phase", "_qp", "_settings", "_tcp", "_timer", "receiver", "sender")
+
+    def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
+        self._tcp = tcp
+        self._qp = qp
+        self._loop = loop
+        self._settings = settings
+        self._phase = _Phase.OPEN
+        self._timer: Timer | None = None
+        self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
+        self._outbound = Outbound(mulpdu(tcp.mss, markers=agreed.markers_out), crc=agreed.crc, markers=agreed.markers_out)
+        self.sender = Sender(self._outbound, qp, qp.sink_stag)
+        self.sender.depth = agreed.ord
+        self.sender.resources = agreed.ird
+        self.receiver = Receiver(qp, qp.remote_access, self.sender.reads)
+        tcp.handler = self
+
+    def begin(self, leftover: bytes) -> None:
+        """Bytes may flow; `leftover` came with the last of the startup."""
+        self._tcp.watch()
+        if leftover:
+            view = memoryview(leftover)
+            while view and self._phase is _Phase.OPEN:
+                view = view[self._inbound.feed(view) :]
+                self._process()
+            self.pump()
+
+    @property
+    def remote_address(self) -> str:
+        """Of the other end."""
+        return self._tcp.remote_address
+
+    def own(self) -> None:
+        """Memory that waits to be sent is its owner's again."""
+        self._outbound.own()
+
+    # --- reading ---
+
+    def on_readable(self) -> None:
+        """Takes what there is."""
+        if self._phase is not _Phase.OPEN:
+            self._drain()
+            return
+        for _ in range(_FILLS_MAX):
+            try:
+                count = self._inbound.fill(self._tcp.fileno())
+            except BlockingIOError:
+                break
+            except OSError as why:
+                self._lost(f"the connection broke: {why.strerror}")
+                return
+            if not count:
+                self._ended_by_peer()
+                return
+            self._process()
+            if self._phase is not _Phase.OPEN:
+                return
+        self.pump()
+
+    def _process(self) -> None:
+        inbound, receiver = self._inbound, self.receiver
+        for run in inbound.parse():
+            fault = receiver.take(inbound, run)
+            if self._phase is not _Phase.OPEN:
+                return
+            if fault is not None:
+                self.fault(fault)
+                return
+        if inbound.fault is not None:
+            self.fault(Fault(_FRAMING_FAULTS[inbound.fault]))
+
+    def _ended_by_peer(self) -> None:
+        if self._inbound.pending:
+            self._lost("the connection ended within a frame")
+        elif self.sender.idle:
+            self._qp.disconnected_by_peer()
+            self.leave()
+        else:  # the verbs draft 6.2.2.2: an end with work left is an error
+            self._qp.disconnected_by_peer()
+            self.terminate(Condition.FIN_WITH_WORK)
+
+    # --- writing ---
+
+    def pump(self) -> None:
+        """Sends what can go."""
+        if self._phase is not _Phase.OPEN:
+            return
+        sender, outbound = self.sender, self._outbound
+        while True:
+            sender.pump()
+            if self._phase is not _Phase.OPEN:
+                return
+            if not outbound.waiting:
+                self._tcp.watch()
+                return
+            if not self._write():
+                return
+            sender.written()
+            if self._phase is not _Phase.OPEN:
+                return
+            if outbound.waiting:
+                self._tcp.watch(write=True)
+                return
+
+    def on_writable(self) -> None:
+        """There is room again."""
+        if self._phase is _Phase.OPEN:
+            self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._outbound.markers)
+            self.pump()
+        elif self._phase is _Phase.ENDING:
+            self._write_last()
+
+    def _write(self) -> bool:
+        try:
+            self._outbound.send(self._tcp.fileno())
+        except OSError as why:
+            self._lost(f"the connection broke: {why.strerror}")
+            return False
+        return True
+
+    # --- ending ---
+
+    def fault(self, fault: Fault) -> None:
+        """Ends the stream for what the other end did, and tells it."""
+        last = terminate_for(fault.condition, fault.ddp_header, fault.segment_len, fault.read_header)
+        self._qp.peer_failed(fault)
+        self._leave(last.encode())
+
+    def terminate(self, condition: Condition) -> None:
+        """Ends the stream for a reason of this end's own."""
+        self._leave(terminate_for(condition).encode())
+
+    def leave(self) -> None:
+        """Ends it without a word: FIN."""
+        self._leave(b"")
+
+    def abort(self) -> None:
+        """Ends it at once: RST."""
+        if self._phase is not _Phase.CLOSED:
+            self._close()
+            self._tcp.abort()
+
+    def _leave(self, last: bytes) -> None:
+        if self._phase is not _Phase.OPEN:
+            return
+        self._phase = _Phase.ENDING
+        self._outbound.own()
+        self._outbound.clear()
+        if last:
+            self._outbound.untagged(_TERMINATE, 0, QUEUE_TERMINATE, 1, (last,), 0, len(last), True)
+        self._timer = self._loop.call_later(self._settings.close_s, self._close_by_force)
+        self._write_last()
+
+    def _write_last(self) -> None:
+        if not self._write():
+            return
+        if self._outbound.waiting:
+            self._tcp.watch(write=True)
+            return
+        self._phase = _Phase.DRAINING
+        self._tcp.end_writing()
+        self._tcp.watch()
+        self._drain()
+
+    def _drain(self) -> None:
+        try:
+            for _ in range(_FILLS_MAX):
+                if self._tcp.discard():
+                    self._finish(close_now=self._phase is _Phase.DRAINING)
+                    return
+        except OSError as why:
+            self._lost(f"the connection broke: {why.strerror}")
+
+    def _finish(self, *, close_now: bool) -> None:
+        """The other end has ended its direction."""
+        if not close_now:  # ours goes on until its last bytes are out
+            self._tcp.watch(read=False, write=True)
+            return
+        self._close()
+        self._tcp.close()
+        self._qp.stream_closed(confirmed=True)
+
+    def _close_by_force(self) -> None:
+        self._timer = None
+        self._close()
+        self._tcp.abort()
+        self._qp.stream_closed(confirmed=False)
+
+    def _lost(self, why: str) -> None:
+        if self._phase is _Phase.CLOSED:
+            return
+        was_open = self._phase is _Phase.OPEN
+        self._close()
+        self._tcp.abort()
+        if was_open:
+            self._qp.connection_lost(why)
+        else:
+            self._qp.stream_closed(confirmed=False)
+
+    def _close(self) -> None:
+        self._phase = _Phase.CLOSED
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._outbound.own()
+
+
+def mulpdu(mss: int, *, markers: bool) -> int:
+    """Bytes of the largest ULPDU that leaves an FPDU in one TCP segment (RFC 5044 3, 5.1)."""
+    overhead = 6 + mss % 4
+    if markers:
+        overhead += 4 * -(-mss // 512)
+    return max(128, min(64768, mss - overhead))
