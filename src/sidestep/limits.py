@@ -133,6 +133,7 @@ RDMA_BACKLOG_DEFAULT: Final = 128  # connection requests of a listener not answe
 POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one gets LimitReached
 RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
 RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
+KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.

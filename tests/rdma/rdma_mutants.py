@@ -24,14 +24,15 @@ from sidestep.rdma.loopback.manager import (
     LoopbackManager,
     LoopbackRequest,
 )
-from sidestep.rdma.loopback.memory import Keys, LoopbackDomain, LoopbackRegion
 from sidestep.rdma.loopback.observer import CmMessage, Kind
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
-from sidestep.rdma.loopback.queues import HandledQueue, PolledQueue
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
-from sidestep.rdma.verbs import QpState
+from sidestep.rdma.soft.keys import Keys
+from sidestep.rdma.soft.memory import Domain, Refusal, Region
+from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
+from sidestep.rdma.verbs import QpState, QueuePair
 from sidestep.rdma.work import Completion, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
 
 Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
@@ -105,11 +106,11 @@ def uses_the_newest_receive(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("write_places_its_bytes", "bounds_do_not_hide_the_rest_of_a_buffer")
 def forgets_the_offset(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> memoryview | Status:
-        region = self.own(key)
-        return Status.REMOTE_ACCESS_ERROR if region is None else region.view[:length]
+    def grant(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> memoryview | Refusal:
+        region = self.device.keys.get(key)
+        return Refusal.INVALID_STAG if region is None else region.view[:length]
 
-    patch.setattr(LoopbackDomain, "grant", grant)
+    patch.setattr(Domain, "grant", grant)
 
 
 @caught_by("write_comes_before_a_later_send")
@@ -220,10 +221,10 @@ def completes_before_it_reads(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("empty_write_checks_no_key")
 def checks_the_key_of_nothing(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: LoopbackQueuePair, key: int, va: int, length: int, right: int) -> Any:
-        return self.domain.grant(key, va, length, right)
+    def make(grant: Any) -> Any:
+        return lambda self, key, va, length, right, qp: grant(self, key, va, length or 1, right, qp)
 
-    patch.setattr(LoopbackQueuePair, "_grant", grant)
+    _around(patch, Domain, "grant", make)
 
 
 # Memory.
@@ -232,15 +233,15 @@ def checks_the_key_of_nothing(patch: pytest.MonkeyPatch) -> None:
 @caught_by("unknown_key_is_refused")
 def takes_any_key(patch: pytest.MonkeyPatch) -> None:
     def get(self: Keys, key: int) -> Any:
-        return self._regions.get(key) or next(iter(self._regions.values()), None)
+        return self._valid.get(key) or next(iter(self._valid.values()), None)
 
     patch.setattr(Keys, "get", get)
 
 
-@caught_by("all_32_bits_of_a_key_count", "registering_again_gives_another_key")
+@caught_by("all_32_bits_of_a_key_count")
 def looks_at_the_index_only(patch: pytest.MonkeyPatch) -> None:
     def get(self: Keys, key: int) -> Any:
-        return next((region for own, region in self._regions.items() if own >> 8 == key >> 8), None)
+        return self._held.get(key >> 8)
 
     patch.setattr(Keys, "get", get)
 
@@ -250,18 +251,24 @@ def keys_live_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keys, "withdraw", lambda self, region: None)
 
 
+@caught_by("registering_again_gives_another_key")
+def uses_a_key_again_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keys, "_index_at", lambda self, turn: next(i for i in range(1, 1 << 24) if i not in self._held))
+    patch.setattr(Keys, "part", lambda self, chosen: 0)
+
+
 @caught_by("bounds_are_those_of_the_region")
 def knows_no_end(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def endless(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
-            region = self.own(key)
+        def endless(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+            region = self.device.keys.get(key)
             if region is not None and va + length > region.va + region.length:
                 va = region.va + region.length - length
-            return grant(self, key, va, length, right)
+            return grant(self, key, va, length, right, qp)
 
         return endless
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("bounds_do_not_hide_the_rest_of_a_buffer")
@@ -269,33 +276,33 @@ def registers_all_of_the_buffer(patch: pytest.MonkeyPatch) -> None:
     def make(view_of: Any) -> Any:
         return lambda self, buffer, access: memoryview(view_of(self, buffer, access).obj).cast("B")
 
-    _around(patch, LoopbackDomain, "_view", make)
+    _around(patch, Domain, "_view", make)
 
 
 @caught_by("addresses_do_not_wrap")
 def wraps_addresses(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def wrapping(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
-            region = self.own(key)
+        def wrapping(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+            region = self.device.keys.get(key)
             if region is not None and va + length >= 1 << 64:
                 return region.view[:length]
-            return grant(self, key, va, length, right)
+            return grant(self, key, va, length, right, qp)
 
         return wrapping
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("rights_are_those_of_the_region")
 def asks_for_no_rights(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def lax(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
-            region = self.own(key)
-            return grant(self, key, va, length, right if region is None or not region.rights else region.rights)
+        def lax(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+            region = self.device.keys.get(key)
+            return grant(self, key, va, length, right if region is None or not region.rights else region.rights, qp)
 
         return lax
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("rights_are_those_of_the_queue_pair")
@@ -313,25 +320,23 @@ def lets_every_queue_pair(patch: pytest.MonkeyPatch) -> None:
 @caught_by("keys_are_good_in_their_domain_only")
 def knows_no_domains(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def everywhere(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
+        def everywhere(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
             region = self.device.keys.get(key)
-            return grant(region.domain if region else self, key, va, length, right)
+            return grant(region.domain if region else self, key, va, length, right, qp)
 
         return everywhere
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("impossible_regions_are_misuse")
 def registers_anything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackDomain, "_view", lambda self, buffer, access: memoryview(buffer).cast("B"))
+    patch.setattr(Domain, "_view", lambda self, buffer, access: memoryview(buffer).cast("B"))
 
 
 @caught_by("later_registration_is_told_later")
 def calls_from_inside(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        LoopbackDomain, "register_later", lambda self, buffer, access, done: done(self.register(buffer, access))
-    )
+    patch.setattr(Domain, "register_later", lambda self, buffer, access, done: done(self.register(buffer, access)))
 
 
 @caught_by("gather_lies_in_a_region")
@@ -341,10 +346,10 @@ def sends_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("part_of_a_buffer_is_not_all_of_it")
 def takes_a_part_for_the_whole(patch: pytest.MonkeyPatch) -> None:
-    def covers(self: LoopbackDomain, entry: memoryview, rights: int) -> bool:
+    def covers(self: Domain, entry: memoryview, rights: int) -> bool:
         return any(region.valid and region.view.obj is entry.obj for region in self.regions)
 
-    patch.setattr(LoopbackDomain, "covers", covers)
+    patch.setattr(Domain, "covers", covers)
 
 
 @caught_by("scatter_lies_in_a_writable_region", "read_sink_is_writable")
@@ -354,7 +359,7 @@ def writes_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("only_open_regions_are_invalidated")
 def invalidates_what_is_not_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackDomain, "may_invalidate", LoopbackDomain.own)
+    patch.setattr(Domain, "may_be_invalidated", lambda self, key, access: self.device.keys.find(key))
 
 
 @caught_by("local_invalidate_voids_the_key")
@@ -393,7 +398,7 @@ def queues_without_end(patch: pytest.MonkeyPatch) -> None:
 @caught_by("capabilities_have_bounds")
 def promises_anything(patch: pytest.MonkeyPatch) -> None:
     def create(self: LoopbackDevice, domain: Any, send: Any, recv: Any, caps: Any, access: Any, on_event: Any) -> Any:
-        return TimedQueuePair(domain, send, recv, caps, int(access), on_event)
+        return TimedQueuePair(self, domain, send, recv, caps, int(access), on_event)
 
     patch.setattr(LoopbackDevice, "create_qp", create)
 
@@ -707,7 +712,7 @@ def remembers_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("rdma_pool_remembers_buffers")
 def never_changes_a_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackRegion, "rekey", lambda self: None)
+    patch.setattr(Region, "rekey", lambda self: None)
 
 
 @caught_by("rdma_pool_is_shared_and_joined")

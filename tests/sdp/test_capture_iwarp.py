@@ -16,7 +16,8 @@ from sidestep import limits
 from sidestep.observe.capture.events import Event, What
 from sidestep.observe.capture.sides import Side
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Role, StartFrame, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
+from sidestep.rdma.iwarp.start_frame import Role, StartFrame
 
 HELLO, HELLO_ACK = V["V51"].message, V["V52"].message
 LONG = struct.pack(">BBHIII", 0xFF, 0, 8, 3016, 1, 0) + bytes(index & 0xFF for index in range(3000))

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.rdma.iwarp import ddp, mpa
+from sidestep.rdma.iwarp import ddp, start_frame
 from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment, terminate_text
-from sidestep.rdma.iwarp.mpa import Deframer, Role, StartFrame, fpdu
+from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.start_frame import Role, StartFrame
 
 
 @cache
@@ -86,7 +87,7 @@ def test_what_does_not_begin_with_a_key() -> None:
         with pytest.raises(PeerViolation) as caught:
             StartFrame.decode(wrong)
         assert caught.value.rule == rule
-        assert rule in mpa.RULES
+        assert rule in start_frame.RULES
     with pytest.raises(Misuse):
         StartFrame(Role.REPLY, bytes(513)).encode()
 

@@ -120,7 +120,7 @@ class MemoryRegion(ABC):
     __slots__ = ("access", "length", "lkey", "rkey", "va", "valid", "view")
 
     view: memoryview  # the registered bytes
-    va: int  # opaque 64-bit address of the first byte, chosen by the device; need not be aligned
+    va: int  # opaque 64-bit address of the first byte, chosen by the device, or 0; need not be aligned
     length: int  # bytes
     access: Access
     rkey: RKey
@@ -237,17 +237,34 @@ class ProtectionDomain(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def register(self, buffer: Buffer, access: Access) -> MemoryRegion:
+    def register(
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
+    ) -> MemoryRegion:
         """Makes a region of contiguous memory; a hardware device pins it, which takes time and counts against a limit.
 
+        Args:
+            buffer: Contiguous, of at least a byte.
+            access: What may be done with it.
+            zero_based: The address of the first byte is 0, and tells the other end nothing.
+            key_part: The low 8 bits of the keys; the device chooses unless given, and always the other 24.
+
         Raises:
-            Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer.
-            LimitReached: Too many regions, or too much memory.
+            Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer,
+                more than 8 bits of a key.
+            LimitReached: Too many regions or keys, or too much memory.
             Unavailable: The device could not; Bcopy needs no registration.
         """
 
     @abstractmethod
-    def register_later(self, buffer: Buffer, access: Access, done: Registered) -> None:
+    def register_later(
+        self,
+        buffer: Buffer,
+        access: Access,
+        done: Registered,
+        *,
+        zero_based: bool = False,
+        key_part: int | None = None,
+    ) -> None:
         """The same without waiting: `done` is called with the region, or with what `register` would have raised.
 
         Misuse is raised at once.

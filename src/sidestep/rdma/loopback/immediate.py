@@ -15,8 +15,9 @@ from sidestep.rdma.loopback.qp import (
 from sidestep.rdma.work import Completion, LocalInvalidate, RdmaRead, Send, Status
 
 if TYPE_CHECKING:
-    from sidestep.rdma.loopback.memory import LoopbackDomain
-    from sidestep.rdma.loopback.queues import LoopbackQueue
+    from sidestep.rdma.loopback.device import LoopbackDevice
+    from sidestep.rdma.soft.memory import Domain
+    from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
     from sidestep.rdma.work import RdmaWrite, SendRequest
 
@@ -28,14 +29,15 @@ class ImmediateQueuePair(LoopbackQueuePair):
 
     def __init__(
         self,
-        domain: LoopbackDomain,
-        send_cq: LoopbackQueue,
-        recv_cq: LoopbackQueue,
+        device: LoopbackDevice,
+        domain: Domain,
+        send_cq: SoftQueue,
+        recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
         on_event: EventHandler | None,
     ) -> None:
-        super().__init__(domain, send_cq, recv_cq, capabilities, remote_access, on_event)
+        super().__init__(device, domain, send_cq, recv_cq, capabilities, remote_access, on_event)
         self._unanswered: deque[SendRequest] = deque()
         self._unsignaled = 0  # done, and in the queue until a signaled one is
         self._gather_max = self.device.attributes.gather_max

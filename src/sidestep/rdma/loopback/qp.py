@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
+from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
 from sidestep.rdma.work import (
     Access,
@@ -34,10 +35,11 @@ from sidestep.rdma.work import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Timer
     from sidestep.rdma.loopback.manager import LoopbackConnection
-    from sidestep.rdma.loopback.memory import LoopbackDomain
-    from sidestep.rdma.loopback.queues import LoopbackQueue
+    from sidestep.rdma.soft.memory import Domain
+    from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
     from sidestep.rdma.work import Gather, RKey, Scatter, SendRequest
 
@@ -96,22 +98,23 @@ class LoopbackQueuePair(QueuePair):
         "state",
     )
 
-    domain: LoopbackDomain
-    send_cq: LoopbackQueue
-    recv_cq: LoopbackQueue
+    domain: Domain
+    send_cq: SoftQueue
+    recv_cq: SoftQueue
 
     def __init__(
         self,
-        domain: LoopbackDomain,
-        send_cq: LoopbackQueue,
-        recv_cq: LoopbackQueue,
+        device: LoopbackDevice,
+        domain: Domain,
+        send_cq: SoftQueue,
+        recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
         on_event: EventHandler | None,
     ) -> None:
         self.domain = domain
-        self.device = domain.device
-        self.fabric = domain.device.fabric
+        self.device = device
+        self.fabric = device.fabric
         self.number = self.fabric.next_qp_number()
         self.state = QpState.INIT
         self.capabilities = capabilities
@@ -258,7 +261,8 @@ class LoopbackQueuePair(QueuePair):
             return Status.REMOTE_INVALID_REQUEST
         revoked = None
         if request.invalidate is not None:
-            revoked = self.domain.may_invalidate(request.invalidate)
+            found = self.domain.may_be_invalidated(request.invalidate, self.remote_access)
+            revoked = None if isinstance(found, Refusal) else found
             if revoked is None:
                 self.break_off(EventKind.QP_ACCESS_ERROR, "a message was to void a key that is none")
                 return Status.REMOTE_ACCESS_ERROR
@@ -300,11 +304,11 @@ class LoopbackQueuePair(QueuePair):
         if not self.remote_access & right:
             self.break_off(EventKind.QP_REQUEST_ERROR, "the other end may not do this on this queue pair")
             return Status.REMOTE_INVALID_REQUEST
-        if not length:
-            return memoryview(b"")  # RFC 5041 5.2: neither key nor address of nothing is looked at
-        granted = self.domain.grant(key, va, length, right)
-        if granted is Status.REMOTE_ACCESS_ERROR:
-            self.break_off(EventKind.QP_ACCESS_ERROR, "the other end named memory that it may not use so")
+        granted = self.domain.grant(key, va, length, right, self)
+        if isinstance(granted, Refusal):
+            why = f"the other end named memory that it may not use so: {granted.name}"
+            self.break_off(EventKind.QP_ACCESS_ERROR, why)
+            return Status.REMOTE_ACCESS_ERROR
         return granted
 
     # Sending: what both modes check and complete.
@@ -346,8 +350,8 @@ class LoopbackQueuePair(QueuePair):
                 return Status.LOCAL_QP_OPERATION_ERROR  # the verbs draft for iWARP 8.2.2: a Read with a depth of zero
             return SUCCESS if self._may_sink(request.scatter) else Status.LOCAL_PROTECTION_ERROR
         if isinstance(request, LocalInvalidate):
-            region = self.domain.own(request.rkey)
-            if region is None:
+            region = self.domain.may_invalidate(request.rkey)
+            if isinstance(region, Refusal):
                 return Status.LOCAL_PROTECTION_ERROR
             region.invalidate()
             return SUCCESS

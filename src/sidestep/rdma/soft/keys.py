@@ -1,0 +1,109 @@
+"""Keys: 32-bit numbers by which memory is named on the wire (iWARP: STags).
+
+A key is an index of 24 bits, chosen here, and a part of 8 bits that the consumer may choose. Who knows some keys must
+not be able to tell others (RFC 5042 6.1.1), and an old key must not become a new one:
+
+- The indices are walked in a secret order, a permutation made by a Feistel network of four rounds whose round functions
+  are tables of random numbers. So they are scattered over all of the range, and
+- an index is used again after all the others were used, which is as late as possible.
+- At most `KEYS_MAX` are held at a time, so that a guess hits nothing.
+
+Index 0 is never used, so no key is 0. A device that is real gives `secrets.SystemRandom()`; simulations give a seeded
+Random and get the same keys again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+from sidestep.errors import LimitReached, Misuse
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from sidestep.rdma.soft.memory import Region
+
+PART_BITS: Final = 8
+PART_MASK: Final = (1 << PART_BITS) - 1
+_INDEX_BITS: Final = 24
+_ROUNDS: Final = 4
+
+
+class Keys:
+    """The keys of a device, and what they name.
+
+    Args:
+        rng: Decides the order of the indices and the parts that the consumer does not choose.
+        index_bits: Even; fewer than 24 serve tests.
+        held_max: Keys at a time.
+    """
+
+    def __init__(self, rng: Random, *, index_bits: int = _INDEX_BITS, held_max: int = limits.KEYS_MAX) -> None:
+        self._rng = rng
+        self._held_max = min(held_max, (1 << index_bits) - 1)
+        self._half_bits = index_bits // 2
+        self._half_mask = (1 << self._half_bits) - 1
+        self._tables = [array("H", rng.randbytes(2 << self._half_bits)) for _ in range(_ROUNDS)]
+        self._turn = 0
+        self._held: dict[int, Region | None] = {}  # by index
+        self._valid: dict[int, Region] = {}  # by key
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: int) -> Region | None:
+        """What has exactly this key, all 32 bits, and is valid."""
+        return self._valid.get(key)
+
+    def find(self, key: int) -> Region | None:
+        """What has exactly this key, or had it until it was invalidated."""
+        found = self._held.get(key >> PART_BITS)
+        return found if found is not None and found.rkey == key else None
+
+    def take(self, part: int | None = None) -> int:
+        """A key that nothing has.
+
+        Raises:
+            Misuse: The part is not a number of 8 bits.
+            LimitReached: Too many are held.
+        """
+        if len(self._held) >= self._held_max:
+            raise LimitReached(f"{self._held_max} keys are in use already")
+        part = self.part(part)
+        while True:
+            index = self._index_at(self._turn)
+            self._turn += 1  # the network looks at the low bits only
+            if index and index not in self._held:
+                break
+        self._held[index] = None
+        return index << PART_BITS | part
+
+    def part(self, chosen: int | None) -> int:
+        """The low 8 bits of a key: those that the consumer chose, or any."""
+        if chosen is None:
+            return self._rng.getrandbits(PART_BITS)
+        if not 0 <= chosen <= PART_MASK:
+            raise Misuse(f"the consumer's part of a key has 8 bits, not {chosen}")
+        return chosen
+
+    def offer(self, memory: Region) -> None:
+        """The key is good from now on."""
+        self._held[memory.rkey >> PART_BITS] = memory
+        self._valid[memory.rkey] = memory
+
+    def withdraw(self, memory: Region) -> None:
+        """The key is good for nothing any more, but still taken."""
+        del self._valid[memory.rkey]
+
+    def free(self, memory: Region) -> None:
+        """The index may be used again."""
+        del self._held[memory.rkey >> PART_BITS]
+
+    def _index_at(self, turn: int) -> int:
+        bits, mask = self._half_bits, self._half_mask
+        left, right = turn >> bits & mask, turn & mask
+        for table in self._tables:
+            left, right = right, left ^ table[right] & mask
+        return left << bits | right

@@ -1,0 +1,342 @@
+"""Protection domains and regions: who may touch which bytes.
+
+`Domain.grant` decides about every access of the other end, and says why it refuses: to iWARP each reason is another
+Terminate code. Addresses come from the device, and 0 is the first byte of a region that is zero-based.
+
+After a call that ends access (`deregister`, `rekey`, an invalidation) not one more byte is placed or read; a device
+that has the memory queued for sending is told by `Adapter.access_ended` while the call still runs, and copies it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sidestep.errors import LimitReached, Misuse, Unavailable
+from sidestep.rdma.address import buffer_address
+from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
+from sidestep.rdma.work import Access, LKey, RKey
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterable
+
+    from typing_extensions import Buffer
+
+    from sidestep.rdma.soft.keys import Keys
+    from sidestep.rdma.soft.queues import Notice
+    from sidestep.rdma.verbs import CompletionQueue, DeviceAttributes, EventHandler, QueuePair, Registered
+
+_REMOTE: Final = int(Access.REMOTE_READ | Access.REMOTE_WRITE)
+_LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
+_EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
+_ADDRESS_LAST: Final = 0xFFFF_FFFF_FFFF_FFFF
+_NOTHING: Final = memoryview(b"")
+
+
+class Refusal(IntEnum):
+    """Why the other end may not do what it wants, in the order of the checks (RFC 5041 7.1, RFC 5040 7.2)."""
+
+    INVALID_STAG = 1  # key 0, unknown, of another part of 8 bits, or voided
+    NOT_ASSOCIATED = 2  # of another protection domain, or bound to another queue pair
+    ACCESS = 3  # the right is not granted
+    WRAP = 4  # address and length pass the end of the 64 bits
+    BOUNDS = 5  # before the first byte or behind the last one
+
+
+class Adapter(Protocol):
+    """What memory needs of its device."""
+
+    attributes: DeviceAttributes
+    keys: Keys
+    notices: deque[Notice]
+    closed: bool
+
+    def next_va(self, length: int) -> int:
+        """An address for a region of so many bytes."""
+
+    def registration_fails(self) -> bool:
+        """Whether this registration shall fail, as one of a hardware device may."""
+
+    def registration_due(self, finish: Callable[[], None]) -> None:
+        """Calls when a slow registration is done, from where the device is driven."""
+
+    def access_ended(self, region: Region) -> None:
+        """The other end has no access any more, and the user may change the memory: what still refers to it is copied.
+
+        Called before the call that ends the access returns, when the key is void already.
+        """
+
+    def create_qp(
+        self,
+        domain: Domain,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities,
+        remote_access: Access,
+        on_event: EventHandler | None,
+    ) -> QueuePair:
+        """Makes a queue pair, which adds itself to `Domain.queue_pairs`."""
+
+    def forget(self, domain: Domain) -> None:
+        """A domain was deallocated."""
+
+
+class Region(MemoryRegion):
+    """A region; `rights` is its access as a plain number."""
+
+    __slots__ = ("domain", "qp", "rights")
+
+    def __init__(self, domain: Domain, view: memoryview, access: Access, key: int, va: int) -> None:
+        self.domain = domain
+        self.qp: QueuePair | None = None  # whose it is alone
+        self.view = view
+        self.va = va
+        self.length = len(view)
+        self.access = access
+        self.rights = int(access)
+        self.rkey = RKey(key)
+        self.lkey = LKey(key)
+        self.valid = True
+
+    def deregister(self) -> None:
+        """The keys are void from now on."""
+        if self in self.domain.regions:
+            self.invalidate()
+            self.domain.regions.discard(self)
+            self.domain.device.keys.free(self)
+
+    def rekey(self) -> None:
+        """Another index as well: who knows the old key cannot tell the new one (RFC 5042 6.1.1)."""
+        if self not in self.domain.regions:
+            raise Misuse("the region is deregistered")
+        self.invalidate()
+        keys = self.domain.device.keys
+        keys.free(self)
+        self.rkey = RKey(keys.take())
+        self.lkey = LKey(self.rkey)
+        self.valid = True
+        keys.offer(self)
+        self.domain.note(self)
+
+    def invalidate(self) -> None:
+        """Nobody has access any more; the memory stays registered."""
+        if self.valid:
+            self.valid = False
+            device = self.domain.device
+            device.keys.withdraw(self)
+            self.domain.withdraw(self)
+            device.access_ended(self)
+
+
+class _Everything(set[int]):
+    """Says yes to whatever it is asked."""
+
+    __slots__ = ()
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+class Domain(ProtectionDomain):
+    """A protection domain.
+
+    `readable` and `writable` answer the common question about an entry of a request, "does it lie in a region", by the
+    identity of the object it is a view of: as long as a region covers all of an object, the object cannot go away.
+    """
+
+    __slots__ = ("_by_object", "_deallocated", "device", "queue_pairs", "readable", "regions", "writable")
+
+    def __init__(self, device: Adapter) -> None:
+        self.device = device
+        self.regions: set[Region] = set()
+        self.queue_pairs: set[QueuePair] = set()
+        self._by_object: dict[int, list[Region]] = {}  # the valid ones, by identity of what they are views of
+        self._deallocated = False
+        lenient = not device.attributes.checks_local_memory
+        self.readable: set[int] = _Everything() if lenient else set()
+        self.writable: set[int] = _Everything() if lenient else set()
+
+    def register(
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
+    ) -> MemoryRegion:
+        """Makes a region at once."""
+        self._check_usable()
+        view = self._view(buffer, access)
+        return self._register(view, access, zero_based, self.device.keys.part(key_part))
+
+    def register_later(
+        self,
+        buffer: Buffer,
+        access: Access,
+        done: Registered,
+        *,
+        zero_based: bool = False,
+        key_part: int | None = None,
+    ) -> None:
+        """Makes a region when the device says that it is time."""
+        self._check_usable()
+        view = self._view(buffer, access)
+        part = self.device.keys.part(key_part)
+
+        def finish() -> None:
+            result: MemoryRegion | LimitReached | Unavailable
+            try:
+                if self._deallocated or self.device.closed:
+                    raise Unavailable("the domain is gone")
+                result = self._register(view, access, zero_based, part)
+            except (LimitReached, Unavailable) as why:
+                result = why
+            self.device.notices.append(partial(done, result))
+
+        self.device.registration_due(finish)
+
+    def create_qp(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities | None = None,
+        *,
+        remote_access: Access | None = None,
+        on_event: EventHandler | None = None,
+    ) -> QueuePair:
+        """Makes a queue pair in INIT."""
+        self._check_usable()
+        return self.device.create_qp(
+            self,
+            send_cq,
+            recv_cq,
+            capabilities or QpCapabilities(),
+            _EVERYTHING if remote_access is None else remote_access,
+            on_event,
+        )
+
+    def deallocate(self) -> None:
+        """Misuse while it has regions or queue pairs."""
+        if self.regions or self.queue_pairs:
+            raise Misuse(f"the domain has {len(self.regions)} regions and {len(self.queue_pairs)} queue pairs")
+        if not self._deallocated:
+            self._deallocated = True
+            self.device.forget(self)
+
+    # For the queue pairs.
+
+    def grant(self, key: int, va: int, length: int, right: int, qp: QueuePair) -> memoryview | Refusal:
+        """The bytes that the other end may touch, or the first check that fails (RFC 5041 7.1, RFC 5040 7.2).
+
+        To be asked for every segment, since access may end between two of one message (RFC 5042 6.2.2).
+
+        Args:
+            key: All 32 bits.
+            va: Of the first byte.
+            length: Bytes; of none neither key nor address is looked at (RFC 5041 5.2).
+            right: REMOTE_READ or REMOTE_WRITE. What the queue pair allows is the caller's matter.
+            qp: On which the other end asks.
+        """
+        if not length:
+            return _NOTHING
+        region = self.device.keys.get(key)
+        if region is None:
+            return Refusal.INVALID_STAG
+        if region.domain is not self or (region.qp is not None and region.qp is not qp):
+            return Refusal.NOT_ASSOCIATED
+        if not region.rights & right:
+            return Refusal.ACCESS
+        # A sum beyond 64 bits wraps (RFC 5041 7.1); Python's numbers do not, and no region reaches that far.
+        if va + length > _ADDRESS_LAST:
+            return Refusal.WRAP
+        start = va - region.va
+        if start < 0 or start + length > region.length:
+            return Refusal.BOUNDS
+        return region.view[start : start + length]
+
+    def covers(self, entry: memoryview, rights: int) -> bool:
+        """Whether the entry lies in one region with these rights: the long way, by address."""
+        if not len(entry) or not self.device.attributes.checks_local_memory:
+            return True
+        near = self._by_object.get(id(entry.obj), ())
+        # The same memory may be seen through another object: then all regions are looked at.
+        return _one_covers(near, entry, rights) or _one_covers(self.regions, entry, rights)
+
+    def may_invalidate(self, key: int) -> Region | Refusal:
+        """What a request of this end with this key voids; voiding what is void already is allowed (verbs draft 7.8)."""
+        region = self.device.keys.find(key)
+        if region is None:
+            return Refusal.INVALID_STAG
+        return region if region.domain is self else Refusal.NOT_ASSOCIATED
+
+    def may_be_invalidated(self, key: int, remote_access: int) -> Region | Refusal:
+        """What a message of the other end voids: region and queue pair must be open to the other end (RFC 5040 5.3)."""
+        region = self.may_invalidate(key)
+        if isinstance(region, Refusal):
+            return region
+        return region if region.rights & _REMOTE and remote_access & _REMOTE else Refusal.ACCESS
+
+    # For the regions.
+
+    def withdraw(self, region: Region) -> None:
+        """A region is good for nothing any more: what covered its object is counted anew."""
+        exporter = id(region.view.obj)
+        left = self._by_object[exporter]
+        left.remove(region)
+        self.readable.discard(exporter)
+        self.writable.discard(exporter)
+        for other in left:
+            self._note_whole(other)
+        if not left:
+            del self._by_object[exporter]
+
+    def note(self, region: Region) -> None:
+        """A region is good from now on."""
+        self._by_object.setdefault(id(region.view.obj), []).append(region)
+        self._note_whole(region)
+
+    def _note_whole(self, region: Region) -> None:
+        exporter = region.view.obj
+        if memoryview(exporter).nbytes == region.length:
+            self.readable.add(id(exporter))
+            if region.rights & _LOCAL_WRITE:
+                self.writable.add(id(exporter))
+
+    def _view(self, buffer: Buffer, access: Access) -> memoryview:
+        rights = int(access)
+        view = memoryview(buffer)
+        if not view.c_contiguous or not view.nbytes:
+            raise Misuse("only contiguous memory of at least a byte can be registered")
+        if rights & Access.REMOTE_WRITE and not rights & Access.LOCAL_WRITE:
+            raise Misuse("a region that the other end may write must be writable here as well")  # IBTA 10.6.3.1
+        if rights & Access.LOCAL_WRITE and view.readonly:
+            raise Misuse("read-only memory cannot be registered for writing")
+        return view.cast("B")
+
+    def _register(self, view: memoryview, access: Access, zero_based: bool, part: int) -> MemoryRegion:
+        device = self.device
+        attributes = device.attributes
+        if len(device.keys) >= attributes.regions_max:
+            raise LimitReached(f"the device has {attributes.regions_max} regions already")
+        if len(view) > attributes.region_bytes_max:
+            raise LimitReached(f"a region of {len(view)} bytes; the device takes {attributes.region_bytes_max}")
+        if device.registration_fails():
+            raise Unavailable("the device could not register the memory")
+        va = 0 if zero_based else device.next_va(len(view))
+        region = Region(self, view, access, device.keys.take(part), va)
+        device.keys.offer(region)
+        self.regions.add(region)
+        self.note(region)
+        return region
+
+    def _check_usable(self) -> None:
+        if self._deallocated or self.device.closed:
+            raise Misuse("the domain is deallocated")
+
+
+def _one_covers(regions: Iterable[Region], entry: memoryview, rights: int) -> bool:
+    start = buffer_address(entry)
+    end = start + len(entry)
+    for region in regions:
+        if region.valid and region.rights & rights == rights:
+            first = buffer_address(region.view)
+            if first <= start and end <= first + region.length:
+                return True
+    return False
