@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
-from sidestep.rdma.iwarp.terminate import Condition
+from sidestep.rdma.iwarp.terminate import Condition, terminate_text
 from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
 from sidestep.rdma.work import (
@@ -50,6 +50,14 @@ _OPCODES: Final = {
     RdmaRead: Opcode.RDMA_READ,
     LocalInvalidate: Opcode.LOCAL_INVALIDATE,
 }
+_INVALIDATE_REFUSED: Final = {
+    Refusal.INVALID_STAG: Condition.INVALIDATE_UNKNOWN,
+    Refusal.NOT_ASSOCIATED: Condition.INVALIDATE_OTHER_STREAM,
+    Refusal.ACCESS: Condition.INVALIDATE_RIGHTS,
+}
+_OF_ACCESS: Final = frozenset(
+    condition for condition in Condition if condition.name.startswith(("TAGGED_", "READ_", "RESPONSE_", "INVALIDATE_"))
+) - {Condition.READ_REQUEST_MALFORMED}
 _LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
 
 
@@ -232,7 +240,8 @@ class IwarpQueuePair(QueuePair):
             return
         self._flush(fault)
         if fault.receive is None or fault.status is _FLUSHED:
-            self.tell(EventKind.QP_ACCESS_ERROR if fault.condition.of_access else EventKind.QP_REQUEST_ERROR, fault.condition.words)
+            of_access = fault.condition in _OF_ACCESS
+            self.tell(EventKind.QP_ACCESS_ERROR if of_access else EventKind.QP_REQUEST_ERROR, fault.condition.value)
         self._over(by_remote=False, confirmed=False)
 
     def disconnected_by_peer(self) -> None:
@@ -257,7 +266,7 @@ class IwarpQueuePair(QueuePair):
         self.end()
         self.tell(kind, why)
         if self.stream is not None:
-            self.stream.terminate(Condition.LOCAL_FAILURE)
+            self.stream.terminate(Condition.STREAM_BROKEN)
         self._over(by_remote=False, confirmed=False)
 
     def tell(self, kind: EventKind, why: str = "") -> None:
@@ -291,7 +300,7 @@ class IwarpQueuePair(QueuePair):
         """Voids a key for the other end."""
         memory = self.domain.may_be_invalidated(key, self.remote_access)
         if isinstance(memory, Refusal):
-            return Condition.INVALIDATE_UNKNOWN if memory is Refusal.INVALID_STAG else Condition.INVALIDATE_REFUSED
+            return _INVALIDATE_REFUSED[memory]
         memory.invalidate()
         return None
 
@@ -306,10 +315,10 @@ class IwarpQueuePair(QueuePair):
         """A message was delivered."""
         self.recv_cq.add(Completion(receive.wr_id, _SUCCESS, _RECEIVE, length, self.number, solicited, invalidated))
 
-    def respond(self, request: ReadRequest) -> bool:
+    def respond(self, request: ReadRequest, header: bytes) -> bool:
         """Queues the answer to a Read Request."""
         assert self.stream is not None
-        return self.stream.sender.respond(request)
+        return self.stream.sender.respond(request, header)
 
     def read_done(self) -> None:
         """The response to the oldest Read was delivered."""
@@ -320,7 +329,7 @@ class IwarpQueuePair(QueuePair):
         """The other end ended the stream."""
         assert self.stream is not None
         self.end()
-        self.tell(EventKind.QP_FATAL, self.device.terminated(payload))
+        self.tell(EventKind.QP_FATAL, terminate_text(payload))
         self.stream.leave()
         self._over(by_remote=True, confirmed=True)
 
@@ -356,7 +365,7 @@ class IwarpQueuePair(QueuePair):
         assert self.stream is not None
         self.send_cq.add(Completion(request.wr_id, status, _OPCODES[type(request)], 0, self.number))
         self.end()
-        self.stream.terminate(Condition.LOCAL_FAILURE)
+        self.stream.terminate(Condition.OUTGOING)
         self._over(by_remote=False, confirmed=False)
 
     def answer_failed(self, fault: Fault) -> None:

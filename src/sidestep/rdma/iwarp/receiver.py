@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.errors import Misuse
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
-from sidestep.rdma.iwarp.terminate import Condition
+from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
 from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.work import Access, RKey, Status
 
@@ -41,18 +41,18 @@ _VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
 EARLY_MAX: Final = 1024  # runs placed ahead of their turn
 
 _WRITE_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.SINK_STAG_INVALID,
-    Refusal.NOT_ASSOCIATED: Condition.SINK_NOT_ASSOCIATED,
-    Refusal.ACCESS: Condition.SINK_ACCESS,
-    Refusal.WRAP: Condition.SINK_WRAP,
-    Refusal.BOUNDS: Condition.SINK_BOUNDS,
+    Refusal.INVALID_STAG: Condition.TAGGED_STAG,
+    Refusal.NOT_ASSOCIATED: Condition.TAGGED_OTHER_STREAM,
+    Refusal.ACCESS: Condition.TAGGED_RIGHTS,
+    Refusal.WRAP: Condition.TAGGED_WRAP,
+    Refusal.BOUNDS: Condition.TAGGED_BOUNDS,
 }
 READ_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.SOURCE_STAG_INVALID,
-    Refusal.NOT_ASSOCIATED: Condition.SOURCE_NOT_ASSOCIATED,
-    Refusal.ACCESS: Condition.SOURCE_ACCESS,
-    Refusal.WRAP: Condition.SOURCE_WRAP,
-    Refusal.BOUNDS: Condition.SOURCE_BOUNDS,
+    Refusal.INVALID_STAG: Condition.READ_STAG,
+    Refusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
+    Refusal.ACCESS: Condition.READ_RIGHTS,
+    Refusal.WRAP: Condition.READ_WRAP,
+    Refusal.BOUNDS: Condition.READ_BOUNDS,
 }
 
 
@@ -61,11 +61,22 @@ class Fault:
     """What the other end did wrong, and what a Terminate tells of it."""
 
     condition: Condition
-    ddp_header: bytes = b""  # of the segment
+    header: bytes = b""  # DDP's, of the segment
     segment_len: int = 0  # bytes of it, the header included
-    read_header: bytes = b""  # of a Read Request
+    read: bytes = b""  # what a Read Request asked for
+    answered: int = 0  # bytes of that which were sent
     receive: Receive | None = None  # the one that it happened to
     status: Status = Status.FLUSHED  # how that one ends
+
+    @property
+    def message(self) -> Terminate:
+        """What the other end is told."""
+        code, includes = CONDITIONS[self.condition]
+        if includes is Includes.READ and self.read:
+            return Terminate.about(self.condition, self.header + self.read, answered=self.answered)
+        if includes is Includes.NOTHING or not self.header:
+            return Terminate(code)
+        return Terminate(code, self.segment_len, self.header)
 
 
 @dataclass(slots=True)
@@ -146,8 +157,8 @@ class Owner(Protocol):
     def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
         """A message was delivered."""
 
-    def respond(self, request: ReadRequest) -> bool:
-        """Queues the answer to a Read Request; False if there is no slot left."""
+    def respond(self, request: ReadRequest, header: bytes) -> bool:
+        """Queues the answer to a Read Request, which came with this DDP header; False if there is no slot left."""
 
     def read_done(self) -> None:
         """The oldest RDMA Read was delivered; this takes it out of `reads`."""
@@ -229,12 +240,14 @@ class Receiver:
         control, rdmap = run.control, run.rdmap
         tagged = bool(control & _TAGGED)
         if control & 3 != 1:
-            return self._fault(Condition.DV_TAGGED if tagged else Condition.DV_UNTAGGED, source, run)
+            return self._fault(Condition.DDP_VERSION_TAGGED if tagged else Condition.DDP_VERSION_UNTAGGED, source, run)
         if rdmap & 0xC0 != _VERSION:
-            return self._fault(Condition.RV, source, run)
+            return self._fault(Condition.RDMAP_VERSION, source, run)
         opcode = rdmap & 0xF
-        if opcode > _TERMINATE or tagged != (opcode == _WRITE or opcode == _READ_RESPONSE):
-            return self._fault(Condition.OPCODE, source, run)
+        if opcode > _TERMINATE:
+            return self._fault(Condition.OPCODE_UNKNOWN, source, run)
+        if tagged != (opcode == _WRITE or opcode == _READ_RESPONSE):
+            return self._fault(Condition.OPCODE_TAGGED, source, run)
         if not self._heard:
             self._heard = True
             self._owner.heard()
@@ -250,7 +263,7 @@ class Receiver:
 
     def _place_write(self, source: Inbound, run: Run) -> Fault | None:
         if not self.may_write:
-            return self._fault(Condition.SINK_ACCESS, source, run)
+            return self._fault(Condition.TAGGED_RIGHTS, source, run)
         room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
         if not isinstance(room, Refusal):
             source.place(run, 0, (room,), 0, run.length)
@@ -269,7 +282,7 @@ class Receiver:
     def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
         reads = self._reads
         if not reads:
-            return self._fault(Condition.RESPONSE_UNEXPECTED, source, run)
+            return self._fault(Condition.RESPONSE_UNASKED, source, run)
         # Each Read has addresses of its own, so an early response is told from its address.
         candidates = reads if early else (reads[0],)
         for read in candidates:
@@ -278,7 +291,7 @@ class Receiver:
                 break
         else:
             wrong_stag = run.stag != reads[0].sink_stag
-            return self._fault(Condition.RESPONSE_STAG if wrong_stag else Condition.RESPONSE_BOUNDS, source, run)
+            return self._fault(Condition.RESPONSE_STAG if wrong_stag else Condition.RESPONSE_OFFSET, source, run)
         if not run.length:
             return None
         if not self._owner.may_fill(read.scatter):  # it may have been taken back meanwhile
@@ -291,12 +304,12 @@ class Receiver:
             return self._fault(Condition.QUEUE_NUMBER, source, run)
         ahead = (run.msn - self._send_msn) & _MSN
         if ahead and not early:
-            return self._fault(Condition.MSN, source, run)
+            return self._fault(Condition.MSN_UNEXPECTED, source, run)
         while len(self._messages) <= ahead:
             if (receive := self._owner.take_receive()) is None:
-                return self._fault(Condition.MSN if ahead else Condition.NO_RECEIVE, source, run)
+                return self._fault(Condition.MSN_UNEXPECTED if ahead else Condition.NO_RECEIVE, source, run)
             if not self._owner.may_fill(receive.scatter):
-                fault = self._fault(Condition.OWN_RECEIVE, source, run)
+                fault = self._fault(Condition.RECEIVE_UNUSABLE, source, run)
                 fault.receive, fault.status = receive, Status.LOCAL_PROTECTION_ERROR
                 return fault
             self._messages.append(_Message(receive, sum(map(len, receive.scatter))))
@@ -316,7 +329,7 @@ class Receiver:
                 break
             begun += length
         outside = begun > message.capacity
-        fault = self._fault(Condition.MO if outside else Condition.MESSAGE_TOO_LONG, source, run, at_fault)
+        fault = self._fault(Condition.MESSAGE_OFFSET if outside else Condition.MESSAGE_TOO_LONG, source, run, at_fault)
         fault.receive, fault.status = message.receive, Status.LOCAL_LENGTH_ERROR
         return fault
 
@@ -324,7 +337,7 @@ class Receiver:
         if run.queue != queue:
             return self._fault(Condition.QUEUE_NUMBER, source, run)
         if run.msn != msn and not early:
-            return self._fault(Condition.MSN, source, run)
+            return self._fault(Condition.MSN_UNEXPECTED, source, run)
         return None
 
     # --- delivering ---
@@ -340,7 +353,9 @@ class Receiver:
             return self._deliver_request(source, run)
         if opcode == _TERMINATE:
             if run.msn != self._terminate_msn:
-                return self._fault(Condition.MSN, source, run)
+                return self._fault(Condition.MSN_UNEXPECTED, source, run)
+            if not run.last:
+                return self._fault(Condition.NOT_LAST, source, run)
             self._terminate_msn += 1
             self._owner.terminated(source.payload(run))
             return None
@@ -351,35 +366,37 @@ class Receiver:
         if self._open is not None:
             begun, stag, to = self._open
             if begun != opcode:
-                return Condition.OPCODE
+                return Condition.OPCODE_UNKNOWN
             if run.length and stag != run.stag:
-                return Condition.SINK_STAG_CHANGED
+                return Condition.TAGGED_STAG_CHANGED
             if run.length and to != run.offset:
-                return Condition.SINK_NOT_CONTIGUOUS
+                return Condition.TAGGED_GAP
         self._open = None if run.last else (opcode, run.stag, run.offset + run.length)
         return None
 
     def _deliver_response(self, source: _Source, run: Run) -> Fault | None:
         reads = self._reads
         if not reads:
-            return self._fault(Condition.RESPONSE_UNEXPECTED, source, run)
+            return self._fault(Condition.RESPONSE_UNASKED, source, run)
         read = reads[0]
         if run.stag != read.sink_stag:
             return self._fault(Condition.RESPONSE_STAG, source, run)
         if run.offset != read.sink_to + read.arrived:
-            return self._fault(Condition.RESPONSE_BOUNDS, source, run)
+            return self._fault(Condition.RESPONSE_OFFSET, source, run)
         read.arrived += run.length
         if run.last != (read.arrived == read.length):
-            return self._fault(Condition.RESPONSE_BOUNDS, source, run)
+            return self._fault(Condition.RESPONSE_LENGTH, source, run)
         if run.last:
             self._owner.read_done()
         return None
 
     def _deliver_request(self, source: _Source, run: Run) -> Fault | None:
         if run.msn != self._read_msn:
-            return self._fault(Condition.MSN, source, run)
+            return self._fault(Condition.MSN_UNEXPECTED, source, run)
         content = source.payload(run)
-        if not run.last or run.offset or len(content) != ReadRequest.LENGTH:
+        if not run.last:
+            return self._fault(Condition.NOT_LAST, source, run)
+        if run.offset or len(content) != ReadRequest.LENGTH:
             return self._fault(Condition.READ_REQUEST_MALFORMED, source, run)
         request = ReadRequest.decode(content)
         condition = None
@@ -389,21 +406,20 @@ class Receiver:
             granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
             if isinstance(granted, Refusal):
                 condition = READ_REFUSED[granted]
-        if condition is None and not self._owner.respond(request):
-            condition = Condition.TOO_MANY_READS
+        header = source.segments(run)[0][0]
+        if condition is None and not self._owner.respond(request, header):
+            condition = Condition.READS_TOO_MANY
         if condition is not None:
-            fault = self._fault(condition, source, run)
-            fault.read_header = content
-            return fault
+            return Fault(condition, header, len(header) + len(content), content)
         self._read_msn = (self._read_msn + 1) & _MSN
         return None
 
     def _deliver_send(self, source: _Source, run: Run, opcode: int) -> Fault | None:
         if run.msn != self._send_msn:
-            return self._fault(Condition.MSN, source, run)
+            return self._fault(Condition.MSN_UNEXPECTED, source, run)
         message = self._messages[0]
         if run.offset != message.delivered:
-            fault = self._fault(Condition.MO, source, run)
+            fault = self._fault(Condition.MESSAGE_OFFSET, source, run)
             fault.receive = message.receive
             return fault
         message.delivered += run.length

@@ -54,6 +54,7 @@ class _Message:
     length: int  # bytes
     begun: Begun | None  # None: an answer
     answers: ReadRequest | None = None
+    header: bytes = b""  # DDP's, of what it answers
     framed: int = 0  # bytes
 
 
@@ -109,7 +110,7 @@ class Sender:
         self.reads: deque[Outstanding] = deque()
         self._begun: deque[Begun] = deque()
         self._unwritten: deque[tuple[int, Begun]] = deque()  # with the position at which each is written whole
-        self._answers: deque[ReadRequest] = deque()
+        self._answers: deque[tuple[ReadRequest, bytes]] = deque()
         self._current: _Message | None = None
         self._turn_of_answers = False
         self._send_msn = self._read_msn = 1  # RFC 5041 4.3
@@ -163,12 +164,12 @@ class Sender:
         read.begun.done = True
         self._settle()
 
-    def respond(self, request: ReadRequest) -> bool:
+    def respond(self, request: ReadRequest, header: bytes) -> bool:
         """Queues an answer; False if the other end has more Reads under way than agreed."""
         under_way = len(self._answers) + (self._current is not None and self._current.answers is not None)
         if under_way >= self.resources:
             return False
-        self._answers.append(request)
+        self._answers.append((request, header))
         return True
 
     def take_unfinished(self) -> list[SendRequest]:
@@ -195,12 +196,11 @@ class Sender:
     def _begin_answer(self) -> bool:
         if not self._answers:
             return False
-        request = self._answers.popleft()
+        request, header = self._answers.popleft()
         self._turn_of_answers = False
-        length = request.length
         self._current = _Message(
-            _READ_RESPONSE, True, request.sink_stag, request.sink_offset, (), length, None, request
-        )  # fmt: skip
+            _READ_RESPONSE, True, request.sink_stag, request.sink_offset, (), request.length, None, request, header
+        )
         return True
 
     def _begin_request(self) -> bool:
@@ -293,12 +293,9 @@ class Sender:
 
     def _refuse(self, message: _Message, answers: ReadRequest, why: Refusal) -> None:
         self._current = None
-        sent = message.framed
-        left = ReadRequest(  # RFC 5040 4.8: advanced by what was sent
-            answers.sink_stag, answers.sink_offset + sent & _TO, answers.length - sent, answers.source_stag,
-            answers.source_offset + sent & _TO,
-        )  # fmt: skip
-        self._owner.answer_failed(Fault(READ_REFUSED[why], read_header=left.encode()))
+        read = answers.encode()
+        size = len(message.header) + len(read)
+        self._owner.answer_failed(Fault(READ_REFUSED[why], message.header, size, read, message.framed))
 
     # --- completing ---
 

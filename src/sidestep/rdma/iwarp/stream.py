@@ -19,7 +19,7 @@ from sidestep.native._framing import Inbound, Outbound
 from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp
 from sidestep.rdma.iwarp.receiver import Fault, Receiver
 from sidestep.rdma.iwarp.sender import Sender
-from sidestep.rdma.iwarp.terminate import Condition, terminate_for
+from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FILLS_MAX: Final = 4  # reads of one turn: other connections want theirs
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
-_FRAMING_FAULTS: Final = {"short": Condition.SHORT, "crc": Condition.CRC, "marker": Condition.MARKER}
+_FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 
 
 class _Phase(Enum):
@@ -122,7 +122,7 @@ class Stream:
             self.leave()
         else:  # the verbs draft 6.2.2.2: an end with work left is an error
             self._qp.disconnected_by_peer()
-            self.terminate(Condition.FIN_WITH_WORK)
+            self.terminate(Condition.END_TOO_EARLY)
 
     # --- writing ---
 
@@ -167,13 +167,12 @@ class Stream:
 
     def fault(self, fault: Fault) -> None:
         """Ends the stream for what the other end did, and tells it."""
-        last = terminate_for(fault.condition, fault.ddp_header, fault.segment_len, fault.read_header)
         self._qp.peer_failed(fault)
-        self._leave(last.encode())
+        self._leave(fault.message.encode())
 
     def terminate(self, condition: Condition) -> None:
         """Ends the stream for a reason of this end's own."""
-        self._leave(terminate_for(condition).encode())
+        self._leave(Terminate.about(condition).encode())
 
     def leave(self) -> None:
         """Ends it without a word: FIN."""
