@@ -1,7 +1,7 @@
 """The connection manager of the software RNIC: MPA's start-up on TCP connections, as rdma_cm does it for iWARP.
 
-The low 16 bits of a service id are a TCP port, as they are in the service ids of rdma_cm's TCP port space and of SDP; the
-others are not on the wire. So two services of one port cannot be told apart but by a match. Port 0 is any that is free.
+The low 16 bits of a service id are a TCP port, as they are in the service ids of rdma_cm's TCP port space and of SDP;
+the others are not on the wire, so services of one port are told apart by matches only. Port 0 is any that is free.
 
     here                          on the wire                                 in `cm`
     begin_connect                 TCP handshake
@@ -9,11 +9,12 @@ others are not on the wire. So two services of one port cannot be told apart but
                                   <-- Reply                                   request.accept
     Established                   RTR -->                                     Established
 
-What MPA cannot say: a rejection has private data and no reason, so it is told as REJECT_CONSUMER. Who gives up before the
-connection is made resets it, which the other end is told as REJECT_TIMEOUT; who does not like the Reply sends a Terminate.
+What MPA cannot say: a rejection has private data and no reason, so it is told as REJECT_CONSUMER. Who gives up before
+the connection is made resets it, which the other end is told as REJECT_TIMEOUT; who does not like the Reply sends a
+Terminate.
 
-An end that did not ask for peer-to-peer sends no RTR; then the connection is established at once here, and what is posted
-waits for the other end's first message (RFC 5044 7.1.2, rule 4).
+An end that did not ask for peer-to-peer sends no RTR; then the connection is established at once here, and what is
+posted waits for the other end's first message (RFC 5044 7.1.2, rule 4).
 """
 
 from __future__ import annotations
@@ -362,10 +363,15 @@ class IwarpRequest(ConnectionRequest):
             self._leave()
             connection.end(Rejected(REJECT_CONSUMER))
             return connection
+        self._stop_timer()
+        self._send()
         stream = Stream(self._tcp, own, event, self._loop, manager.device.settings)
         own.attach(stream, ready=False)
-        stream.begin_with(self._unsent + self._machine.poll_send())
-        self._stop_timer()
+        if self._unsent:  # a fresh connection has room for a frame; this one is broken
+            own.connection_lost("the Reply could not be sent")
+            stream.abort()
+            return connection
+        stream.begin(b"")
         self._watch_first(connection)
         if not event.peer_to_peer:
             connection.established()

@@ -1,8 +1,8 @@
 """A queue pair of the software RNIC: what the user posts, and what a stream makes of it.
 
-States are those of `verbs.QpState`; the five of the verbs draft for iWARP (Idle, RTS, Closing, Terminate, Error) map to
-INIT, RTS and, as soon as the stream ends in whatever way, ERROR: what still goes out or is awaited then is the business of
-`stream` and of nobody else.
+States are those of `verbs.QpState`. The five of the verbs draft for iWARP (Idle, RTS, Closing, Terminate, Error) map to
+INIT, RTS and, as soon as the stream ends in whatever way, ERROR: what still goes out or is awaited then is the business
+of `stream` and of nobody else.
 """
 
 from __future__ import annotations

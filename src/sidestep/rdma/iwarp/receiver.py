@@ -2,10 +2,10 @@
 
 What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
 other. A run is first *placed*, if it may be, and then *delivered*; on a TCP stream the one follows the other at once.
-Who has segments ahead of their turn places them with `place_early`, and they are delivered, or their fault is told, when
+Who has segments ahead of their turn places them with `place_early`; they are delivered, or their fault is told, when
 everything before them has been (RFC 5041 5.3, 5.4).
 
-No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing is looked at any more:
+No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing more is looked at:
 the first one in the order of the stream counts (RFC 5040 7.1).
 """
 
@@ -246,7 +246,7 @@ class Receiver:
         opcode = rdmap & 0xF
         if opcode > _TERMINATE:
             return self._fault(Condition.OPCODE_UNKNOWN, source, run)
-        if tagged != (opcode == _WRITE or opcode == _READ_RESPONSE):
+        if tagged != (opcode in (_WRITE, _READ_RESPONSE)):
             return self._fault(Condition.OPCODE_TAGGED, source, run)
         if not self._heard:
             self._heard = True
@@ -287,7 +287,7 @@ class Receiver:
         candidates = reads if early else (reads[0],)
         for read in candidates:
             begun = run.offset - read.sink_to
-            if run.stag == read.sink_stag and 0 <= begun and begun + run.length <= read.length:
+            if run.stag == read.sink_stag and begun >= 0 and begun + run.length <= read.length:
                 break
         else:
             wrong_stag = run.stag != reads[0].sink_stag

@@ -1,7 +1,7 @@
 """The sending half of an RDMAP stream: which message goes next, in which pieces, and when a request is done.
 
 Messages are framed whole, one after the other (segments of two messages are never mixed), but a long one in pieces of
-`CHUNK`, as the transport takes them: so little is framed ahead that memory of the owner's is soon his again, and that an
+`CHUNK`, as the transport takes them: so little is framed ahead that memory is soon its owner's again, and that an
 answer to an RDMA Read is looked at again before each piece. Requests of this end and answers to the other end's RDMA
 Reads take turns.
 

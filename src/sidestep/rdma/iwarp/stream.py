@@ -6,8 +6,8 @@
     its Terminate               that rest, FIN                             the end of the stream
     modify_to_error, destroy    RST                                        RST
 
-After FIN everything is read and thrown away until the other end's FIN: closing a socket with unread bytes would make the
-kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a graceful close). That has a timeout, then RST.
+After FIN everything is read and thrown away until the other end's FIN: closing a socket with unread bytes would make
+the kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a graceful close). After a while, RST.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Stream:
         self._phase = _Phase.OPEN
         self._timer: Timer | None = None
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
-        self._outbound = Outbound(mulpdu(tcp.mss, markers=agreed.markers_out), crc=agreed.crc, markers=agreed.markers_out)
+        markers = agreed.markers_out
+        self._outbound = Outbound(mulpdu(tcp.mss, markers=markers), crc=agreed.crc, markers=markers)
         self.sender = Sender(self._outbound, qp, qp.sink_stag)
         self.sender.depth = agreed.ord
         self.sender.resources = agreed.ird
