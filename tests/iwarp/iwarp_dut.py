@@ -20,10 +20,10 @@ WAIT_S = 20.0
 
 def addresses() -> tuple[str, str, str]:
     """Three that nobody else uses: each has all ports to itself."""
-    number = os.getpid() % 4096 << 10 | next(_numbers) % 1024
-    base = 64 + (number >> 14)
-    rest = number & 0x3FFF
-    return tuple(f"127.{base}.{rest >> 6}.{(rest & 0x3F) << 2 | host}" for host in (1, 2, 3))  # type: ignore[return-value]
+    number = (os.getpid() % 4095 + 1) << 10 | next(_numbers) % 1024
+    net = number << 2
+    one, two, three = (socket.inet_ntoa((127 << 24 | net | host).to_bytes(4)) for host in (1, 2, 3))
+    return one, two, three
 
 
 class IwarpUnderTest:
