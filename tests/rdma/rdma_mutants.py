@@ -31,8 +31,9 @@ from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
 from sidestep.rdma.soft.keys import Keys
 from sidestep.rdma.soft.memory import Domain, Refusal, Region
+from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
-from sidestep.rdma.verbs import QpState, QueuePair
+from sidestep.rdma.verbs import QpState
 from sidestep.rdma.work import Completion, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
 
 Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
@@ -106,7 +107,7 @@ def uses_the_newest_receive(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("write_places_its_bytes", "bounds_do_not_hide_the_rest_of_a_buffer")
 def forgets_the_offset(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> memoryview | Refusal:
+    def grant(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> memoryview | Refusal:
         region = self.device.keys.get(key)
         return Refusal.INVALID_STAG if region is None else region.view[:length]
 
@@ -260,7 +261,7 @@ def uses_a_key_again_at_once(patch: pytest.MonkeyPatch) -> None:
 @caught_by("bounds_are_those_of_the_region")
 def knows_no_end(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def endless(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+        def endless(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
             region = self.device.keys.get(key)
             if region is not None and va + length > region.va + region.length:
                 va = region.va + region.length - length
@@ -282,7 +283,7 @@ def registers_all_of_the_buffer(patch: pytest.MonkeyPatch) -> None:
 @caught_by("addresses_do_not_wrap")
 def wraps_addresses(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def wrapping(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+        def wrapping(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
             region = self.device.keys.get(key)
             if region is not None and va + length >= 1 << 64:
                 return region.view[:length]
@@ -296,7 +297,7 @@ def wraps_addresses(patch: pytest.MonkeyPatch) -> None:
 @caught_by("rights_are_those_of_the_region")
 def asks_for_no_rights(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def lax(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+        def lax(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
             region = self.device.keys.get(key)
             return grant(self, key, va, length, right if region is None or not region.rights else region.rights, qp)
 
@@ -320,7 +321,7 @@ def lets_every_queue_pair(patch: pytest.MonkeyPatch) -> None:
 @caught_by("keys_are_good_in_their_domain_only")
 def knows_no_domains(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def everywhere(self: Domain, key: int, va: int, length: int, right: int, qp: QueuePair) -> Any:
+        def everywhere(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
             region = self.device.keys.get(key)
             return grant(region.domain if region else self, key, va, length, right, qp)
 
@@ -341,7 +342,7 @@ def calls_from_inside(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("gather_lies_in_a_region")
 def sends_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackQueuePair, "_may_read", lambda self, gather: True)
+    patch.setattr(LoopbackQueuePair, "may_read", lambda self, gather: True)
 
 
 @caught_by("part_of_a_buffer_is_not_all_of_it")
@@ -354,12 +355,13 @@ def takes_a_part_for_the_whole(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("scatter_lies_in_a_writable_region", "read_sink_is_writable")
 def writes_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackQueuePair, "_may_write", lambda self, scatter: True)
+    for name in ("may_receive", "may_sink"):
+        patch.setattr(LoopbackQueuePair, name, lambda self, scatter: True)
 
 
 @caught_by("only_open_regions_are_invalidated")
 def invalidates_what_is_not_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Domain, "may_be_invalidated", lambda self, key, access: self.device.keys.find(key))
+    patch.setattr(Domain, "may_be_invalidated", lambda self, key, qp: self.device.keys.find(key))
 
 
 @caught_by("local_invalidate_voids_the_key")
@@ -397,8 +399,10 @@ def queues_without_end(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("capabilities_have_bounds")
 def promises_anything(patch: pytest.MonkeyPatch) -> None:
-    def create(self: LoopbackDevice, domain: Any, send: Any, recv: Any, caps: Any, access: Any, on_event: Any) -> Any:
-        return TimedQueuePair(self, domain, send, recv, caps, int(access), on_event)
+    def create(
+        self: LoopbackDevice, domain: Any, send: Any, recv: Any, caps: Any, access: Any, srq: Any, on_event: Any
+    ) -> Any:
+        return TimedQueuePair(self, domain, send, recv, caps, int(access), srq, on_event)
 
     patch.setattr(LoopbackDevice, "create_qp", create)
 

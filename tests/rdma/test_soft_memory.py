@@ -13,19 +13,19 @@ from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft.keys import Keys
 from sidestep.rdma.soft.memory import Domain, Refusal, Region
-from sidestep.rdma.verbs import QueuePair
+from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.work import Access
 
 READ, WRITE = Access.REMOTE_READ, Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
-def region(fabric: Fabric, access: Access = READ | WRITE, *, zero_based: bool = False) -> tuple[Region, QueuePair]:
+def region(fabric: Fabric, access: Access = READ | WRITE, *, zero_based: bool = False) -> tuple[Region, SoftQueuePair]:
     device = fabric.device(f"device{len(fabric.devices)}")
     domain = device.alloc_pd()
     queue = device.create_cq(8)
     made = domain.register(bytearray(range(16)), access, zero_based=zero_based)
     assert isinstance(made, Region)
-    return made, domain.create_qp(queue, queue)
+    return made, made.domain.create_qp(queue, queue)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -102,7 +102,7 @@ def test_the_first_check_that_fails_is_told() -> None:
     foreign = domain.device.alloc_pd().register(bytearray(16), READ)  # type: ignore[attr-defined]
     top, read, write = (1 << 64) - 4, int(READ), int(Access.REMOTE_WRITE)
 
-    def ask(key: int, va: int, length: int, right: int, asks: QueuePair = qp) -> memoryview | Refusal:
+    def ask(key: int, va: int, length: int, right: int, asks: SoftQueuePair = qp) -> memoryview | Refusal:
         return domain.grant(key, va, length, right, asks)
 
     assert ask(0, 0, 0, read) == b""  # nothing is looked at for nothing

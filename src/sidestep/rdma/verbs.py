@@ -13,7 +13,7 @@ what is beneath. Rules that hold for every device:
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: shared receive queues, memory windows, atomics, immediate data, unreliable datagrams.
+call. Not offered: atomics, immediate data, unreliable datagrams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,6 +60,8 @@ class EventKind(IntEnum):
     DEVICE_FATAL = 8  # nothing works any more; all queue pairs are in error
     PORT_ACTIVE = 9
     PORT_ERROR = 10  # the link is down; connections live on until they give up
+    SRQ_LIMIT_REACHED = 15  # a shared receive queue has fewer receives than the limit it was armed with
+    QP_LAST_WQE_REACHED = 16  # a queue pair in error takes no more receives out of its shared receive queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class AsyncEvent:
     """One event, told once."""
 
     kind: EventKind
-    source: QueuePair | CompletionQueue | Device
+    source: QueuePair | CompletionQueue | SharedReceiveQueue | Device
     why: str = ""  # for people
 
 
@@ -94,6 +96,8 @@ class DeviceAttributes:
     read_scatter_max: int = 16  # entries of an RDMA Read; iWARP: 1
     inline_max: int = 256  # bytes of all `bytes` entries of a gather: copied by the device, needs no region
     read_depth_max: int = 16  # RDMA Reads of one queue pair under way, each way
+    windows_max: int = 65536  # memory windows at a time; 0: not offered
+    shared_receive_queues_max: int = 65536  # at a time; 0: not offered
 
     # What differs between transports.
     acknowledged: bool = True  # a Send or Write completes when the other end has it (iWARP: when TCP has it)
@@ -130,7 +134,11 @@ class MemoryRegion(ABC):
 
     @abstractmethod
     def deregister(self) -> None:
-        """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing."""
+        """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing.
+
+        Raises:
+            Misuse: A window is bound to it (verbs draft for iWARP 7.10.5; IBTA 11.2.8.4).
+        """
 
     @abstractmethod
     def rekey(self) -> None:
@@ -139,7 +147,7 @@ class MemoryRegion(ABC):
         Address, memory and access stay, so it costs much less than registering; an invalidated region is valid again.
 
         Raises:
-            Misuse: The region is deregistered.
+            Misuse: The region is deregistered, or a window is bound to it.
         """
 
     def __enter__(self) -> Self:
@@ -149,6 +157,32 @@ class MemoryRegion(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.deregister()
+
+
+class MemoryWindow(ABC):
+    """A part of a region, opened to the other end of one queue pair: costs less than a region, and ends by itself.
+
+    It is allocated void, opened by a `BindWindow` in the order of a send queue, and voided by `LocalInvalidate`, by a
+    Send with Invalidate of the other end, or by `deallocate`; then it can be bound again, to another part or region.
+    While it is open it belongs to the queue pair that bound it and to no other (IBTA 10.6.7.2: type 2B; the verbs draft
+    for iWARP 7.10), and keeps its region from being deregistered, rekeyed or invalidated.
+    """
+
+    __slots__ = ("access", "length", "rkey", "va", "valid")
+
+    access: Access  # what the other end may do; meaningless unless valid, as are the next two
+    va: int  # opaque 64-bit address of the first byte, or 0
+    length: int  # bytes
+    rkey: RKey  # the last one while it is void; the upper 24 bits stay
+    valid: bool  # it is bound
+
+    @abstractmethod
+    def deallocate(self) -> None:
+        """Ends every access, at once, and the window. Calling it again does nothing."""
+
+    def key(self, part: int) -> RKey:
+        """The key of this window with other low 8 bits: with `BindWindow.key_part` it is known before the bind."""
+        return cast("RKey", self.rkey & 0xFFFF_FF00 | part)
 
 
 class CompletionQueue(ABC):
@@ -179,6 +213,46 @@ class CompletionQueue(ABC):
         """Misuse while a queue pair uses it."""
 
 
+class SharedReceiveQueue(ABC):
+    """Receives that serve several queue pairs: each message takes the oldest, on whichever queue pair it comes.
+
+    Which message takes which receive is known at completion only; completions of one queue pair keep the order of its
+    messages. The entries of a receive lie in regions of this queue's domain, which need not be that of a queue pair.
+    The end of a queue pair leaves the receives here to the others.
+    """
+
+    __slots__ = ("on_event",)
+
+    domain: ProtectionDomain
+    max_wr: int  # receives it holds
+    on_event: EventHandler | None  # of this queue's events; without one they go to the device's
+
+    @property
+    @abstractmethod
+    def receives_posted(self) -> int:
+        """Receives posted and not yet used by a message."""
+
+    @abstractmethod
+    def post_recv(self, receive: Receive) -> None:
+        """Hands over room for one message.
+
+        Raises:
+            Misuse: After `destroy`, or more entries than the device takes.
+            LimitReached: The queue is full.
+        """
+
+    @abstractmethod
+    def arm(self, limit: int) -> None:
+        """Asks for one SRQ_LIMIT_REACHED when fewer receives than `limit` are left, or if fewer are (IBTA 10.2.9.2).
+
+        0 takes the question back. Misuse for more than the queue holds.
+        """
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Gives it back; what is posted never completes. Misuse while a queue pair uses it."""
+
+
 class QueuePair(ABC):
     """One end of a connection: a queue of work to send and a queue of receives."""
 
@@ -190,13 +264,14 @@ class QueuePair(ABC):
     domain: ProtectionDomain
     send_cq: CompletionQueue
     recv_cq: CompletionQueue
+    srq: SharedReceiveQueue | None  # where its receives come from, unless they are its own
     initiator_depth: int  # as agreed with the other end; 0 before the connection is made
     on_event: EventHandler | None  # of this queue pair's events; without one they go to the device's
 
     @property
     @abstractmethod
     def receives_posted(self) -> int:
-        """Receives posted and not yet used by a message."""
+        """Receives posted to this queue pair and not yet used by a message."""
 
     @property
     @abstractmethod
@@ -210,7 +285,7 @@ class QueuePair(ABC):
         In ERROR the request is flushed.
 
         Raises:
-            Misuse: Before RTS, after `destroy`, or more entries or bytes than the device takes.
+            Misuse: Before RTS, after `destroy`, more entries or bytes than the device takes, or what it does not offer.
             LimitReached: The send queue is full.
         """
 
@@ -219,7 +294,7 @@ class QueuePair(ABC):
         """Hands over room for one message; messages take them in the order of posting. In ERROR it is flushed.
 
         Raises:
-            Misuse: After `destroy`, or more entries than the device takes.
+            Misuse: After `destroy`, more entries than the device takes, or the receives come from a shared queue.
             LimitReached: The receive queue is full.
         """
 
@@ -229,7 +304,11 @@ class QueuePair(ABC):
 
     @abstractmethod
     def destroy(self) -> None:
-        """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost."""
+        """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost.
+
+        Raises:
+            Misuse: Windows are bound to it (verbs draft for iWARP 6.1).
+        """
 
 
 class ProtectionDomain(ABC):
@@ -279,11 +358,13 @@ class ProtectionDomain(ABC):
         capabilities: QpCapabilities | None = None,
         *,
         remote_access: Access | None = None,
+        srq: SharedReceiveQueue | None = None,
         on_event: EventHandler | None = None,
     ) -> QueuePair:
         """Makes a queue pair in INIT; the connection manager brings it to RTS.
 
-        `remote_access` is what the other end may do at most, whatever a region says; everything unless given.
+        `remote_access` is what the other end may do at most, whatever a region says; everything unless given. With
+        `srq` its receives are posted there.
 
         Raises:
             Misuse: More than the device's attributes allow, or a queue of another device.
@@ -291,8 +372,26 @@ class ProtectionDomain(ABC):
         """
 
     @abstractmethod
+    def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceiveQueue:
+        """Makes a queue of so many receives for several queue pairs.
+
+        Raises:
+            Misuse: The device does not offer it, or not so many receives.
+            LimitReached: The device has no more of them.
+        """
+
+    @abstractmethod
+    def alloc_window(self) -> MemoryWindow:
+        """Makes a window that is bound to nothing yet.
+
+        Raises:
+            Misuse: The device does not offer it.
+            LimitReached: Too many windows or keys.
+        """
+
+    @abstractmethod
     def deallocate(self) -> None:
-        """Misuse while it has regions or queue pairs."""
+        """Misuse while it has regions, windows, queue pairs or shared receive queues."""
 
 
 class Device(ABC):

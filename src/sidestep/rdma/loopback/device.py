@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.qp import LoopbackQueuePair
     from sidestep.rdma.soft.memory import Domain
     from sidestep.rdma.soft.queues import SoftQueue
+    from sidestep.rdma.soft.receives import SharedReceives
     from sidestep.rdma.verbs import DeviceAttributes, EventHandler, QpCapabilities
 
 
@@ -53,11 +54,12 @@ class LoopbackDevice(SoftDevice):
         recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
+        srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> LoopbackQueuePair:
         """Makes a queue pair of the fabric's mode."""
         make = ImmediateQueuePair if self.fabric.immediate else TimedQueuePair
-        return make(self, domain, send_cq, recv_cq, capabilities, remote_access, on_event)
+        return make(self, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
 
     def registration_fails(self) -> bool:
         """Whether the fabric's faults want this registration to fail."""

@@ -10,6 +10,7 @@ from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.soft.keys import Keys
 from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue, SoftQueue
+from sidestep.rdma.soft.receives import SharedReceives
 from sidestep.rdma.verbs import Device
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from sidestep.rdma.soft.memory import Region
+    from sidestep.rdma.soft.keys import Memory
+    from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.soft.queues import Notice
     from sidestep.rdma.verbs import (
         AsyncEvent,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
         DeviceAttributes,
         EventHandler,
         QpCapabilities,
-        QueuePair,
+        SharedReceiveQueue,
     )
     from sidestep.rdma.work import Access
 
@@ -46,7 +48,19 @@ class SoftDevice(Device):
         rng: Makes keys hard to guess: `secrets.SystemRandom()`, or a seeded one in simulations.
     """
 
-    __slots__ = ("_va", "address", "attributes", "closed", "domains", "keys", "name", "notices")
+    __slots__ = (
+        "_va",
+        "address",
+        "attributes",
+        "closed",
+        "domains",
+        "keys",
+        "name",
+        "notices",
+        "region_count",
+        "srq_count",
+        "window_count",
+    )
 
     def __init__(
         self, name: str, address: str, attributes: DeviceAttributes, notices: deque[Notice], rng: Random
@@ -59,6 +73,7 @@ class SoftDevice(Device):
         self.keys = Keys(rng)
         self.domains: list[Domain] = []
         self.closed = False
+        self.region_count = self.window_count = self.srq_count = 0
         self._va = VA_FIRST
 
     def alloc_pd(self) -> Domain:
@@ -82,10 +97,15 @@ class SoftDevice(Device):
         self.closed = True
         self.end_connections()
         for domain in self.domains:
+            for window in list(domain.windows):
+                window.deallocate()
             for qp in list(domain.queue_pairs):
                 qp.destroy()
             for region in list(domain.regions):
                 region.deregister()
+        for domain in self.domains:  # a queue pair may use the shared receives of another domain
+            for srq in list(domain.shared_receives):
+                srq.destroy()
         self.domains.clear()
 
     @abstractmethod
@@ -101,8 +121,9 @@ class SoftDevice(Device):
         recv_cq: CompletionQueue,
         capabilities: QpCapabilities,
         remote_access: Access,
+        srq: SharedReceiveQueue | None,
         on_event: EventHandler | None,
-    ) -> QueuePair:
+    ) -> SoftQueuePair:
         """Makes a queue pair, if it may be."""
         self.check_open()
         attributes = self.attributes
@@ -111,6 +132,9 @@ class SoftDevice(Device):
                 raise Misuse("a completion queue of another device")
         assert isinstance(send_cq, SoftQueue)
         assert isinstance(recv_cq, SoftQueue)
+        if srq is not None and (not isinstance(srq, SharedReceives) or srq.domain.device is not self or srq.destroyed):
+            raise Misuse("a shared receive queue of another device, or one that is destroyed")
+        assert srq is None or isinstance(srq, SharedReceives)
         if not 0 < capabilities.max_send_wr <= attributes.work_requests_max:
             raise Misuse(f"a send queue of {capabilities.max_send_wr}")
         if not 0 < capabilities.max_recv_wr <= attributes.work_requests_max:
@@ -120,7 +144,7 @@ class SoftDevice(Device):
                 raise Misuse(f"a depth of {depth} RDMA Reads; the device offers {attributes.read_depth_max}")
         if sum(len(each.queue_pairs) for each in self.domains) >= attributes.queue_pairs_max:
             raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
-        return self.make_qp(domain, send_cq, recv_cq, capabilities, int(remote_access), on_event)
+        return self.make_qp(domain, send_cq, recv_cq, capabilities, int(remote_access), srq, on_event)
 
     @abstractmethod
     def make_qp(
@@ -130,8 +154,9 @@ class SoftDevice(Device):
         recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
+        srq: SharedReceives | None,
         on_event: EventHandler | None,
-    ) -> QueuePair:
+    ) -> SoftQueuePair:
         """Makes a queue pair; everything about it was checked."""
 
     def tell(self, event: AsyncEvent) -> None:
@@ -160,7 +185,7 @@ class SoftDevice(Device):
         """Nor does it take time."""
         self.notices.append(finish)
 
-    def access_ended(self, region: Region) -> None:
+    def access_ended(self, memory: Memory) -> None:
         """A device that keeps memory queued for sending copies it here."""
 
     def forget(self, domain: Domain) -> None:

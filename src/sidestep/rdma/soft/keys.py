@@ -15,7 +15,7 @@ Random and get the same keys again.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from sidestep.rdma.soft.memory import Region
+    from sidestep.rdma.soft.windows import Window
 
+Memory: TypeAlias = "Region | Window"  # what has a key
 PART_BITS: Final = 8
 PART_MASK: Final = (1 << PART_BITS) - 1
 _INDEX_BITS: Final = 24
@@ -47,17 +49,17 @@ class Keys:
         self._half_mask = (1 << self._half_bits) - 1
         self._tables = [array("H", rng.randbytes(2 << self._half_bits)) for _ in range(_ROUNDS)]
         self._turn = 0
-        self._held: dict[int, Region | None] = {}  # by index
-        self._valid: dict[int, Region] = {}  # by key
+        self._held: dict[int, Memory | None] = {}  # by index
+        self._valid: dict[int, Memory] = {}  # by key
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, key: int) -> Region | None:
+    def get(self, key: int) -> Memory | None:
         """What has exactly this key, all 32 bits, and is valid."""
         return self._valid.get(key)
 
-    def find(self, key: int) -> Region | None:
+    def find(self, key: int) -> Memory | None:
         """What has exactly this key, or had it until it was invalidated."""
         found = self._held.get(key >> PART_BITS)
         return found if found is not None and found.rkey == key else None
@@ -88,16 +90,20 @@ class Keys:
             raise Misuse(f"the consumer's part of a key has 8 bits, not {chosen}")
         return chosen
 
-    def offer(self, memory: Region) -> None:
+    def hold(self, memory: Memory) -> None:
+        """The key is taken by this, and not good yet."""
+        self._held[memory.rkey >> PART_BITS] = memory
+
+    def offer(self, memory: Memory) -> None:
         """The key is good from now on."""
         self._held[memory.rkey >> PART_BITS] = memory
         self._valid[memory.rkey] = memory
 
-    def withdraw(self, memory: Region) -> None:
+    def withdraw(self, memory: Memory) -> None:
         """The key is good for nothing any more, but still taken."""
         del self._valid[memory.rkey]
 
-    def free(self, memory: Region) -> None:
+    def free(self, memory: Memory) -> None:
         """The index may be used again."""
         self.give_back(memory.rkey)
 

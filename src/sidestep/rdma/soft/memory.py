@@ -1,4 +1,4 @@
-"""Protection domains and regions: who may touch which bytes.
+"""Protection domains and regions: who may touch which bytes. Parts of a region are opened by `windows`.
 
 `Domain.grant` decides about every access of the other end, and says why it refuses: to iWARP each reason is another
 Terminate code. Addresses come from the device, and 0 is the first byte of a region that is zero-based.
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
+from sidestep.rdma.soft.receives import SharedReceives
+from sidestep.rdma.soft.windows import REMOTE, Window
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, LKey, RKey
 
@@ -24,11 +26,18 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from sidestep.rdma.soft.keys import Keys
+    from sidestep.rdma.soft.keys import Keys, Memory
+    from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.soft.queues import Notice
-    from sidestep.rdma.verbs import CompletionQueue, DeviceAttributes, EventHandler, QueuePair, Registered
+    from sidestep.rdma.verbs import (
+        AsyncEvent,
+        CompletionQueue,
+        DeviceAttributes,
+        EventHandler,
+        Registered,
+        SharedReceiveQueue,
+    )
 
-_REMOTE: Final = int(Access.REMOTE_READ | Access.REMOTE_WRITE)
 _LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
 _EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 _ADDRESS_LAST: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -39,10 +48,11 @@ class Refusal(IntEnum):
     """Why the other end may not do what it wants, in the order of the checks (RFC 5041 7.1, RFC 5040 7.2)."""
 
     INVALID_STAG = 1  # key 0, unknown, of another part of 8 bits, or voided
-    NOT_ASSOCIATED = 2  # of another protection domain, or bound to another queue pair
+    NOT_ASSOCIATED = 2  # of another protection domain, or a window bound to another queue pair
     ACCESS = 3  # the right is not granted
     WRAP = 4  # address and length pass the end of the 64 bits
     BOUNDS = 5  # before the first byte or behind the last one
+    IN_USE = 6  # of an invalidation only: windows are bound to the region (verbs draft for iWARP 7.8)
 
 
 class Adapter(Protocol):
@@ -52,6 +62,12 @@ class Adapter(Protocol):
     keys: Keys
     notices: deque[Notice]
     closed: bool
+    region_count: int  # of all domains, like the next ones
+    window_count: int
+    srq_count: int
+
+    def tell(self, event: AsyncEvent) -> None:
+        """An event for the device's handler."""
 
     def next_va(self, length: int) -> int:
         """An address for a region of so many bytes."""
@@ -62,7 +78,7 @@ class Adapter(Protocol):
     def registration_due(self, finish: Callable[[], None]) -> None:
         """Calls when a slow registration is done, from where the device is driven."""
 
-    def access_ended(self, region: Region) -> None:
+    def access_ended(self, memory: Memory) -> None:
         """The other end has no access any more, and the user may change the memory: what still refers to it is copied.
 
         Called before the call that ends the access returns, when the key is void already.
@@ -75,8 +91,9 @@ class Adapter(Protocol):
         recv_cq: CompletionQueue,
         capabilities: QpCapabilities,
         remote_access: Access,
+        srq: SharedReceiveQueue | None,
         on_event: EventHandler | None,
-    ) -> QueuePair:
+    ) -> SoftQueuePair:
         """Makes a queue pair, which adds itself to `Domain.queue_pairs`."""
 
     def forget(self, domain: Domain) -> None:
@@ -86,11 +103,16 @@ class Adapter(Protocol):
 class Region(MemoryRegion):
     """A region; `rights` is its access as a plain number."""
 
-    __slots__ = ("domain", "qp", "rights")
+    __slots__ = ("domain", "rights", "windows", "zero_based")
 
-    def __init__(self, domain: Domain, view: memoryview, access: Access, key: int, va: int) -> None:
+    qp: ClassVar[None] = None  # good on every queue pair of the domain
+
+    def __init__(
+        self, domain: Domain, view: memoryview, access: Access, key: int, va: int, *, zero_based: bool
+    ) -> None:
         self.domain = domain
-        self.qp: QueuePair | None = None  # whose it is alone
+        self.windows: set[Window] = set()  # bound to it
+        self.zero_based = zero_based
         self.view = view
         self.va = va
         self.length = len(view)
@@ -103,14 +125,18 @@ class Region(MemoryRegion):
     def deregister(self) -> None:
         """The keys are void from now on."""
         if self in self.domain.regions:
+            self._check_unbound()
             self.invalidate()
             self.domain.regions.discard(self)
-            self.domain.device.keys.free(self)
+            device = self.domain.device
+            device.keys.free(self)
+            device.region_count -= 1
 
     def rekey(self) -> None:
         """Another index as well: who knows the old key cannot tell the new one (RFC 5042 6.1.1)."""
         if self not in self.domain.regions:
             raise Misuse("the region is deregistered")
+        self._check_unbound()
         self.invalidate()
         keys = self.domain.device.keys
         keys.free(self)
@@ -121,13 +147,19 @@ class Region(MemoryRegion):
         self.domain.note(self)
 
     def invalidate(self) -> None:
-        """Nobody has access any more; the memory stays registered."""
+        """Nobody has access any more; the memory stays registered. No window may be bound to it."""
+        assert not self.windows
         if self.valid:
             self.valid = False
             device = self.domain.device
             device.keys.withdraw(self)
             self.domain.withdraw(self)
             device.access_ended(self)
+
+    def _check_unbound(self) -> None:
+        # The verbs draft for iWARP 7.10.5: neither deallocate nor reregister a region with windows.
+        if self.windows:
+            raise Misuse(f"{len(self.windows)} windows are bound to the region")
 
 
 class _Everything(set[int]):
@@ -146,12 +178,24 @@ class Domain(ProtectionDomain):
     identity of the object it is a view of: as long as a region covers all of an object, the object cannot go away.
     """
 
-    __slots__ = ("_by_object", "_deallocated", "device", "queue_pairs", "readable", "regions", "writable")
+    __slots__ = (
+        "_by_object",
+        "_deallocated",
+        "device",
+        "queue_pairs",
+        "readable",
+        "regions",
+        "shared_receives",
+        "windows",
+        "writable",
+    )
 
     def __init__(self, device: Adapter) -> None:
         self.device = device
         self.regions: set[Region] = set()
-        self.queue_pairs: set[QueuePair] = set()
+        self.windows: set[Window] = set()
+        self.queue_pairs: set[SoftQueuePair] = set()
+        self.shared_receives: set[SharedReceives] = set()
         self._by_object: dict[int, list[Region]] = {}  # the valid ones, by identity of what they are views of
         self._deallocated = False
         lenient = not device.attributes.checks_local_memory
@@ -199,8 +243,9 @@ class Domain(ProtectionDomain):
         capabilities: QpCapabilities | None = None,
         *,
         remote_access: Access | None = None,
+        srq: SharedReceiveQueue | None = None,
         on_event: EventHandler | None = None,
-    ) -> QueuePair:
+    ) -> SoftQueuePair:
         """Makes a queue pair in INIT."""
         self._check_usable()
         return self.device.create_qp(
@@ -209,20 +254,52 @@ class Domain(ProtectionDomain):
             recv_cq,
             capabilities or QpCapabilities(),
             _EVERYTHING if remote_access is None else remote_access,
+            srq,
             on_event,
         )
 
+    def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceives:
+        """Makes a shared receive queue."""
+        self._check_usable()
+        device = self.device
+        attributes = device.attributes
+        if not attributes.shared_receive_queues_max:
+            raise Misuse("the device has no shared receive queues")
+        if not 0 < max_wr <= attributes.work_requests_max:
+            raise Misuse(f"a shared receive queue of {max_wr}; the device offers {attributes.work_requests_max}")
+        if device.srq_count >= attributes.shared_receive_queues_max:
+            raise LimitReached(f"the device has {device.srq_count} shared receive queues already")
+        srq = SharedReceives(self, max_wr, on_event)
+        self.shared_receives.add(srq)
+        device.srq_count += 1
+        return srq
+
+    def alloc_window(self) -> Window:
+        """Makes a void window."""
+        self._check_usable()
+        device = self.device
+        if not device.attributes.windows_max:
+            raise Misuse("the device has no memory windows")
+        if device.window_count >= device.attributes.windows_max:
+            raise LimitReached(f"the device has {device.window_count} memory windows already")
+        window = Window(self, device.keys.take())
+        device.keys.hold(window)
+        self.windows.add(window)
+        device.window_count += 1
+        return window
+
     def deallocate(self) -> None:
-        """Misuse while it has regions or queue pairs."""
-        if self.regions or self.queue_pairs:
-            raise Misuse(f"the domain has {len(self.regions)} regions and {len(self.queue_pairs)} queue pairs")
+        """Misuse while it has anything."""
+        for what in (self.regions, self.windows, self.queue_pairs, self.shared_receives):
+            if what:
+                raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
         if not self._deallocated:
             self._deallocated = True
             self.device.forget(self)
 
     # For the queue pairs.
 
-    def grant(self, key: int, va: int, length: int, right: int, qp: QueuePair) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> memoryview | Refusal:
         """The bytes that the other end may touch, or the first check that fails (RFC 5041 7.1, RFC 5040 7.2).
 
         To be asked for every segment, since access may end between two of one message (RFC 5042 6.2.2).
@@ -236,20 +313,20 @@ class Domain(ProtectionDomain):
         """
         if not length:
             return _NOTHING
-        region = self.device.keys.get(key)
-        if region is None:
+        memory = self.device.keys.get(key)
+        if memory is None:
             return Refusal.INVALID_STAG
-        if region.domain is not self or (region.qp is not None and region.qp is not qp):
+        if memory.domain is not self or (memory.qp is not None and memory.qp is not qp):
             return Refusal.NOT_ASSOCIATED
-        if not region.rights & right:
+        if not memory.rights & right:
             return Refusal.ACCESS
         # A sum beyond 64 bits wraps (RFC 5041 7.1); Python's numbers do not, and no region reaches that far.
         if va + length > _ADDRESS_LAST:
             return Refusal.WRAP
-        start = va - region.va
-        if start < 0 or start + length > region.length:
+        start = va - memory.va
+        if start < 0 or start + length > memory.length:
             return Refusal.BOUNDS
-        return region.view[start : start + length]
+        return memory.view[start : start + length]
 
     def covers(self, entry: memoryview, rights: int) -> bool:
         """Whether the entry lies in one region with these rights: the long way, by address."""
@@ -259,19 +336,23 @@ class Domain(ProtectionDomain):
         # The same memory may be seen through another object: then all regions are looked at.
         return _one_covers(near, entry, rights) or _one_covers(self.regions, entry, rights)
 
-    def may_invalidate(self, key: int) -> Region | Refusal:
-        """What a request of this end with this key voids; voiding what is void already is allowed (verbs draft 7.8)."""
-        region = self.device.keys.find(key)
-        if region is None:
+    def may_invalidate(self, key: int, qp: SoftQueuePair) -> Memory | Refusal:
+        """What a request with this key voids (verbs draft 7.8). What is void already may be voided again."""
+        memory = self.device.keys.find(key)
+        if memory is None:
             return Refusal.INVALID_STAG
-        return region if region.domain is self else Refusal.NOT_ASSOCIATED
+        if memory.domain is not self or (memory.qp is not None and memory.qp is not qp):
+            return Refusal.NOT_ASSOCIATED
+        if isinstance(memory, Region) and memory.windows:
+            return Refusal.IN_USE
+        return memory
 
-    def may_be_invalidated(self, key: int, remote_access: int) -> Region | Refusal:
-        """What a message of the other end voids: region and queue pair must be open to the other end (RFC 5040 5.3)."""
-        region = self.may_invalidate(key)
-        if isinstance(region, Refusal):
-            return region
-        return region if region.rights & _REMOTE and remote_access & _REMOTE else Refusal.ACCESS
+    def may_be_invalidated(self, key: int, qp: SoftQueuePair) -> Memory | Refusal:
+        """What a message of the other end voids: it and the queue pair must be open to the other end (RFC 5040 5.3)."""
+        memory = self.may_invalidate(key, qp)
+        if isinstance(memory, Refusal):
+            return memory
+        return memory if memory.rights & REMOTE and qp.remote_access & REMOTE else Refusal.ACCESS
 
     # For the regions.
 
@@ -313,16 +394,17 @@ class Domain(ProtectionDomain):
     def _register(self, view: memoryview, access: Access, zero_based: bool, part: int) -> MemoryRegion:
         device = self.device
         attributes = device.attributes
-        if len(device.keys) >= attributes.regions_max:
+        if device.region_count >= attributes.regions_max:
             raise LimitReached(f"the device has {attributes.regions_max} regions already")
         if len(view) > attributes.region_bytes_max:
             raise LimitReached(f"a region of {len(view)} bytes; the device takes {attributes.region_bytes_max}")
         if device.registration_fails():
             raise Unavailable("the device could not register the memory")
         va = 0 if zero_based else device.next_va(len(view))
-        region = Region(self, view, access, device.keys.take(part), va)
+        region = Region(self, view, access, device.keys.take(part), va, zero_based=zero_based)
         device.keys.offer(region)
         self.regions.add(region)
+        device.region_count += 1
         self.note(region)
         return region
 
