@@ -22,8 +22,10 @@ from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.memory import Domain, Region
+    from sidestep.rdma.soft.keys import Memory
+    from sidestep.rdma.soft.memory import Domain
     from sidestep.rdma.soft.queues import SoftQueue
+    from sidestep.rdma.soft.receives import SharedReceives
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
 
 _PRIVATE_DATA: Final = PRIVATE_DATA_MAX - ENHANCED_LEN
@@ -90,14 +92,15 @@ class IwarpDevice(SoftDevice):
         recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
+        srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> IwarpQueuePair:
         """Makes a queue pair."""
-        return IwarpQueuePair(self, domain, send_cq, recv_cq, capabilities, remote_access, on_event)
+        return IwarpQueuePair(self, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
 
-    def access_ended(self, region: Region) -> None:
-        """What waits to be sent out of the region is copied: it is its owner's from now on."""
-        for qp in region.domain.queue_pairs:
+    def access_ended(self, memory: Memory) -> None:
+        """What waits to be sent out of it is copied: it is its owner's from now on."""
+        for qp in memory.domain.queue_pairs:
             assert isinstance(qp, IwarpQueuePair)
             if qp.stream is not None:
                 qp.stream.own()

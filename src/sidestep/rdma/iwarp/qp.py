@@ -7,25 +7,13 @@ of `stream` and of nobody else.
 
 from __future__ import annotations
 
-from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.iwarp.terminate import Condition, terminate_text
 from sidestep.rdma.soft.memory import Refusal
-from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
-from sidestep.rdma.work import (
-    Access,
-    Completion,
-    LocalInvalidate,
-    Opcode,
-    RdmaRead,
-    RdmaWrite,
-    RKey,
-    Send,
-    Status,
-)
+from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, OPCODES, RTR, RTS, SUCCESS, SoftQueuePair
+from sidestep.rdma.verbs import EventKind, QpState
+from sidestep.rdma.work import Completion
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.ddp import ReadRequest
@@ -35,55 +23,27 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.stream import Stream
     from sidestep.rdma.soft.memory import Domain
     from sidestep.rdma.soft.queues import SoftQueue
+    from sidestep.rdma.soft.receives import SharedReceives
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
-    from sidestep.rdma.work import Gather, Receive, Scatter, SendRequest
+    from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
-_RTS: Final = QpState.RTS
-_RTR: Final = QpState.RTR
-_ERROR: Final = QpState.ERROR
-_SUCCESS: Final = Status.SUCCESS
-_FLUSHED: Final = Status.FLUSHED
-_RECEIVE: Final = Opcode.RECEIVE
-_OPCODES: Final = {
-    Send: Opcode.SEND,
-    RdmaWrite: Opcode.RDMA_WRITE,
-    RdmaRead: Opcode.RDMA_READ,
-    LocalInvalidate: Opcode.LOCAL_INVALIDATE,
-}
 _INVALIDATE_REFUSED: Final = {
     Refusal.INVALID_STAG: Condition.INVALIDATE_UNKNOWN,
     Refusal.NOT_ASSOCIATED: Condition.INVALIDATE_OTHER_STREAM,
     Refusal.ACCESS: Condition.INVALIDATE_RIGHTS,
+    Refusal.IN_USE: Condition.INVALIDATE_FIXED,
 }
 _OF_ACCESS: Final = frozenset(
     condition for condition in Condition if condition.name.startswith(("TAGGED_", "READ_", "RESPONSE_", "INVALIDATE_"))
 ) - {Condition.READ_REQUEST_MALFORMED}
-_LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
 
 
-class IwarpQueuePair(QueuePair):
+class IwarpQueuePair(SoftQueuePair):
     """One end of a stream."""
 
-    __slots__ = (
-        "_receives",
-        "_unsignaled",
-        "capabilities",
-        "connection",
-        "device",
-        "domain",
-        "initiator_depth",
-        "number",
-        "recv_cq",
-        "remote_access",
-        "send_cq",
-        "sink_stag",
-        "state",
-        "stream",
-    )
+    __slots__ = ("_unsignaled", "connection", "sink_stag", "stream")
 
-    domain: Domain
-    send_cq: SoftQueue
-    recv_cq: SoftQueue
+    device: IwarpDevice
 
     def __init__(
         self,
@@ -93,33 +53,17 @@ class IwarpQueuePair(QueuePair):
         recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
+        srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> None:
-        self.device = device
-        self.domain = domain
-        self.send_cq = send_cq
-        self.recv_cq = recv_cq
-        self.capabilities = capabilities
-        self.remote_access = remote_access
-        self.on_event = on_event
-        self.number = device.next_qp_number()
+        number = device.next_qp_number()
+        super().__init__(number, device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
         self.sink_stag = device.keys.take()  # names nothing: the other end only repeats it in its responses
-        self.state = QpState.INIT
-        self.initiator_depth = 0
         self.stream: Stream | None = None
         self.connection: IwarpConnection | None = None
-        self._receives: deque[Receive] = deque()
         self._unsignaled = 0  # done, and in the queue until a signaled one is
-        send_cq.users.append(self)
-        recv_cq.users.append(self)
-        domain.queue_pairs.add(self)
 
     # --- the user's side ---
-
-    @property
-    def receives_posted(self) -> int:
-        """Receives that no message has taken yet."""
-        return len(self._receives)
 
     @property
     def sends_outstanding(self) -> int:
@@ -128,73 +72,34 @@ class IwarpQueuePair(QueuePair):
 
     def post_send(self, request: SendRequest) -> None:
         """Queues the request; it leaves in this turn of the loop or the next."""
-        if self.state is not _RTS:
-            if self.state is not _ERROR:
-                raise Misuse(f"nothing is sent in {self.state.name}")
-            self.send_cq.add(Completion(request.wr_id, _FLUSHED, _OPCODES[type(request)], 0, self.number))
-            return
-        stream = self.stream
-        assert stream is not None
-        self._check(request)
-        stream.sender.requests.append(request)
-        self.device.loop.soon(stream.pump)
-
-    def _check(self, request: SendRequest) -> None:
-        if self.sends_outstanding >= self.capabilities.max_send_wr:
-            raise LimitReached(f"{self.capabilities.max_send_wr} requests are outstanding")
-        attributes = self.device.attributes
-        entries: Gather
-        if isinstance(request, RdmaRead):
-            entries, most = request.scatter, attributes.read_scatter_max
-        elif isinstance(request, Send | RdmaWrite):
-            entries, most = request.gather, attributes.gather_max
-        else:
-            return
-        if len(entries) > most:
-            raise Misuse(f"{len(entries)} entries; the device takes {most}")
-        if sum(map(len, entries)) > attributes.message_max:
-            raise Misuse(f"more than {attributes.message_max} bytes")
-        if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
-            raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
-
-    def post_recv(self, receive: Receive) -> None:
-        """Posts room for one message."""
-        if len(self._receives) >= self.capabilities.max_recv_wr:
-            raise LimitReached(f"{self.capabilities.max_recv_wr} receives are posted already")
-        if len(receive.scatter) > self.device.attributes.scatter_max:
-            raise Misuse(f"a receive of {len(receive.scatter)} entries")
-        if self.state is _ERROR:
-            self.recv_cq.add(Completion(receive.wr_id, _FLUSHED, _RECEIVE, 0, self.number))
-        elif self.state is QpState.RESET:
-            raise Misuse("the queue pair is destroyed")
-        else:
-            self._receives.append(receive)
+        if self.check_post(request, self.sends_outstanding):
+            stream = self.stream
+            assert stream is not None
+            stream.sender.requests.append(request)
+            self.device.loop.soon(stream.pump)
 
     def modify_to_error(self) -> None:
         """Flushes everything and resets the connection."""
-        if self.state in (_ERROR, QpState.RESET):
+        if self.state in (ERROR, QpState.RESET):
             return
         self.end()
         if self.stream is not None:
             self.stream.abort()
-        if self.connection is not None:
-            self.connection.over(by_remote=False, confirmed=False)
+        self._over(by_remote=False, confirmed=False)
 
     def destroy(self) -> None:
         """Gives it back; its connection is reset."""
         if self.state is QpState.RESET:
             return
-        self.state = QpState.RESET
-        if self.stream is not None:
-            self.stream.sender.take_unfinished()
-            self.stream.abort()
-        self._receives.clear()
-        self.send_cq.users.remove(self)
-        self.recv_cq.users.remove(self)
-        self.domain.queue_pairs.discard(self)
+        super().destroy()
         self.device.keys.give_back(self.sink_stag)
-        if self.connection is not None:
-            self.connection.over(by_remote=False, confirmed=False)
+        if self.stream is not None:
+            self.stream.abort()
+        self._over(by_remote=False, confirmed=False)
+
+    def take_unfinished(self) -> list[SendRequest]:
+        """Takes out all requests that are not completed, in the order of posting."""
+        return self.stream.sender.take_unfinished() if self.stream is not None else []
 
     # --- the connection manager's side ---
 
@@ -202,44 +107,36 @@ class IwarpQueuePair(QueuePair):
         """INIT to RTR, or to RTS when nothing is waited for."""
         self.stream = stream
         self.initiator_depth = stream.sender.depth
-        self.state = _RTS if ready else _RTR
+        self.state = RTS if ready else RTR
 
     def ready_to_send(self) -> None:
         """RTR to RTS."""
-        if self.state is _RTR:
-            self.state = _RTS
+        if self.state is RTR:
+            self.state = RTS
 
-    def end(self) -> None:
-        """Flushes everything; what becomes of the stream is the caller's matter."""
-        self._flush(None)
+    def _flush_receives(self) -> None:
+        self._flush_taken(None)
+        super()._flush_receives()
 
-    def _flush(self, fault: Fault | None) -> None:
-        if self.state in (_ERROR, QpState.RESET):
-            return
-        self.state = _ERROR
-        number = self.number
-        taken: list[Receive] = []
-        if self.stream is not None:
-            add = self.send_cq.add
-            for request in self.stream.sender.take_unfinished():
-                add(Completion(request.wr_id, _FLUSHED, _OPCODES[type(request)], 0, number))
-            taken = self.stream.receiver.receives_taken
-        add = self.recv_cq.add
+    def _flush_taken(self, fault: Fault | None) -> None:
+        """Receives of messages of which not all has come; one may have failed for a reason of its own."""
+        add, number = self.recv_cq.add, self.number
+        taken = self.stream.receiver.give_up() if self.stream is not None else []
         if fault is not None and fault.receive is not None:
-            add(Completion(fault.receive.wr_id, fault.status, _RECEIVE, 0, number))
+            add(Completion(fault.receive.wr_id, fault.status, OP_RECEIVE, 0, number))
             taken = [receive for receive in taken if receive is not fault.receive]
-        for receive in (*taken, *self._receives):
-            add(Completion(receive.wr_id, _FLUSHED, _RECEIVE, 0, number))
-        self._receives.clear()
+        for receive in taken:
+            add(Completion(receive.wr_id, FLUSHED, OP_RECEIVE, 0, number))
 
     # --- the stream's side ---
 
     def peer_failed(self, fault: Fault) -> None:
         """The other end broke a rule, or what it sent does not fit."""
-        if self.state in (_ERROR, QpState.RESET):
+        if self.state in (ERROR, QpState.RESET):
             return
-        self._flush(fault)
-        if fault.receive is None or fault.status is _FLUSHED:
+        self._flush_taken(fault)
+        self.end()
+        if fault.receive is None or fault.status is FLUSHED:
             of_access = fault.condition in _OF_ACCESS
             self.tell(EventKind.QP_ACCESS_ERROR if of_access else EventKind.QP_REQUEST_ERROR, fault.condition.value)
         self._over(by_remote=False, confirmed=False)
@@ -261,21 +158,13 @@ class IwarpQueuePair(QueuePair):
 
     def break_off(self, kind: EventKind, why: str) -> None:
         """Ends the queue pair for a reason that no completion tells."""
-        if self.state in (_ERROR, QpState.RESET):
+        if self.state in (ERROR, QpState.RESET):
             return
         self.end()
         self.tell(kind, why)
         if self.stream is not None:
             self.stream.terminate(Condition.STREAM_BROKEN)
         self._over(by_remote=False, confirmed=False)
-
-    def tell(self, kind: EventKind, why: str = "") -> None:
-        """An event for this queue pair's handler, or the device's."""
-        event = AsyncEvent(kind, self, why)
-        if self.on_event is not None:
-            self.device.notices.append(partial(self.on_event, event))
-        else:
-            self.device.tell(event)
 
     def _over(self, *, by_remote: bool, confirmed: bool) -> None:
         if self.connection is not None:
@@ -287,33 +176,25 @@ class IwarpQueuePair(QueuePair):
         """The bytes that the other end may touch."""
         return self.domain.grant(key, va, length, right, self)
 
-    def take_receive(self) -> Receive | None:
-        """Room for the next message."""
-        return self._receives.popleft() if self._receives else None
-
-    def may_fill(self, scatter: Scatter) -> bool:
-        """Whether it may be written here."""
-        domain = self.domain
-        return all(id(entry.obj) in domain.writable or domain.covers(entry, _LOCAL_WRITE) for entry in scatter)
-
-    def invalidate(self, key: int) -> Condition | None:
+    def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
         """Voids a key for the other end."""
-        memory = self.domain.may_be_invalidated(key, self.remote_access)
+        memory = self.domain.may_be_invalidated(key, self)
         if isinstance(memory, Refusal):
             return _INVALIDATE_REFUSED[memory]
-        memory.invalidate()
+        if not only_check:
+            memory.invalidate()
         return None
 
     def heard(self) -> None:
         """The first message of the other end is good: this one may send as well (RFC 5044 7.1.2, rule 4)."""
         assert self.stream is not None
         self.stream.sender.held = False
-        if self.state is _RTR and self.connection is not None:
+        if self.state is RTR and self.connection is not None:
             self.connection.heard()
 
     def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
         """A message was delivered."""
-        self.recv_cq.add(Completion(receive.wr_id, _SUCCESS, _RECEIVE, length, self.number, solicited, invalidated))
+        self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, invalidated))
 
     def respond(self, request: ReadRequest, header: bytes) -> bool:
         """Queues the answer to a Read Request."""
@@ -335,35 +216,18 @@ class IwarpQueuePair(QueuePair):
 
     # What the sender asks and tells; see `sender.Owner`.
 
-    def carry_out(self, request: SendRequest) -> Status:
-        """Does what concerns this end only, and says whether the memory of a request is in order."""
-        if isinstance(request, RdmaRead):
-            return _SUCCESS if self.may_fill(request.scatter) else Status.LOCAL_PROTECTION_ERROR
-        if isinstance(request, LocalInvalidate):
-            memory = self.domain.may_invalidate(request.rkey)
-            if isinstance(memory, Refusal):
-                return Status.LOCAL_PROTECTION_ERROR
-            memory.invalidate()
-            return _SUCCESS
-        domain = self.domain
-        readable = all(
-            isinstance(entry, bytes) or id(entry.obj) in domain.readable or domain.covers(entry, 0)
-            for entry in request.gather
-        )
-        return _SUCCESS if readable else Status.LOCAL_PROTECTION_ERROR
-
     def completed(self, request: SendRequest, byte_len: int) -> None:
         """A request is done."""
         if request.signaled:
             self._unsignaled = 0
-            self.send_cq.add(Completion(request.wr_id, _SUCCESS, _OPCODES[type(request)], byte_len, self.number))
+            self.send_cq.add(Completion(request.wr_id, SUCCESS, OPCODES[type(request)], byte_len, self.number))
         else:
             self._unsignaled += 1
 
     def failed(self, request: SendRequest, status: Status) -> None:
         """A request could not be carried out."""
         assert self.stream is not None
-        self.send_cq.add(Completion(request.wr_id, status, _OPCODES[type(request)], 0, self.number))
+        self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], 0, self.number))
         self.end()
         self.stream.terminate(Condition.OUTGOING)
         self._over(by_remote=False, confirmed=False)

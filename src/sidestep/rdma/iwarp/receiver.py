@@ -23,7 +23,7 @@ from sidestep.rdma.work import Access, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
-    from sidestep.rdma.work import Receive, SendRequest
+    from sidestep.rdma.work import Receive, Scatter, SendRequest
 
 _WRITE: Final = 0
 _READ_REQUEST: Final = 1
@@ -33,6 +33,7 @@ _SEND_INV: Final = 4
 _SEND_SE: Final = 5
 _SEND_SE_INV: Final = 6
 _TERMINATE: Final = 7
+_INVALIDATES: Final = frozenset({_SEND_INV, _SEND_SE_INV})
 _REMOTE_WRITE: Final = int(Access.REMOTE_WRITE)
 _REMOTE_READ: Final = int(Access.REMOTE_READ)
 _TAGGED: Final = 0x80  # in DDP's control octet
@@ -94,7 +95,7 @@ class Outstanding:
     """An RDMA Read of ours whose response is awaited."""
 
     begun: Begun  # the request
-    scatter: tuple[memoryview, ...]
+    scatter: Scatter
     sink_stag: int
     sink_to: int
     length: int  # bytes
@@ -142,13 +143,19 @@ class Owner(Protocol):
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
         """The bytes that the other end may touch."""
 
-    def take_receive(self) -> Receive | None:
+    def next_receive(self) -> Receive | None:
         """Room for the next message; None if none is posted."""
 
-    def may_fill(self, scatter: tuple[memoryview, ...]) -> bool:
-        """Whether this end's own memory may be written."""
+    def take_receive(self) -> Receive:
+        """Takes it."""
 
-    def invalidate(self, key: int) -> Condition | None:
+    def may_receive(self, scatter: Scatter) -> bool:
+        """Whether a message may go there."""
+
+    def may_sink(self, scatter: Scatter) -> bool:
+        """Whether a response may."""
+
+    def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
         """Voids a key for the other end; what is wrong if it must not."""
 
     def heard(self) -> None:
@@ -197,10 +204,11 @@ class Receiver:
         self._heard = False
         self.fault: Fault | None = None
 
-    @property
-    def receives_taken(self) -> list[Receive]:
-        """Receives of messages that are not complete."""
-        return [message.receive for message in self._messages]
+    def give_up(self) -> list[Receive]:
+        """Takes out the receives of messages that are not complete."""
+        receives = [message.receive for message in self._messages]
+        self._messages.clear()
+        return receives
 
     def take(self, source: Inbound, run: Run) -> Fault | None:
         """One run in the order of the stream."""
@@ -248,7 +256,7 @@ class Receiver:
             return self._fault(Condition.OPCODE_UNKNOWN, source, run)
         if tagged != (opcode in (_WRITE, _READ_RESPONSE)):
             return self._fault(Condition.OPCODE_TAGGED, source, run)
-        if not self._heard:
+        if not self._heard and opcode != _TERMINATE:
             self._heard = True
             self._owner.heard()
         if opcode == _WRITE:
@@ -294,7 +302,7 @@ class Receiver:
             return self._fault(Condition.RESPONSE_STAG if wrong_stag else Condition.RESPONSE_OFFSET, source, run)
         if not run.length:
             return None
-        if not self._owner.may_fill(read.scatter):  # it may have been taken back meanwhile
+        if not self._owner.may_sink(read.scatter):  # it may have been taken back meanwhile
             return self._fault(Condition.RESPONSE_STAG, source, run)
         source.place(run, 0, read.scatter, begun, run.length)
         return None
@@ -306,13 +314,17 @@ class Receiver:
         if ahead and not early:
             return self._fault(Condition.MSN_UNEXPECTED, source, run)
         while len(self._messages) <= ahead:
-            if (receive := self._owner.take_receive()) is None:
+            if self._owner.next_receive() is None:
                 return self._fault(Condition.MSN_UNEXPECTED if ahead else Condition.NO_RECEIVE, source, run)
-            if not self._owner.may_fill(receive.scatter):
+            receive = self._owner.take_receive()
+            if not self._owner.may_receive(receive.scatter):
                 fault = self._fault(Condition.RECEIVE_UNUSABLE, source, run)
                 fault.receive, fault.status = receive, Status.LOCAL_PROTECTION_ERROR
                 return fault
             self._messages.append(_Message(receive, sum(map(len, receive.scatter))))
+        voids = run.last and not early and run.rdmap & 0xF in _INVALIDATES  # RFC 5040 7.2: with all other checks
+        if voids and (condition := self._owner.invalidate(run.stag, only_check=True)) is not None:
+            return self._fault(condition, source, run, run.segments - 1)
         message = self._messages[ahead]
         if run.offset + run.length > message.capacity:
             return self._too_long(source, run, message)
@@ -400,9 +412,11 @@ class Receiver:
             return self._fault(Condition.READ_REQUEST_MALFORMED, source, run)
         request = ReadRequest.decode(content)
         condition = None
-        if not self.may_read:
+        if not request.length:
+            pass  # neither key nor right of nothing is looked at (RFC 5040 5.2.1); it may say "ready to receive"
+        elif not self.may_read:
             condition = Condition.READS_DISABLED
-        elif request.length:
+        else:
             granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
             if isinstance(granted, Refusal):
                 condition = READ_REFUSED[granted]
@@ -426,7 +440,7 @@ class Receiver:
         if not run.last:
             return None
         invalidated = None
-        if opcode in (_SEND_INV, _SEND_SE_INV):
+        if opcode in _INVALIDATES:
             if (condition := self._owner.invalidate(run.stag)) is not None:
                 return self._fault(condition, source, run, run.segments - 1)
             invalidated = RKey(run.stag)

@@ -64,7 +64,7 @@ class Owner(Protocol):
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
         """The bytes that the other end may read."""
 
-    def carry_out(self, request: SendRequest) -> Status:
+    def begin(self, request: SendRequest) -> Status:
         """Does what concerns this end only, and says whether the memory of a request is in order."""
 
     def completed(self, request: SendRequest, byte_len: int) -> None:
@@ -215,7 +215,7 @@ class Sender:
         self._turn_of_answers = True
         begun = Begun(request)
         self._begun.append(begun)
-        if (status := self._owner.carry_out(request)) is not Status.SUCCESS:
+        if (status := self._owner.begin(request)) is not Status.SUCCESS:
             self._fail(begun, status)
         elif isinstance(request, Send):
             self._begin_send(request, begun)
@@ -239,9 +239,6 @@ class Sender:
         self._send_msn = (self._send_msn + 1) & _MSN
 
     def _begin_read(self, request: RdmaRead, begun: Begun) -> None:
-        if not self.depth:  # the verbs draft 8.2.2: a Read with a depth of zero
-            self._fail(begun, Status.LOCAL_QP_OPERATION_ERROR)
-            return
         length = sum(map(len, request.scatter))
         if self._sink_to + length > _TO:
             self._sink_to = 0
