@@ -118,16 +118,5 @@ class ReadRequest:
         return cls(*cls._LAYOUT.unpack(payload))
 
 
-_LAYERS: Final = {0: "RDMAP", 1: "DDP", 2: "MPA"}
-
-
-def terminate_text(payload: bytes) -> str:
-    """What a Terminate complains of."""
-    if len(payload) < 4:
-        return "Terminate without a reason"
-    layer, kind, code = payload[0] >> 4, payload[0] & 0xF, payload[1]
-    return f"Terminate: {_LAYERS.get(layer, f'layer {layer}')}, error type {kind}, code {code:#04x}"
-
-
 def _violation(rule: str, found: str) -> PeerViolation:
     return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)
