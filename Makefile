@@ -66,7 +66,7 @@ setup-apps:
 
 # The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; real
 # programs, programs that are killed, and CPython's own tests run alone. All runs take place whatever the first one finds.
-AT_ONCE := tests/unit tests/sdp tests/sim tests/sdp_model tests/rdma tests/net tests/system tests/api
+AT_ONCE := tests/unit tests/sdp tests/sim tests/sdp_model tests/rdma tests/iwarp tests/net tests/system tests/api
 test: setup-apps build
 	@failed=0; \
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \

@@ -220,7 +220,7 @@ def test_reads_writes_and_complaints() -> None:
         "RDMA Write: 8 bytes, the last at STag 0x000000bb, TO 0x2000",
         "RDMA Write of 0 bytes",
     ]
-    assert texts(events, What.TRANSPORT) == ["Terminate: DDP, error type 1, code 0x01"]
+    assert texts(events, What.TRANSPORT) == ["Terminate: DDP, tagged buffer error: base or bounds violation (1/1/01)"]
 
 
 def test_refused() -> None:
