@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iwarp_vectors import frames
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp import ddp, mpa
 from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment, terminate_text
 from sidestep.rdma.iwarp.mpa import Deframer, Role, StartFrame, fpdu
-
-
-@cache
-def frames() -> dict[str, bytes]:
-    """By name."""
-    text = (Path(__file__).parent / "data" / "iwarp-frames.txt").read_text()
-    blocks = re.findall(r"(?m)^(T\w+) .*\n((?:[0-9a-f]{4}  .+\n)+)", text + "\n")
-    return {name: bytes.fromhex(re.sub(r"(?m)^[0-9a-f]{4}  ", "", dump)) for name, dump in blocks}
-
 
 F = frames()
 PLAIN = [name for name in F if "T08" <= name < "T28"]  # without markers
