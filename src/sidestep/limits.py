@@ -133,14 +133,6 @@ RDMA_BACKLOG_DEFAULT: Final = 128  # connection requests of a listener not answe
 POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one gets LimitReached
 RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
 RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
-IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time: as Linux siw; who asks for more gets this many
-MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux siw; then the attempt has failed
-MPA_REQUEST_S: Final = 5.0  # seconds a responder waits for the Request, as Linux siw; then it closes
-MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw gives up; then the Reply rejects
-MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive message; then it closes
-IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
-IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
-IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
 KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
@@ -150,6 +142,9 @@ MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux 
 MPA_REQUEST_S: Final = 5.0  # seconds a responder waits for the Request, as Linux siw; then it closes
 MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw gives up; then the Reply rejects
 MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive message; then it closes
+IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
+IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
+IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
 
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iwarp_vectors import frames
 
+from iwarp_vectors import frames
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp import ddp, start_frame
 from sidestep.rdma.iwarp.crc32c import crc32c

@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iwarp_vectors import frames
 from start_talk import accepting, drained, pieces, rejecting, talk
 
+from iwarp_vectors import frames
 from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp import start_frame, startup
