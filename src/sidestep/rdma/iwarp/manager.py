@@ -42,16 +42,8 @@ from sidestep.rdma.cm import (
 )
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.start_frame import Rtr
-from sidestep.rdma.iwarp.startup import (
-    Agreed,
-    Asked,
-    Cause,
-    Failed,
-    Initiator,
-    ReadDepths,
-    Refused,
-    Responder,
-)
+from sidestep.rdma.iwarp.start_terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
+from sidestep.rdma.iwarp.startup import Initiator, Responder
 from sidestep.rdma.iwarp.stream import Stream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect
 from sidestep.rdma.soft.listeners import Listeners, SoftListener
@@ -643,4 +635,4 @@ def depths_of(qp: IwarpQueuePair) -> ReadDepths:
     """RDMA Reads of a queue pair, each way."""
     wanted = qp.capabilities
     resources = wanted.responder_resources
-    return ReadDepths(ird=resources, ird_max=max(resources, 1), ord=wanted.initiator_depth)
+    return ReadDepths(ird=resources, ird_max=resources, ord=wanted.initiator_depth)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sidestep import limits
-from sidestep.rdma.iwarp.startup import Settings as StartupSettings
+from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,8 +79,8 @@ class ReadDepths:
     ord_told: bool = True  # False: likewise with `ord`
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ird <= self.ird_max <= DEPTH_MAX or self.ird_max < 1:
-            raise Misuse(f"IRD {self.ird}, {self.ird_max} at most", remedy=f"choose 0 to {DEPTH_MAX}, and 1 at most")
+        if not 0 <= self.ird <= self.ird_max <= DEPTH_MAX:
+            raise Misuse(f"IRD {self.ird}, {self.ird_max} at most", remedy=f"choose 0 to {DEPTH_MAX}")
         if not 0 <= self.ord_min <= self.ord <= DEPTH_MAX:
             raise Misuse(f"ORD {self.ord}, {self.ord_min} at least", remedy=f"choose 0 to {DEPTH_MAX}")
 

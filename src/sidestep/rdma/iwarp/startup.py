@@ -239,13 +239,14 @@ class Initiator(_Startup):
     def _wishes(self) -> Enhanced:
         settings, depths = self.settings, self.settings.depths
         wanted = depths.ord
-        if settings.peer_to_peer and Rtr.READ in settings.rtr:
+        rtr = _within(settings.rtr, wanted)
+        if settings.peer_to_peer and Rtr.READ in rtr:
             wanted = max(wanted, 1)  # a Read of no length is one, too
         return Enhanced(
             ird=depths.ird if depths.ird_told else None,
             ord=wanted if depths.ord_told else None,
             peer_to_peer=settings.peer_to_peer,
-            rtr=settings.rtr if settings.peer_to_peer else NO_RTR,
+            rtr=rtr if settings.peer_to_peer else NO_RTR,
         )
 
     def _retry_after_end(self) -> int | None:
@@ -469,7 +470,7 @@ class Responder(_Startup):
         ird = depths.ird
         if self._wanted.ord is not None:
             ird = min(max(ird, self._wanted.ord), depths.ird_max)
-        if self._wanted.peer_to_peer and Rtr.READ in self._taken_rtr:
+        if self._wanted.peer_to_peer and Rtr.READ in self._taken_rtr(depths):
             ird = max(ird, 1)  # a Read of no length is one, too
         return ird
 
@@ -477,10 +478,9 @@ class Responder(_Startup):
         """RFC 6581 9.1: no more than the initiator holds."""
         return depths.ord if self._wanted.ird is None else min(depths.ord, self._wanted.ird)
 
-    @property
-    def _taken_rtr(self) -> Rtr:
+    def _taken_rtr(self, depths: ReadDepths) -> Rtr:
         """Of those that the initiator can send; without any, all that this end takes (RFC 6581 9.2)."""
-        return self._wanted.rtr & self.settings.rtr or self.settings.rtr
+        return _within(self._wanted.rtr & self.settings.rtr or self.settings.rtr, depths.ird_max)
 
     def _answer(self, depths: ReadDepths) -> Enhanced:
         told_ird = depths.ird_told and self._wanted.ord is not None
@@ -489,7 +489,7 @@ class Responder(_Startup):
             ird=self._own_ird(depths) if told_ird else None,
             ord=self._own_ord(depths) if told_ord else None,
             peer_to_peer=self._wanted.peer_to_peer,
-            rtr=self._taken_rtr if self._wanted.peer_to_peer else NO_RTR,
+            rtr=self._taken_rtr(depths) if self._wanted.peer_to_peer else NO_RTR,
         )
 
     def _send_reply(self, request: StartFrame, own: Enhanced, private_data: bytes, *, rejected: bool = False) -> None:
@@ -498,6 +498,11 @@ class Responder(_Startup):
             crc=request.crc or self.settings.crc, markers=self.settings.markers and not rejected,
         )  # fmt: skip
         self._unsent += replace(frame, rejected=rejected).encode()
+
+
+def _within(rtr: Rtr, depth: int) -> Rtr:
+    """Without the Read where no Reads are wanted, unless it is the only one."""
+    return rtr if depth else rtr & ~Rtr.READ or rtr
 
 
 def _frame(

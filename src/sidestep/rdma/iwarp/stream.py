@@ -24,7 +24,7 @@ from sidestep.rdma.iwarp.terminate import Condition, Terminate
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.settings import Settings
-    from sidestep.rdma.iwarp.startup import Agreed
+    from sidestep.rdma.iwarp.start_terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
     from sidestep.rdma.soft.loop import Loop, Timer
 
@@ -43,7 +43,19 @@ class _Phase(Enum):
 class Stream:
     """One connection's."""
 
-    __slots__ = ("_inbound", "_loop", "_outbound", "_phase", "_qp", "_settings", "_tcp", "_timer", "receiver", "sender")
+    __slots__ = (
+        "_inbound",
+        "_loop",
+        "_markers",
+        "_outbound",
+        "_phase",
+        "_qp",
+        "_settings",
+        "_tcp",
+        "_timer",
+        "receiver",
+        "sender",
+    )
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
         self._tcp = tcp
@@ -53,8 +65,8 @@ class Stream:
         self._phase = _Phase.OPEN
         self._timer: Timer | None = None
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
-        markers = agreed.markers_out
-        self._outbound = Outbound(mulpdu(tcp.mss, markers=markers), crc=agreed.crc, markers=markers)
+        self._markers = agreed.markers_out
+        self._outbound = Outbound(mulpdu(tcp.mss, markers=self._markers), crc=agreed.crc, markers=self._markers)
         self.sender = Sender(self._outbound, qp, qp.sink_stag)
         self.sender.depth = agreed.ord
         self.sender.resources = agreed.ird
@@ -151,7 +163,7 @@ class Stream:
     def on_writable(self) -> None:
         """There is room again."""
         if self._phase is _Phase.OPEN:
-            self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._outbound.markers)
+            self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._markers)
             self.pump()
         elif self._phase is _Phase.ENDING:
             self._write_last()
