@@ -14,10 +14,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from iwarp_vectors import frames
 from start_talk import accepting, rejecting, talk
 
 from dissector import numbers, shown, told
+from iwarp_vectors import frames
 from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.writer import PcapFile
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment

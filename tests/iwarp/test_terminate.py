@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iwarp_vectors import frames
 
+from iwarp_vectors import frames
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.iwarp import terminate
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
