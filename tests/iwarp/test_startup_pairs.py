@@ -56,6 +56,11 @@ class Case:
     size: int | None = None
 
 
+def within(rtr: Rtr, depth: int) -> Rtr:
+    """Who makes or holds no Reads offers none, unless it has nothing else."""
+    return rtr if depth else rtr & ~Rtr.READ or rtr
+
+
 def outcome(case: Case) -> str:
     """By the rules: "agreed", or who says no and why."""
     asking, asked = case.asking, case.asked
@@ -69,11 +74,13 @@ def outcome(case: Case) -> str:
     if mine.ird_told and mine.ird < theirs.ord_min:
         return "responder needs more"
     peers = asking.peer_to_peer
-    ord_ = max(mine.ord, 1) if peers and Rtr.READ in asking.rtr else mine.ord
-    common = asking.rtr & asked.rtr if peers else NO_RTR
+    offered = within(asking.rtr, mine.ord)
+    ord_ = max(mine.ord, 1) if peers and Rtr.READ in offered else mine.ord
+    taken = within(offered & asked.rtr or asked.rtr, theirs.ird_max) if peers else NO_RTR
+    common = asking.rtr & taken
     if mine.ord_told and theirs.ird_told:
         held = min(max(theirs.ird, ord_), theirs.ird_max)
-        if peers and Rtr.READ in (common or asked.rtr):
+        if Rtr.READ in taken:
             held = max(held, 1)
         if held < mine.ord_min:
             return "initiator needs more"
