@@ -578,6 +578,25 @@ def test_buffers_go_with_the_object() -> None:
     assert gone() is None
 
 
+def test_a_release_that_calls_again() -> None:
+    """Memory that goes when it is released, and takes the rest of the stream while it goes."""
+    taken = []
+
+    class Last(bytearray):
+        def __del__(self) -> None:
+            taken.append(out.take(2500))
+
+    out = Outbound(1442, crc=True, markers=False)
+    payload = pattern(1000)
+    for _ in range(6):
+        out.tagged(0x40, 1, 0, (Last(payload), b"", Last(payload)), 0, 2000, True)
+    whole = out.take(1100) + b"".join(taken)
+    message = Message(True, 0x40, 1, 2 * payload)
+    assert len(taken) == 12
+    assert out.waiting == 0
+    assert whole == 6 * message.frames(0, 1442, 0, 2000, True, crc=True, markers=False)
+
+
 def test_trim() -> None:
     out, found = Outbound(1442, crc=True, markers=False), Inbound(crc=True, markers=False)
     payload = pattern(5000)

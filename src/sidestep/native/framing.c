@@ -503,8 +503,12 @@ int framing_in_room(struct framing_in *in, uint8_t **at, size_t *len)
 		if (!in->staging)
 			return -ENOMEM;
 	}
-	/* What is at the front stays until it is read. So no byte is moved twice, and of a long FPDU none unless need be. */
-	if (in->head && (pending <= MOVED || room < READ_ROOM || room < in->wanted)) {
+	/*
+	 * What is at the front stays until it is read, so no byte is moved twice; and of a long FPDU none is unless need be. It
+	 * is completed in any case: what is pending and the room together are more than any FPDU.
+	 */
+	static_assert(MOVED + READ_ROOM >= FRAMING_FPDU_MAX, "room for the rest of any FPDU that is not moved");
+	if (in->head && (pending < MOVED || room < READ_ROOM)) {
 		memmove(in->staging, in->staging + in->head, pending);
 		in->head = 0;
 		in->tail = pending;
@@ -668,7 +672,6 @@ static void fpdu_take(struct framing_in *in, uint32_t phase, uint32_t span, uint
 int framing_in_parse(struct framing_in *in)
 {
 	runs_end(in);
-	in->wanted = 0;
 	while (!in->fault) {
 		uint32_t there = in->tail - in->head, phase = in->position % SPACING;
 		uint32_t lead = in->markers && !phase ? MARKER_LEN : 0;
@@ -678,10 +681,8 @@ int framing_in_parse(struct framing_in *in)
 		/* Every FPDU begins at a multiple of 4 in the stream, so no marker divides the length field. */
 		uint32_t ulpdu_len = get_be16(raw_of(in) + lead);
 		uint32_t span = fpdu_span(phase, in->markers, ulpdu_len);
-		if (there < span) {
-			in->wanted = span;
+		if (there < span)
 			break;
-		}
 		if (row_reserve(&in->runs, sizeof(struct framing_run), 1) ||
 		    row_reserve(&in->segments, sizeof(struct framing_segment), 1))
 			return in->runs.tail ? 0 : -ENOMEM; /* what was found stays; the rest is left for the next call */

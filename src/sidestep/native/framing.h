@@ -118,7 +118,6 @@ struct framing_in {
 	uint8_t *staging;    /* made when it is first needed */
 	uint32_t size;       /* bytes of it */
 	uint32_t head, tail; /* [head, tail) is not read yet */
-	uint32_t wanted;     /* bytes of the FPDU that begins at head; 0 if that is not known */
 	uint64_t position;   /* of head in the stream */
 	struct framing_row segments, runs; /* of the last call of framing_in_parse */
 };
