@@ -135,6 +135,12 @@ RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; 
 RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
+# iWARP's bytes. framing.h has the same numbers; a test compares them.
+FRAMING_CALL_MAX: Final = 256 << 10  # bytes of payload framed in one call; more is a ValueError
+FRAMING_WAITING_MAX: Final = 1 << 20  # bytes framed and not written, a direction; a call beyond it is a BufferError
+FRAMING_BUFFERS_MAX: Final = 1024  # pieces of memory in one list; more is a ValueError
+FRAMING_STAGED_DEFAULT: Final = (256 << 10) + 66064  # bytes, a direction: what a read brings, behind part of an FPDU
+
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
 CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iwarp_vectors import frames
+from sidestep import limits
 from sidestep.native import _framing, layout
 from sidestep.native._framing import Inbound, Outbound, crc32c, crc32c_by, crc32c_implementations
 from sidestep.rdma.iwarp.crc32c import crc32c as slow_crc32c
@@ -712,6 +713,13 @@ def test_many_threads() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_the_limits_are_those_of_the_module() -> None:
+    assert _framing.CALL_MAX == limits.FRAMING_CALL_MAX
+    assert _framing.WAITING_MAX == limits.FRAMING_WAITING_MAX
+    assert _framing.BUFFERS_MAX == limits.FRAMING_BUFFERS_MAX
+    assert _framing.STAGED_DEFAULT == limits.FRAMING_STAGED_DEFAULT == (256 << 10) + FPDU_MAX
 
 
 def test_the_stub_says_what_there_is() -> None:

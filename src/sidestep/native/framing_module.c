@@ -124,8 +124,8 @@ static struct held *held_get(PyObject *tuple, int flags)
 	if (!PyTuple_Check(tuple))
 		return PyErr_Format(PyExc_TypeError, "buffers come as a tuple, not as %R", Py_TYPE(tuple)), NULL;
 	Py_ssize_t len = PyTuple_Size(tuple);
-	if (len > FRAMING_SPANS_MAX)
-		return PyErr_Format(PyExc_ValueError, "%zd buffers, and %u are the most", len, FRAMING_SPANS_MAX), NULL;
+	if (len > FRAMING_BUFFERS_MAX)
+		return PyErr_Format(PyExc_ValueError, "%zd buffers, and %u are the most", len, FRAMING_BUFFERS_MAX), NULL;
 	size_t before = sizeof(struct held) + (size_t)len * sizeof(Py_buffer);
 	struct held *held = PyMem_Malloc(before + (size_t)len * sizeof(struct framing_span));
 
@@ -666,14 +666,14 @@ static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 {
 	static char *names[] = {"crc", "markers", "capacity", NULL};
 	PyObject *crc_object = NULL, *markers_object = NULL, *capacity_object = NULL;
-	uint64_t capacity = FRAMING_STAGING + FRAMING_FPDU_MAX;
+	uint64_t capacity = FRAMING_STAGED_DEFAULT;
 	bool crc, markers;
 
 	if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOO:Inbound", names, &crc_object, &markers_object, &capacity_object))
 		return NULL;
 	if (settings_get(crc_object, markers_object, &crc, &markers) < 0)
 		return NULL;
-	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGING_MAX, &capacity) < 0)
+	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGED_MAX, &capacity) < 0)
 		return NULL;
 	struct inbound *inbound = (struct inbound *)object_new(type);
 	if (!inbound)
@@ -1072,8 +1072,9 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "MULPDU_MAX", FRAMING_MULPDU_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "CALL_MAX", FRAMING_CALL_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "WAITING_MAX", FRAMING_WAITING_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_SPANS_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0)
+	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_BUFFERS_MAX) < 0 ||
+	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0 ||
+	    PyModule_AddIntConstant(module, "STAGED_DEFAULT", FRAMING_STAGED_DEFAULT) < 0)
 		return -1;
 	return 0;
 }
