@@ -145,6 +145,11 @@ MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive me
 IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
 IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
 IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
+# Its bytes: framing.h has the same numbers; a test compares them.
+FRAMING_CALL_MAX: Final = 256 << 10  # bytes of payload framed in one call; more is a ValueError
+FRAMING_WAITING_MAX: Final = 1 << 20  # bytes framed and not written, a direction; a call beyond it is a BufferError
+FRAMING_BUFFERS_MAX: Final = 1024  # pieces of memory in one list; more is a ValueError
+FRAMING_STAGED_DEFAULT: Final = (256 << 10) + 66064  # bytes, a direction: what a read brings, behind part of an FPDU
 
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
