@@ -31,7 +31,8 @@ from sidestep.rdma.iwarp.ddp import (
     ReadRequest,
     Segment,
 )
-from sidestep.rdma.iwarp.mpa import CRC_LEN, ENHANCED_LEN, Role, StartFrame, fpdu
+from sidestep.rdma.iwarp.mpa import CRC_LEN, fpdu
+from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, Role, StartFrame
 
 TIMEOUT_S: Final = 30.0
 PAYLOAD_MAX: Final = 1400  # bytes of a segment that `send_message` makes; below what an Ethernet frame has room for
