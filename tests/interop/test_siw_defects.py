@@ -109,7 +109,7 @@ _KEY: Final = len(Role.REQUEST.value)
     ],
 )
 def test_siw_refuses_a_start(lab: Lab, consumer: SiwConsumer, sent: bytes, rejected: bool) -> None:
-    with RawPeer(consumer.dial()) as peer:
+    with RawPeer(consumer.dial(), timeout_s=90) as peer:  # siw has taken half a minute to close
         peer.socket.sendall(sent)
         if rejected:
             reply = peer.read_start(Role.REPLY)
