@@ -112,7 +112,7 @@ class Lab:
 
     def _start(self) -> None:
         # The keeper stops the guest when this process ends, however it does: then its input is at its end.
-        stopping = f"cat >/dev/null; exec {shlex.quote(str(self._script))} stop"
+        stopping = f"cat >/dev/null; {shlex.quote(str(self._script))} stop; rm -rf {self._place}"
         self._keeper = subprocess.Popen(
             ["sh", "-c", stopping], stdin=subprocess.PIPE, env=self._environment, start_new_session=True
         )
