@@ -385,6 +385,30 @@ size_t framing_out_peek(const struct framing_out *out, struct iovec *pieces, siz
 	return count;
 }
 
+void framing_out_copy(const struct framing_out *out, uint8_t *to, size_t len)
+{
+	for (size_t n = out->pieces.head; len; n++) {
+		const struct piece *piece = pieces_of(out) + n;
+		size_t some = min_size(len, piece->len);
+
+		memcpy(to, piece_base(out, piece), some);
+		to += some;
+		len -= some;
+	}
+}
+
+size_t framing_out_rest(const struct framing_out *out)
+{
+	size_t rest = 0, n = out->pieces.head;
+
+	if (!out->partial)
+		return 0;
+	do
+		rest += pieces_of(out)[n].len;
+	while (!pieces_of(out)[n++].ends);
+	return rest;
+}
+
 static void arena_give_back(struct framing_out *out, const struct piece *piece, size_t len)
 {
 	if (piece->own)
@@ -455,11 +479,10 @@ void framing_out_clear(struct framing_out *out)
 {
 	size_t n = out->pieces.head;
 
-	out->position = out->written;
+	out->position = out->written + framing_out_rest(out);
 	if (out->partial)
-		do
-			out->position += pieces_of(out)[n].len;
-		while (!pieces_of(out)[n++].ends);
+		while (!pieces_of(out)[n++].ends)
+			;
 	out->pieces.tail = n;
 	if (n > out->pieces.head) { /* an FPDU ends with bytes of our own */
 		const struct piece *last = pieces_of(out) + n - 1;

@@ -75,6 +75,12 @@ int framing_out_put(struct framing_out *out, const struct framing_message *messa
 /* The next `len` of these at most, and their bytes: what to write next. */
 size_t framing_out_peek(const struct framing_out *out, struct iovec *pieces, size_t len, size_t *bytes);
 
+/* Copies the next `len` bytes, which must wait, and leaves them where they are. */
+void framing_out_copy(const struct framing_out *out, uint8_t *to, size_t len);
+
+/* Bytes that an FPDU still has which is partly written. */
+size_t framing_out_rest(const struct framing_out *out);
+
 /* So many bytes of it are written. */
 void framing_out_advance(struct framing_out *out, size_t bytes);
 

@@ -438,22 +438,31 @@ static PyObject *outbound_take(PyObject *self, PyObject *limit)
 	char *at = taken ? PyBytes_AsString(taken) : NULL;
 	if (!at)
 		return NULL;
-	while (len) {
-		struct iovec pieces[64];
-		size_t bytes, done = 0, count = framing_out_peek(&outbound->out, pieces, 64, &bytes);
-
-		for (size_t n = 0; n < count && done < len; n++) {
-			size_t some = pieces[n].iov_len < len - done ? pieces[n].iov_len : (size_t)len - done;
-
-			memcpy(at + done, pieces[n].iov_base, some);
-			done += some;
-		}
-		framing_out_advance(&outbound->out, done);
-		at += done;
-		len -= done;
-	}
+	framing_out_copy(&outbound->out, (uint8_t *)at, (size_t)len);
+	framing_out_advance(&outbound->out, (size_t)len);
 	outbound_release(outbound);
 	return taken;
+}
+
+PyDoc_STRVAR(peek_doc, "peek()\n--\n\nAll that waits; it goes on waiting.");
+
+static PyObject *outbound_peek(PyObject *self, PyObject *unused)
+{
+	const struct framing_out *out = &((struct outbound *)self)->out;
+	size_t len = (size_t)framing_out_waiting(out);
+	PyObject *seen = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)len);
+	char *at = seen ? PyBytes_AsString(seen) : NULL;
+
+	(void)unused;
+	if (at)
+		framing_out_copy(out, (uint8_t *)at, len);
+	return at ? seen : NULL;
+}
+
+static PyObject *outbound_rest(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromSize_t(framing_out_rest(&((struct outbound *)self)->out));
 }
 
 PyDoc_STRVAR(own_doc, "own()\n--\n\nCopy the payload that waits, and release all buffers.");
@@ -550,6 +559,7 @@ static PyMethodDef outbound_methods[] = {
 	{"untagged", WITH_NAMES(outbound_untagged), METH_FASTCALL | METH_KEYWORDS, untagged_doc},
 	{"send", outbound_send, METH_O, send_doc},
 	{"take", outbound_take, METH_O, take_doc},
+	{"peek", outbound_peek, METH_NOARGS, peek_doc},
 	{"own", outbound_own, METH_NOARGS, own_doc},
 	{"clear", outbound_clear, METH_NOARGS, clear_doc},
 	{"trim", outbound_trim, METH_NOARGS, out_trim_doc},
@@ -561,6 +571,7 @@ static PyGetSetDef outbound_getset[] = {
 	{"position", outbound_position, NULL, "Bytes of the stream up to the end of what is framed.", NULL},
 	{"written", outbound_written, NULL, "Bytes of the stream that are written.", NULL},
 	{"partial", outbound_partial, NULL, "Whether what is written ends within an FPDU.", NULL},
+	{"rest", outbound_rest, NULL, "Bytes that a partly written FPDU still has.", NULL},
 	{"mulpdu", outbound_mulpdu, outbound_set_mulpdu, "Bytes of the largest segment of the messages to come.", NULL},
 	{0},
 };
@@ -902,6 +913,18 @@ static PyObject *inbound_pending(PyObject *self, void *unused)
 	return PyLong_FromUnsignedLong(framing_in_pending(&((struct inbound *)self)->in));
 }
 
+PyDoc_STRVAR(staged_doc, "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU.");
+
+static PyObject *inbound_staged(PyObject *self, PyObject *unused)
+{
+	const struct framing_in *in = &((struct inbound *)self)->in;
+
+	(void)unused;
+	if (!in->staging)
+		return PyBytes_FromStringAndSize("", 0);
+	return PyBytes_FromStringAndSize((const char *)in->staging + in->head, framing_in_pending(in));
+}
+
 static PyObject *inbound_position(PyObject *self, void *unused)
 {
 	(void)unused;
@@ -934,6 +957,7 @@ static PyMethodDef inbound_methods[] = {
 	{"place", WITH_NAMES(inbound_place), METH_FASTCALL | METH_KEYWORDS, place_doc},
 	{"payload", inbound_payload, METH_O, payload_doc},
 	{"segments", inbound_segments, METH_O, segments_doc},
+	{"staged", inbound_staged, METH_NOARGS, staged_doc},
 	{"trim", inbound_trim, METH_NOARGS, in_trim_doc},
 	{0},
 };
