@@ -215,6 +215,12 @@ def test_reserved_bits_mean_nothing() -> None:
     assert Terminate.decode(b"\x20\x02\x1f\xff") == Terminate(Code.MPA_CRC)
 
 
+def test_no_read_header_behind_a_tagged_one() -> None:
+    sent = bytearray(VECTORS["T25"][0].encode() + bytes(28))
+    sent[2] |= 0x20
+    assert Terminate.decode(bytes(sent)) == VECTORS["T25"][0]
+
+
 def test_without_r_there_is_no_read_header() -> None:
     sent = bytearray(VECTORS["T27a"][0].encode())
     sent[2] &= 0xDF
