@@ -26,9 +26,9 @@ pytestmark = pytest.mark.parametrize(
 @pytest.fixture
 def rping(lab: Lab) -> Iterator[None]:
     """A server that stays."""
-    lab.serve("rping", f"rping -s -P -a {lab.siw_address} -p {_PORT} -S {max(_SIZES)} -v", _PORT)
+    server = lab.serve("rping", f"exec rping -s -P -a {lab.siw_address} -p {_PORT} -S {max(_SIZES)} -v", _PORT)
     yield
-    lab.end("rping")
+    server.kill()
 
 
 @pytest.mark.usefixtures("rping")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from sidestep.errors import Misuse
 from sidestep.rdma.cm import Disconnected, Established, Rejected, TimewaitExit, Unreachable
-from sidestep.rdma.verbs import QpCapabilities
+from sidestep.rdma.verbs import EventKind, QpCapabilities
 from sidestep.rdma.work import Access, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class _Side:
                 self._told(advertised)
 
     def _happened(self, event: AsyncEvent) -> None:
-        self._note(f"{event.kind.name}: {event.why}")
+        if event.kind is not EventKind.COMMUNICATION_ESTABLISHED:
+            self._note(f"{event.kind.name}: {event.why}")
 
     def _note(self, why: str) -> None:
         """The first reason counts."""

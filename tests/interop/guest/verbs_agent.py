@@ -91,8 +91,7 @@ class Agent:
         self._event.ack_cm_event()
 
     def reject(self, private_data: str = "") -> None:
-        data = bytes.fromhex(private_data)
-        self._id.reject(data, len(data))
+        self._id.reject(bytes.fromhex(private_data))
         self._event.ack_cm_event()
 
     def resolve(self, address: str, port: int) -> None:
