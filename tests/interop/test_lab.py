@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from lab_guest import Lab, Unusable, lab_folder
-from raw_iwarp import Depths, RawPeer, request
 from raw_rping import Advertisement, ping
 
+from raw_iwarp import Depths, RawPeer, request
 from sidestep.observe.capture.files import read_frames
 from sidestep.observe.capture.layers import Segment, dissect
 from sidestep.observe.capture.tcp import Direction

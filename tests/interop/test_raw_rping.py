@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 from lab_guest import Lab
-from raw_iwarp import Depths, RawPeer, depths_of, reply, request
 from raw_rping import Advertisement, ping, pong
 
+from raw_iwarp import Depths, RawPeer, depths_of, reply, request
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest
 from sidestep.rdma.iwarp.start_frame import StartFrame
 

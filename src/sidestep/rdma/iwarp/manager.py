@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from errno import ECONNREFUSED
+from errno import ECONNREFUSED, errorcode
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -45,12 +45,13 @@ from sidestep.rdma.iwarp.start_frame import Rtr
 from sidestep.rdma.iwarp.start_terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
 from sidestep.rdma.iwarp.startup import Initiator, Responder
 from sidestep.rdma.iwarp.stream import Stream
-from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect
+from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
 from sidestep.rdma.soft.listeners import Listeners, SoftListener
 from sidestep.rdma.verbs import QpState
 from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
+    from sidestep.errors import InternalError
     from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, RequestHandler
     from sidestep.rdma.iwarp.device import IwarpDevice
     from sidestep.rdma.soft.loop import Timer
@@ -105,6 +106,7 @@ class IwarpConnection(Connection):
 
     def established(self, private_data: bytes = b"") -> None:
         """Both ends may send."""
+        self._manager.device.events.add("connection_made", "passive" if self._pending is None else "active")
         self._pending = None
         self.state = CmState.ESTABLISHED
         self.qp.ready_to_send()
@@ -129,6 +131,7 @@ class IwarpConnection(Connection):
     def over(self, *, by_remote: bool, confirmed: bool) -> None:
         """The stream has ended."""
         if self.state is CmState.REPLY_SENT:
+            self._manager.device.events.add("connection_failed", "refused_late" if confirmed else "reset")
             # An orderly end says that the other end's user did not like the Reply; a reset, that it did not wait.
             self.end(Rejected(REJECT_CONSUMER if confirmed else REJECT_TIMEOUT))
         elif self.state in (CmState.ESTABLISHED, CmState.DISCONNECT_SENT):
@@ -171,9 +174,9 @@ class _Asking:
         own = self._manager.device.address
         self._tcp, error = begin_connect(self._loop, own, (address, port), self, settings.silence_s)
         if error is not None:
-            self._loop.notices.append(partial(self._failed_to_connect, error))
+            self._loop.notices.append(partial(self._tcp.run, partial(self._failed_to_connect, error)))
         else:
-            self._timer = self._loop.call_later(settings.connect_s, self._unreachable)
+            self._timer = self._loop.call_later(settings.connect_s, partial(self._tcp.run, self._unreachable))
 
     def give_up(self) -> None:
         """Nobody wants it any more."""
@@ -189,6 +192,7 @@ class _Asking:
             if (error := self._tcp.error()) is not None:
                 self._failed_to_connect(error)
                 return
+            self._tcp.opened(self._manager.device.taps, active=True)
             device = self._manager.device
             wanted = replace(device.settings.startup, depths=depths_of(self._connection.qp))
             self._machine = Initiator(wanted, self._private_data, now=self._loop.now)
@@ -221,8 +225,10 @@ class _Asking:
             self._send()
             self._leave()
             if isinstance(event, Refused):
+                self._manager.device.events.add("connection_refused", "user")
                 self._connection.end(Rejected(REJECT_CONSUMER, event.private_data))
             elif isinstance(event, Failed):
+                self._manager.device.events.add("connection_failed", event.cause.name.lower())
                 silent = event.cause in (Cause.SILENT, Cause.ENDED)
                 self._connection.end(Unreachable() if silent else Rejected(REJECT_CONSUMER))
             return
@@ -230,10 +236,14 @@ class _Asking:
     def _agreed(self, agreed: Agreed) -> None:
         assert self._tcp is not None
         assert self._machine is not None
-        if self._check_reply is not None and not self._check_reply(agreed.private_data):
+        wanted = self._check_reply is None or self._check_reply(agreed.private_data)
+        if self._connection.state is not CmState.REQUEST_SENT:
+            return  # ended by the user when he was asked
+        if not wanted:
             self._machine.abandon("the user does not want the connection that the Reply offers")
             self._send()
             self._leave()
+            self._manager.device.events.add("connection_failed", "reply_not_wanted")
             self._connection.end(Rejected(REJECT_CONSUMER))
             return
         self._stop_timer()
@@ -280,9 +290,10 @@ class _Asking:
 
     def _arm(self) -> None:
         assert self._machine is not None
+        assert self._tcp is not None
         deadline = self._machine.next_deadline()
         if deadline is not None:
-            self._timer = self._loop.call_later(deadline - self._loop.now, self._timeout)
+            self._timer = self._loop.call_later(deadline - self._loop.now, partial(self._tcp.run, self._timeout))
 
     def _timeout(self) -> None:
         assert self._machine is not None
@@ -290,16 +301,23 @@ class _Asking:
         self._machine.handle_timeout(now=self._loop.now)
         self._advance()
 
+    def on_broken(self, why: InternalError) -> None:
+        """A fault of this end's own."""
+        del why
+        self._unreachable()
+
     def _failed_to_connect(self, error: OSError) -> None:
         if self._connection.state is not CmState.REQUEST_SENT:
             return
         self.give_up()
         refused = error.errno == ECONNREFUSED
+        name = errorcode.get(error.errno or 0, "unknown")
+        self._manager.device.events.add("connection_refused" if refused else "connection_failed", name)
         self._connection.end(Rejected(REJECT_INVALID_SERVICE_ID) if refused else Unreachable())
 
     def _unreachable(self) -> None:
-        self._timer = None
         self.give_up()
+        self._manager.device.events.add("connection_failed", "ETIMEDOUT")
         self._connection.end(Unreachable())
 
     def _stop_timer(self) -> None:
@@ -347,6 +365,7 @@ class IwarpRequest(ConnectionRequest):
         self.private_data = b""
         self.responder_resources = self.initiator_depth = 0
         tcp.handler = self
+        tcp.opened(manager.device.taps, active=False)
         tcp.watch()
         self._arm()
 
@@ -377,8 +396,8 @@ class IwarpRequest(ConnectionRequest):
             own.connection_lost("the Reply could not be sent")
             stream.abort()
             return connection
-        stream.begin(b"")
-        self._watch_first(connection)
+        deadline = self._machine.next_deadline()
+        stream.begin(b"", first_s=None if deadline is None else deadline - self._loop.now)
         if not event.peer_to_peer:
             connection.established()
         return connection
@@ -390,6 +409,7 @@ class IwarpRequest(ConnectionRequest):
         self._answer()
         if self._withdrawn is None:
             self._machine.reject(private_data)
+            self._manager.device.events.add("request_rejected", "user")
             self._send()
             self._leave()
 
@@ -431,11 +451,17 @@ class IwarpRequest(ConnectionRequest):
         """There is room for the rest of a Reply."""
         self._send()
 
+    def on_broken(self, why: InternalError) -> None:
+        """A fault of this end's own."""
+        del why
+        self.drop()
+
     def _advance(self) -> None:
         while (event := self._machine.poll_event()) is not None:
             if isinstance(event, Asked):
                 self._was_asked(event)
             elif isinstance(event, Failed):
+                self._manager.device.events.add("connection_failed", event.cause.name.lower())
                 self._send()
                 self._withdraw(REJECT_TIMEOUT)
                 self._leave()
@@ -450,6 +476,8 @@ class IwarpRequest(ConnectionRequest):
         listener = self._manager.find(self._port, asked.private_data)
         if isinstance(listener, int):
             self._answered = True
+            cause = "no_listener" if listener == REJECT_INVALID_SERVICE_ID else "backlog_or_match"
+            self._manager.device.events.add("request_rejected", cause)
             self._machine.reject()
             self._send()
             self._leave()
@@ -499,10 +527,9 @@ class IwarpRequest(ConnectionRequest):
         self._stop_timer()
         deadline = self._machine.next_deadline()
         if deadline is not None:
-            self._timer = self._loop.call_later(deadline - self._loop.now, self._timeout)
+            self._timer = self._loop.call_later(deadline - self._loop.now, partial(self._tcp.run, self._timeout))
 
     def _timeout(self) -> None:
-        self._timer = None
         self._machine.handle_timeout(now=self._loop.now)
         self._advance()
 
@@ -510,20 +537,6 @@ class IwarpRequest(ConnectionRequest):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _watch_first(self, connection: IwarpConnection) -> None:
-        """The other end's first message must come in time."""
-        deadline = self._machine.next_deadline()
-        if deadline is None:
-            return
-
-        def too_late() -> None:
-            qp = connection.qp
-            if qp.stream is not None and qp.stream.sender.held and qp.state in (QpState.RTR, QpState.RTS):
-                qp.connection_lost("the other end did not begin")
-                qp.stream.abort()
-
-        self._loop.call_later(deadline - self._loop.now, too_late)
 
 
 class IwarpManager(ConnectionManager):
@@ -585,10 +598,12 @@ class IwarpManager(ConnectionManager):
         port = service_id & _PORT
         if not port:
             raise Misuse(f"service id {service_id:#x} names no port", remedy="its low 16 bits are the TCP port")
+        check_address(address)
         connection = IwarpConnection(self, self.check_qp(qp), address, handler, CmState.REQUEST_SENT)
         try:
             _Asking(self, connection, private_data, check_reply).connect(address, port)
         except Unavailable:
+            self.device.events.add("connection_failed", "local_address")
             connection.end(Unreachable())
         return connection
 
@@ -600,8 +615,18 @@ class IwarpManager(ConnectionManager):
             request.drop()
         for connection in list(self.connections):
             connection.disconnect()
-            if connection.qp.stream is not None:
-                connection.qp.stream.abort()
+        for stream in list(self.device.streams):
+            stream.abort()
+
+    @property
+    def listeners_len(self) -> int:
+        """Listeners that take requests."""
+        return len(list(self._listeners))
+
+    @property
+    def ports(self) -> list[int]:
+        """Those that somebody listens on."""
+        return sorted(self._sockets)
 
     # --- for connections and requests ---
 
@@ -635,6 +660,7 @@ class IwarpManager(ConnectionManager):
     def _taken(self, tcp: Tcp, port: int) -> None:
         """A TCP connection came. Of too many that say nothing the oldest goes: it had the most time."""
         if len(self.half_open) >= self.device.settings.half_open_max:
+            self.device.events.add("half_open_dropped")
             next(iter(self.half_open)).drop()
         self.half_open[IwarpRequest(self, tcp, port)] = None
 

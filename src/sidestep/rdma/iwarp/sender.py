@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from sidestep.rdma.iwarp.counting import Tally
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, RdmapOp, ReadRequest
 from sidestep.rdma.iwarp.receiver import READ_REFUSED, Begun, Fault, Outstanding
 from sidestep.rdma.soft.memory import Refusal
@@ -67,6 +68,9 @@ class Owner(Protocol):
     def begin(self, request: SendRequest) -> Status:
         """Does what concerns this end only, and says whether the memory of a request is in order."""
 
+    def may_read(self, gather: Gather) -> bool:
+        """Whether the memory of a request is in order still."""
+
     def completed(self, request: SendRequest, byte_len: int) -> None:
         """A request is done."""
 
@@ -84,6 +88,7 @@ class Sender:
         "_answers",
         "_begun",
         "_current",
+        "_failing",
         "_outbound",
         "_owner",
         "_read_msn",
@@ -97,6 +102,7 @@ class Sender:
         "requests",
         "resources",
         "sink_stag",
+        "tally",
     )
 
     def __init__(self, outbound: Outbound, owner: Owner, sink_stag: int) -> None:
@@ -113,8 +119,10 @@ class Sender:
         self._answers: deque[tuple[ReadRequest, bytes]] = deque()
         self._current: _Message | None = None
         self._turn_of_answers = False
+        self._failing = False  # a request cannot be carried out, and those before it are not done yet
         self._send_msn = self._read_msn = 1  # RFC 5041 4.3
         self._sink_to = 0
+        self.tally = Tally()
 
     @property
     def outstanding(self) -> int:
@@ -131,7 +139,7 @@ class Sender:
     def pump(self) -> None:
         """Frames what can go, as much as may wait."""
         outbound = self._outbound
-        while not self.held and outbound.waiting < WAITING_MAX:
+        while not self.held and not self._failing and outbound.waiting < WAITING_MAX:
             message = self._current
             if message is None:
                 if not self._next():
@@ -153,6 +161,7 @@ class Sender:
         """The first message of an initiator, without a byte: an RDMA Write, or a Read (RFC 6581 9)."""
         if not read:
             self._outbound.tagged(_WRITE, self.sink_stag, 0, (), 0, 0, True)
+            self.tally.messages_sent[RdmapOp.WRITE] += 1
             return
         self.reads.append(Outstanding(Begun(None), (), self.sink_stag, 0, 0))
         asked = ReadRequest(self.sink_stag, 0, 0, self.sink_stag, 0).encode()
@@ -257,12 +266,14 @@ class Sender:
     def _ask(self, asked: bytes) -> None:
         self._outbound.untagged(_READ_REQUEST, 0, QUEUE_READ, self._read_msn, (asked,), 0, len(asked), True)
         self._read_msn = (self._read_msn + 1) & _MSN
+        self.tally.messages_sent[RdmapOp.READ_REQUEST] += 1
+        self.tally.bytes_sent[RdmapOp.READ_REQUEST] += len(asked)
 
     def _fail(self, begun: Begun, status: Status) -> None:
-        """Nothing behind it is begun; it is told when everything before it is done."""
+        """Nothing more is framed; it is told when everything before it is done."""
         begun.status = status
         begun.done = True
-        self.held = True
+        self._failing = True
         self._settle()
 
     # --- framing ---
@@ -272,7 +283,11 @@ class Sender:
         end = min(begin + CHUNK, message.length)
         last = end == message.length
         gather = message.gather
-        answers = message.answers
+        answers, begun = message.answers, message.begun
+        if begun is not None and begin and not self._owner.may_read(gather):  # taken back amid the message
+            self._current = None
+            self._fail(begun, Status.LOCAL_PROTECTION_ERROR)
+            return
         if answers is not None and message.length:
             # The whole range again, before each piece: the memory may have been taken back (RFC 5042 6.2.2).
             granted = self._owner.grant(answers.source_stag, answers.source_offset, answers.length, _REMOTE_READ)
@@ -288,10 +303,13 @@ class Sender:
         else:
             self._outbound.untagged(message.rdmap, message.stag, QUEUE_SEND, message.base, gather, begin, end, last)
         message.framed = end
+        opcode = message.rdmap & 0xF
+        self.tally.bytes_sent[opcode] += end - begin
         if last:
+            self.tally.messages_sent[opcode] += 1
             self._current = None
-            if message.begun is not None:
-                self._unwritten.append((self._outbound.position, message.begun))
+            if begun is not None:
+                self._unwritten.append((self._outbound.position, begun))
 
     def _refuse(self, message: _Message, answers: ReadRequest, why: Refusal) -> None:
         self._current = None

@@ -5,6 +5,9 @@
     a fault of the other end    that rest, Terminate with its code, FIN    Terminate
     its Terminate               that rest, FIN                             the end of the stream
     modify_to_error, destroy    RST                                        RST
+    its first message is late   RST                                        RST
+
+Once it ends it needs nobody: its queue pair may be destroyed, and the last bytes still go out.
 
 After FIN everything is read and thrown away until the other end's FIN: closing a socket with unread bytes would make
 the kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a graceful close). After a while, RST.
@@ -13,6 +16,7 @@ the kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a grace
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.native._framing import Inbound, Outbound
@@ -22,13 +26,19 @@ from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
+    from sidestep.errors import InternalError
+    from sidestep.rdma.iwarp.counting import Tally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.settings import Settings
     from sidestep.rdma.iwarp.start_terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
     from sidestep.rdma.soft.loop import Loop, Timer
 
-_FILLS_MAX: Final = 4  # reads of one turn: other connections want theirs
+# Of one turn: other connections want theirs.
+_FILLS_MAX: Final = 4  # reads
+_RUNS_MAX: Final = 4096  # runs, after which no more is read: a hostile peer makes one of each 20 bytes
+_WRITES_MAX: Final = 16
+_SEEN_LEN: Final = 64 << 10  # bytes that are read at a time while somebody looks on
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
 _FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 
@@ -44,6 +54,8 @@ class Stream:
     """One connection's."""
 
     __slots__ = (
+        "_agreed",
+        "_first",
         "_inbound",
         "_loop",
         "_markers",
@@ -53,18 +65,22 @@ class Stream:
         "_settings",
         "_tcp",
         "_timer",
+        "_wire",
         "receiver",
         "sender",
     )
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
         self._tcp = tcp
+        self._wire = tcp.wire
         self._qp = qp
         self._loop = loop
         self._settings = settings
         self._phase = _Phase.OPEN
         self._timer: Timer | None = None
+        self._first: Timer | None = None  # for the other end's first message
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
+        self._agreed = agreed
         self._markers = agreed.markers_out
         self._outbound = Outbound(mulpdu(tcp.mss, markers=self._markers), crc=agreed.crc, markers=self._markers)
         self.sender = Sender(self._outbound, qp, qp.sink_stag)
@@ -72,9 +88,18 @@ class Stream:
         self.sender.resources = agreed.ird
         self.receiver = Receiver(qp, qp.remote_access, self.sender.reads)
         tcp.handler = self
+        tcp.wire.streams(self, len(agreed.leftover))
+        qp.device.streams.add(self)
 
-    def begin(self, leftover: bytes) -> None:
-        """Bytes may flow; `leftover` came with the last of the startup."""
+    def begin(self, leftover: bytes, *, first_s: float | None = None) -> None:
+        """Bytes may flow.
+
+        Args:
+            leftover: What came with the last of the start-up.
+            first_s: Seconds for the first message of the other end, if it has to come in time.
+        """
+        if first_s is not None:
+            self._first = self._loop.call_later(first_s, self._too_late)
         self._tcp.watch()
         if leftover:
             view = memoryview(leftover)
@@ -88,6 +113,57 @@ class Stream:
         """Of the other end."""
         return self._tcp.remote_address
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it ends in order, or has ended: nobody is needed for that."""
+        return self._phase is not _Phase.OPEN
+
+    def heard(self) -> None:
+        """The other end's first message is here."""
+        self.sender.held = False
+        self._stop_timers()
+
+    def pump_soon(self) -> None:
+        """Sends what can go, in this turn of the loop or the next."""
+        self._loop.soon(self._pump_in_turn)
+
+    def _pump_in_turn(self) -> None:
+        self._tcp.run(self.pump)
+
+    @property
+    def tally(self) -> Tally:
+        """What went over it so far."""
+        tally = self.sender.tally
+        tally.stream_bytes_sent = self._outbound.written
+        tally.stream_bytes_received = self._inbound.position + self._inbound.pending
+        return tally
+
+    def details(self) -> dict[str, object]:
+        """Of the stream, as it was agreed and as it is."""
+        sender = self.sender
+        return {
+            "remote_address": self.remote_address,
+            "reads_outstanding": len(sender.reads),
+            "reads_max": sender.depth,
+            "answers_max": sender.resources,
+            "crc": self._agreed.crc,
+            "markers_sent": self._agreed.markers_out,
+            "markers_received": self._agreed.markers_in,
+            "mulpdu": self._outbound.mulpdu,
+            "bytes_waiting": self._outbound.waiting,
+            "phase": self._phase.value,
+        }
+
+    # --- what a wire asks; see `tap.Stream` ---
+
+    def sent_len(self) -> tuple[int, int]:
+        """Bytes that went out, and those up to the next FPDU."""
+        return self._outbound.written, self._outbound.rest
+
+    def received_len(self) -> tuple[int, bytes]:
+        """Bytes that came in, and those of them that are the beginning of an FPDU."""
+        return self._inbound.position + self._inbound.pending, self._inbound.staged()
+
     def own(self) -> None:
         """Memory that waits to be sent is its owner's again."""
         self._outbound.own()
@@ -99,9 +175,10 @@ class Stream:
         if self._phase is not _Phase.OPEN:
             self._drain()
             return
+        runs = 0
         for _ in range(_FILLS_MAX):
             try:
-                count = self._inbound.fill(self._tcp.fileno())
+                count = self._fill_seen() if self._wire.live else self._inbound.fill(self._tcp.fileno())
             except BlockingIOError:
                 break
             except OSError as why:
@@ -110,22 +187,42 @@ class Stream:
             if not count:
                 self._ended_by_peer()
                 return
-            self._process()
+            runs += self._process()
             if self._phase is not _Phase.OPEN:
                 return
+            if runs >= _RUNS_MAX:
+                break
         self.pump()
 
-    def _process(self) -> None:
-        inbound, receiver = self._inbound, self.receiver
-        for run in inbound.parse():
+    def _fill_seen(self) -> int:
+        """As `Inbound.fill`, by way of those who look on."""
+        found = self._tcp.read(_SEEN_LEN)
+        if found is None:
+            raise BlockingIOError
+        taken = self._inbound.feed(found) if found else 0
+        assert taken == len(found), "there is room for more once everything is parsed"
+        return taken
+
+    def _process(self) -> int:
+        """Everything that has come; how many runs it was."""
+        inbound, receiver, tally = self._inbound, self.receiver, self.sender.tally
+        runs = inbound.parse()
+        for run in runs:
             fault = receiver.take(inbound, run)
+            if fault is None:
+                opcode = run.rdmap & 0xF
+                tally.bytes_received[opcode] += run.length
+                tally.segments_received += run.segments
+                if run.last:
+                    tally.messages_received[opcode] += 1
             if self._phase is not _Phase.OPEN:
-                return
+                return len(runs)
             if fault is not None:
                 self.fault(fault)
-                return
+                return len(runs)
         if inbound.fault is not None:
             self.fault(Fault(_FRAMING_FAULTS[inbound.fault]))
+        return len(runs)
 
     def _ended_by_peer(self) -> None:
         if self._inbound.pending:
@@ -144,7 +241,7 @@ class Stream:
         if self._phase is not _Phase.OPEN:
             return
         sender, outbound = self.sender, self._outbound
-        while True:
+        for _ in range(_WRITES_MAX):
             sender.pump()
             if self._phase is not _Phase.OPEN:
                 return
@@ -159,6 +256,7 @@ class Stream:
             if outbound.waiting:
                 self._tcp.watch(write=True)
                 return
+        self.pump_soon()  # the other end takes it as fast as it is made
 
     def nudge(self) -> bool:
         """Makes the other end look again if nothing has been heard of it; False if there is no need any more."""
@@ -178,11 +276,20 @@ class Stream:
 
     def _write(self) -> bool:
         try:
-            self._outbound.send(self._tcp.fileno())
+            if self._wire.live:
+                self._send_seen()
+            else:
+                self._outbound.send(self._tcp.fileno())
         except OSError as why:
             self._lost(f"the connection broke: {why.strerror}")
             return False
         return True
+
+    def _send_seen(self) -> None:
+        """As `Outbound.send`, and shows what TCP has taken to those who look on."""
+        waiting = self._outbound.peek()
+        count = self._outbound.send(self._tcp.fileno())
+        self._wire.sent(waiting[:count])
 
     # --- ending ---
 
@@ -211,9 +318,13 @@ class Stream:
         self._phase = _Phase.ENDING
         self._outbound.own()
         self._outbound.clear()
+        self._stop_timers()
         if last:
+            self._qp.device.events.add("terminate_sent", f"{int.from_bytes(last[:2]):#06x}")
+            self.sender.tally.messages_sent[RdmapOp.TERMINATE] += 1
+            self.sender.tally.bytes_sent[RdmapOp.TERMINATE] += len(last)
             self._outbound.untagged(_TERMINATE, 0, QUEUE_TERMINATE, 1, (last,), 0, len(last), True)
-        self._timer = self._loop.call_later(self._settings.close_s, self._close_by_force)
+        self._timer = self._loop.call_later(self._settings.close_s, partial(self._tcp.run, self._close_by_force))
         self._write_last()
 
     def _write_last(self) -> None:
@@ -262,11 +373,25 @@ class Stream:
         else:
             self._qp.stream_closed(confirmed=False)
 
+    def on_broken(self, why: InternalError) -> None:
+        """A fault of this end's own."""
+        self._lost(str(why))
+
+    def _too_late(self) -> None:
+        self._first = None
+        self._tcp.run(partial(self._lost, "the other end did not begin"))
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._first):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._first = None
+
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timers()
+        self._outbound.clear()
+        self._qp.device.stream_closed(self)
         self._outbound.own()
 
 

@@ -7,6 +7,7 @@ mean is the business of `manager` (startup) and `stream` (full operation), which
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -14,21 +15,26 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
+from functools import partial
 from ipaddress import ip_address
 from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sidestep.errors import Unavailable
+from sidestep.errors import InternalError, Misuse, Unavailable
+from sidestep.rdma.iwarp.tap import Wire
 from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.rdma.iwarp.tap import Taps
+    from sidestep.rdma.soft.loop import Loop, Timer
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
 _ACCEPTS_MAX: Final = 64  # of one turn
 _PAUSE_S: Final = 0.1  # after an accept() that failed
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _DISCARD: Final = 64 << 10  # bytes of one look at what nobody wants any more
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_log: Final = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
@@ -40,11 +46,14 @@ class Handler(Protocol):
     def on_writable(self) -> None:
         """There is room again; only after `watch(write=True)`."""
 
+    def on_broken(self, why: InternalError) -> None:
+        """A call of `Tcp.run` failed for a fault of ours; the connection was reset."""
+
 
 class Tcp:
     """One connection."""
 
-    __slots__ = ("_loop", "_sock", "_watched", "handler", "remote_address")
+    __slots__ = ("_loop", "_sock", "_watched", "handler", "remote_address", "wire")
 
     def __init__(self, loop: Loop, sock: socket.socket, handler: Handler, remote_address: str) -> None:
         self._loop = loop
@@ -52,6 +61,15 @@ class Tcp:
         self._watched = 0
         self.handler = handler
         self.remote_address = remote_address
+        self.wire = Wire()
+
+    def opened(self, taps: Taps, *, active: bool) -> None:
+        """It is connected: who looks on at the device sees it."""
+        try:
+            local, remote = self._sock.getsockname(), self._sock.getpeername()
+        except OSError:  # gone again, which reading tells
+            local, remote = ("", 0), (self.remote_address, 0)
+        self.wire.opened(taps, local[:2], remote[:2], active=active)
 
     def fileno(self) -> int:
         """-1 once it is closed."""
@@ -85,39 +103,65 @@ class Tcp:
     def read(self, limit: int) -> bytes | None:
         """What there is; None if nothing, b"" at the end. OSError if the connection broke."""
         try:
-            return self._sock.recv(limit, socket.MSG_DONTWAIT)
+            found = self._sock.recv(limit, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
+        except OSError:
+            self.wire.reset(outbound=False)
+            raise
+        if found:
+            self.wire.received(found)
+        else:
+            self.wire.ended(outbound=False)
+        return found
 
     def write(self, data: bytes | memoryview) -> int:
         """How much of it was taken. OSError if the connection broke."""
         try:
-            return self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            count = self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
+        self.wire.sent(data[:count])
+        return count
 
     def discard(self) -> bool:
         """Reads what nobody wants any more; True at the end of it. OSError if the connection broke."""
         found = self.read(_DISCARD)
+        self.wire.drained += len(found or b"")
         return found is not None and not found
 
     def end_writing(self) -> None:
         """FIN, behind what was written."""
+        self.wire.ended(outbound=True)
         with suppress(OSError):  # it broke meanwhile, which reading tells
             self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Gives it back; the other end has everything, or will."""
         if not self.closed:
+            self.wire.closed()
             self._loop.forget(self._sock.fileno())
             self._sock.close()
 
     def abort(self) -> None:
         """RST: the other end is told that what comes no more."""
         if not self.closed:
+            self.wire.reset(outbound=True)
             with suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.close()
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Makes a call for this connection; a fault of ours in it ends this one, not the loop that serves others."""
+        try:
+            call()
+        except Exception as fault:
+            _log.exception("the connection with %s is broken by a fault of sidestep", self.remote_address)
+            self.abort()
+            try:
+                self.handler.on_broken(InternalError(f"{type(fault).__name__}: {fault}"))
+            except Exception:
+                _log.exception("nobody could be told")
 
     def error(self) -> OSError | None:
         """What became of connecting."""
@@ -126,9 +170,9 @@ class Tcp:
 
     def _on_ready(self, events: int) -> None:
         if events & WRITE:
-            self.handler.on_writable()
+            self.run(self.handler.on_writable)
         if events & ~WRITE and not self.closed:
-            self.handler.on_readable()
+            self.run(self.handler.on_readable)
 
 
 def _prepared(sock: socket.socket, user_timeout_s: float) -> socket.socket:
@@ -142,6 +186,14 @@ def _prepared(sock: socket.socket, user_timeout_s: float) -> socket.socket:
     return sock
 
 
+def check_address(address: str) -> None:
+    """Raises Misuse if it is none of IP's: names are not looked up here."""
+    try:
+        _family(address)
+    except ValueError as why:
+        raise Misuse(f"{address!r} is not an IP address") from why
+
+
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ip_address(address.partition("%")[0]).version == 6 else socket.AF_INET
 
@@ -152,9 +204,13 @@ def begin_connect(
     """A connection that is being made: writable when it is, or has failed; an error if it fails at once.
 
     Raises:
-        Unavailable: The local address cannot be used.
+        Unavailable: The local address cannot be used, or there is no descriptor left.
     """
-    sock = _prepared(socket.socket(_family(remote[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC), user_timeout_s)
+    try:
+        sock = socket.socket(_family(remote[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError as why:
+        raise Unavailable(f"no socket can be had: {why.strerror}") from why
+    _prepared(sock, user_timeout_s)
     tcp = Tcp(loop, sock, handler, remote[0])
     if _family(local) is _family(remote[0]):
         try:
@@ -174,7 +230,7 @@ def begin_connect(
 class TcpListener:
     """A listening socket."""
 
-    __slots__ = ("_accept", "_loop", "_sock", "_user_timeout_s", "port")
+    __slots__ = ("_accept", "_loop", "_pause", "_sock", "_user_timeout_s", "port")
 
     def __init__(
         self,
@@ -192,6 +248,7 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._user_timeout_s = user_timeout_s
+        self._pause: Timer | None = None
         self._sock = socket.socket(_family(local[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -211,13 +268,15 @@ class TcpListener:
 
     def close(self) -> None:
         """Takes no more connections."""
+        if self._pause is not None:
+            self._pause.cancel()
         if self._sock.fileno() >= 0:
             self._loop.forget(self._sock.fileno())
             self._sock.close()
 
     def _watch(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.watch(self._sock.fileno(), READ, self._on_ready)
+        self._pause = None
+        self._loop.watch(self._sock.fileno(), READ, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         del events
@@ -228,12 +287,14 @@ class TcpListener:
                 sock, address = self._sock.accept()
             except BlockingIOError:
                 return
-            except OSError:
-                # Gone again, or there are no descriptors left: then it would be ready all the time.
-                self._loop.forget(self._sock.fileno())
-                self._loop.call_later(_PAUSE_S, self._watch)
+            except OSError as why:
+                if why.errno not in _EXHAUSTED:
+                    continue  # accept(2): errors of the connection that was to be accepted; the next one may be good
+                self._loop.forget(self._sock.fileno())  # it would be ready all the time
+                self._pause = self._loop.call_later(_PAUSE_S, self._watch)
                 return
-            self._accept(Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0]))
+            tcp = Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0])
+            tcp.run(partial(self._accept, tcp))
 
 
 class _Nobody:
@@ -244,6 +305,9 @@ class _Nobody:
 
     def on_writable(self) -> None:
         """It is not watched."""
+
+    def on_broken(self, why: InternalError) -> None:
+        """Nobody is there to be told."""
 
 
 _NOBODY: Final = _Nobody()
