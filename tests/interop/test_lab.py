@@ -47,7 +47,7 @@ def test_a_capture_holds_the_conversation(lab: Lab, tmp_path: Path) -> None:
     with lab.capture(file), RawPeer(lab.connect(_PORT)) as peer:
         asked = request(Depths(1, 1))
         peer.ask(asked)
-        ping(peer, b"captured" * 8, Advertisement(1, 2, 64), Advertisement(3, 4, 64))
+        ping(peer, b"captured" * 7 + b"again.\n\0", Advertisement(1, 2, 64), Advertisement(3, 4, 64))
         peer.finish()
     sent = Direction()
     with file.open("rb") as capture:
