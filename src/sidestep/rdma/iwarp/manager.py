@@ -261,7 +261,7 @@ class _Asking:
     def _nudge_later(self, stream: Stream, delays_s: tuple[float, ...]) -> None:
         """Linux siw as a responder hands the socket to its queue pair after the Reply has gone out, without looking.
 
-        What arrives in between lies there unread until something else comes (6.1 and 6.12): both ends would wait.
+        What arrives in between lies there unread until something else comes (seen with 6.1): both ends would wait.
         """
 
         def nudge() -> None:
