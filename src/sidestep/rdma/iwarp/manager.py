@@ -45,12 +45,13 @@ from sidestep.rdma.iwarp.start_frame import Rtr
 from sidestep.rdma.iwarp.start_terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
 from sidestep.rdma.iwarp.startup import Initiator, Responder
 from sidestep.rdma.iwarp.stream import Stream
-from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect
+from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
 from sidestep.rdma.soft.listeners import Listeners, SoftListener
 from sidestep.rdma.verbs import QpState
 from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
+    from sidestep.errors import InternalError
     from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, RequestHandler
     from sidestep.rdma.iwarp.device import IwarpDevice
     from sidestep.rdma.soft.loop import Timer
@@ -173,9 +174,9 @@ class _Asking:
         own = self._manager.device.address
         self._tcp, error = begin_connect(self._loop, own, (address, port), self, settings.silence_s)
         if error is not None:
-            self._loop.notices.append(partial(self._failed_to_connect, error))
+            self._loop.notices.append(partial(self._tcp.run, partial(self._failed_to_connect, error)))
         else:
-            self._timer = self._loop.call_later(settings.connect_s, self._unreachable)
+            self._timer = self._loop.call_later(settings.connect_s, partial(self._tcp.run, self._unreachable))
 
     def give_up(self) -> None:
         """Nobody wants it any more."""
@@ -235,7 +236,10 @@ class _Asking:
     def _agreed(self, agreed: Agreed) -> None:
         assert self._tcp is not None
         assert self._machine is not None
-        if self._check_reply is not None and not self._check_reply(agreed.private_data):
+        wanted = self._check_reply is None or self._check_reply(agreed.private_data)
+        if self._connection.state is not CmState.REQUEST_SENT:
+            return  # ended by the user when he was asked
+        if not wanted:
             self._machine.abandon("the user does not want the connection that the Reply offers")
             self._send()
             self._leave()
@@ -272,15 +276,21 @@ class _Asking:
 
     def _arm(self) -> None:
         assert self._machine is not None
+        assert self._tcp is not None
         deadline = self._machine.next_deadline()
         if deadline is not None:
-            self._timer = self._loop.call_later(deadline - self._loop.now, self._timeout)
+            self._timer = self._loop.call_later(deadline - self._loop.now, partial(self._tcp.run, self._timeout))
 
     def _timeout(self) -> None:
         assert self._machine is not None
         self._timer = None
         self._machine.handle_timeout(now=self._loop.now)
         self._advance()
+
+    def on_broken(self, why: InternalError) -> None:
+        """A fault of this end's own."""
+        del why
+        self._unreachable()
 
     def _failed_to_connect(self, error: OSError) -> None:
         if self._connection.state is not CmState.REQUEST_SENT:
@@ -292,7 +302,6 @@ class _Asking:
         self._connection.end(Rejected(REJECT_INVALID_SERVICE_ID) if refused else Unreachable())
 
     def _unreachable(self) -> None:
-        self._timer = None
         self.give_up()
         self._manager.device.events.add("connection_failed", "ETIMEDOUT")
         self._connection.end(Unreachable())
@@ -373,8 +382,8 @@ class IwarpRequest(ConnectionRequest):
             own.connection_lost("the Reply could not be sent")
             stream.abort()
             return connection
-        stream.begin(b"")
-        self._watch_first(connection)
+        deadline = self._machine.next_deadline()
+        stream.begin(b"", first_s=None if deadline is None else deadline - self._loop.now)
         if not event.peer_to_peer:
             connection.established()
         return connection
@@ -427,6 +436,11 @@ class IwarpRequest(ConnectionRequest):
     def on_writable(self) -> None:
         """There is room for the rest of a Reply."""
         self._send()
+
+    def on_broken(self, why: InternalError) -> None:
+        """A fault of this end's own."""
+        del why
+        self.drop()
 
     def _advance(self) -> None:
         while (event := self._machine.poll_event()) is not None:
@@ -499,10 +513,9 @@ class IwarpRequest(ConnectionRequest):
         self._stop_timer()
         deadline = self._machine.next_deadline()
         if deadline is not None:
-            self._timer = self._loop.call_later(deadline - self._loop.now, self._timeout)
+            self._timer = self._loop.call_later(deadline - self._loop.now, partial(self._tcp.run, self._timeout))
 
     def _timeout(self) -> None:
-        self._timer = None
         self._machine.handle_timeout(now=self._loop.now)
         self._advance()
 
@@ -511,31 +524,18 @@ class IwarpRequest(ConnectionRequest):
             self._timer.cancel()
             self._timer = None
 
-    def _watch_first(self, connection: IwarpConnection) -> None:
-        """The other end's first message must come in time."""
-        deadline = self._machine.next_deadline()
-        if deadline is None:
-            return
-
-        def too_late() -> None:
-            qp = connection.qp
-            if qp.stream is not None and qp.stream.sender.held and qp.state in (QpState.RTR, QpState.RTS):
-                qp.connection_lost("the other end did not begin")
-                qp.stream.abort()
-
-        self._loop.call_later(deadline - self._loop.now, too_late)
-
 
 class IwarpManager(ConnectionManager):
     """The connection manager of one device."""
 
-    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests")
+    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests", "streams")
 
     def __init__(self, device: IwarpDevice) -> None:
         self.device = device
         self._listeners = Listeners()
         self._sockets: dict[int, TcpListener] = {}  # by port
         self.connections: set[IwarpConnection] = set()
+        self.streams: set[Stream] = set()  # with a socket, those that only end included
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
         self.requests: set[IwarpRequest] = set()  # with one, not answered
 
@@ -585,6 +585,7 @@ class IwarpManager(ConnectionManager):
         port = service_id & _PORT
         if not port:
             raise Misuse(f"service id {service_id:#x} names no port", remedy="its low 16 bits are the TCP port")
+        check_address(address)
         connection = IwarpConnection(self, self.check_qp(qp), address, handler, CmState.REQUEST_SENT)
         try:
             _Asking(self, connection, private_data, check_reply).connect(address, port)
@@ -601,8 +602,8 @@ class IwarpManager(ConnectionManager):
             request.drop()
         for connection in list(self.connections):
             connection.disconnect()
-            if connection.qp.stream is not None:
-                connection.qp.stream.abort()
+        for stream in list(self.streams):
+            stream.abort()
 
     @property
     def listeners_len(self) -> int:

@@ -56,9 +56,9 @@ class IwarpQueuePair(SoftQueuePair):
         srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> None:
+        self.sink_stag = device.keys.take()  # names nothing: the other end only repeats it in its responses
         number = device.next_qp_number()
         super().__init__(number, device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
-        self.sink_stag = device.keys.take()  # names nothing: the other end only repeats it in its responses
         self.stream: Stream | None = None
         self.connection: IwarpConnection | None = None
         self._unsignaled = 0  # done, and in the queue until a signaled one is
@@ -76,7 +76,7 @@ class IwarpQueuePair(SoftQueuePair):
             stream = self.stream
             assert stream is not None
             stream.sender.requests.append(request)
-            self.device.loop.soon(stream.pump)
+            stream.pump_soon()
 
     def modify_to_error(self) -> None:
         """Flushes everything and resets the connection."""
@@ -88,14 +88,17 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=False, confirmed=False)
 
     def destroy(self) -> None:
-        """Gives it back; its connection is reset."""
+        """Gives it back; its connection is reset, unless it ends already: what is said last is to arrive."""
         if self.state is QpState.RESET:
             return
         super().destroy()
         self.device.keys.give_back(self.sink_stag)
-        if self.stream is not None:
-            self.stream.abort()
+        if (stream := self.stream) is not None:
+            stream.receiver.give_up()
+            if not stream.leaving:
+                stream.abort()
         self._over(by_remote=False, confirmed=False)
+        self.stream = None
 
     def take_unfinished(self) -> list[SendRequest]:
         """Takes out all requests that are not completed, in the order of posting."""
@@ -191,6 +194,11 @@ class IwarpQueuePair(SoftQueuePair):
 
     # What the receiver asks and tells; see `receiver.Owner`.
 
+    @property
+    def receives_left(self) -> int:
+        """Receives that no message has taken, shared ones included."""
+        return len(self._receives)
+
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
         """The bytes that the other end may touch."""
         return self.domain.grant(key, va, length, right, self)
@@ -207,7 +215,7 @@ class IwarpQueuePair(SoftQueuePair):
     def heard(self) -> None:
         """The first message of the other end is good: this one may send as well (RFC 5044 7.1.2, rule 4)."""
         assert self.stream is not None
-        self.stream.sender.held = False
+        self.stream.heard()
         if self.state is RTR and self.connection is not None:
             self.connection.heard()
 

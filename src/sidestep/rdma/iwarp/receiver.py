@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sidestep.errors import Misuse
+from sidestep.errors import LimitReached
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
 from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
 from sidestep.rdma.soft.memory import Refusal
@@ -39,6 +39,8 @@ _REMOTE_READ: Final = int(Access.REMOTE_READ)
 _TAGGED: Final = 0x80  # in DDP's control octet
 _MSN: Final = 0xFFFF_FFFF
 _VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
+_QUEUES: Final = {_READ_REQUEST: QUEUE_READ, _TERMINATE: QUEUE_TERMINATE}  # Sends: QUEUE_SEND
+_CONTENT_MAX: Final = 128  # bytes; neither a Read Request nor a Terminate has as many
 EARLY_MAX: Final = 1024  # runs placed ahead of their turn
 
 _WRITE_REFUSED: Final = {
@@ -114,27 +116,27 @@ class _Message:
 class _Source(Protocol):
     """Where a run can be looked up: `Inbound`, or what was kept of a run that came early."""
 
-    def payload(self, run: Run) -> bytes:
+    def payload(self, run: Run, /) -> bytes:
         """Its payload."""
 
-    def segments(self, run: Run) -> list[tuple[bytes, int]]:
+    def segments(self, run: Run, /) -> list[tuple[bytes, int]]:
         """Of each segment the DDP header, and its bytes with the header."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of a run that was placed ahead of its turn."""
+    """What is kept of a run that was placed ahead of its turn: of its segments the first and the last."""
 
     run: Run
-    content: bytes  # of messages that have a header of RDMAP's
-    headers: list[tuple[bytes, int]]
+    content: bytes  # of what is no Send, if it is not too long to be good
+    ends: list[tuple[bytes, int]]
     fault: Fault | None
 
-    def payload(self, run: Run) -> bytes:
+    def payload(self, run: Run, /) -> bytes:
         return self.content
 
-    def segments(self, run: Run) -> list[tuple[bytes, int]]:
-        return self.headers
+    def segments(self, run: Run, /) -> list[tuple[bytes, int]]:
+        return self.ends
 
 
 class Owner(Protocol):
@@ -143,11 +145,12 @@ class Owner(Protocol):
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
         """The bytes that the other end may touch."""
 
-    def next_receive(self) -> Receive | None:
-        """Room for the next message; None if none is posted."""
+    @property
+    def receives_left(self) -> int:
+        """Receives that no message has taken."""
 
     def take_receive(self) -> Receive:
-        """Takes it."""
+        """Takes the oldest; there must be one."""
 
     def may_receive(self, scatter: Scatter) -> bool:
         """Whether a message may go there."""
@@ -187,6 +190,7 @@ class Receiver:
         "_reads",
         "_send_msn",
         "_terminate_msn",
+        "_turn",
         "fault",
         "may_read",
         "may_write",
@@ -201,6 +205,7 @@ class Receiver:
         self._messages: deque[_Message] = deque()  # from `_send_msn` on, those that something has arrived for
         self._open: tuple[int, int, int] | None = None  # tagged message: opcode, STag, next TO
         self._early: dict[int, _Kept] = {}
+        self._turn = 0  # everything before it was delivered; of runs that come early
         self._heard = False
         self.fault: Fault | None = None
 
@@ -213,165 +218,60 @@ class Receiver:
     def take(self, source: Inbound, run: Run) -> Fault | None:
         """One run in the order of the stream."""
         if self.fault is None:
-            self.fault = self._place(source, run, early=False) or self._deliver(source, run)
+            self.fault = (
+                self._check_turn(source, run) or self._place(source, run, early=False) or self._deliver(source, run)
+            )
         return self.fault
 
     def place_early(self, order: int, source: Inbound, run: Run) -> None:
         """One run ahead of its turn; `order` is where in the stream it stands, in any unit.
 
-        Placing the same one again does no harm.
+        Placing the same one again does no harm, nor does one that was delivered.
 
         Raises:
-            Misuse: EARLY_MAX of them wait already.
+            LimitReached: EARLY_MAX of them wait already; this one has to come again.
         """
-        if self.fault is not None:
+        if self.fault is not None or order < self._turn:
             return
         if order not in self._early and len(self._early) >= EARLY_MAX:
-            raise Misuse(f"{EARLY_MAX} runs wait for their turn already")
-        fault = self._place(source, run, early=True)
-        small = not run.control & _TAGGED and run.queue != QUEUE_SEND
-        content = source.payload(run) if small else b""
-        self._early[order] = _Kept(run, content, source.segments(run), fault)
+            raise LimitReached(f"{EARLY_MAX} runs wait for their turn already")
+        fault = self._place(source, run, early=True) if _malformed(run) is None else None
+        content = source.payload(run) if run.queue != QUEUE_SEND and run.length <= _CONTENT_MAX else b""
+        segments = source.segments(run)
+        self._early[order] = _Kept(run, content, [segments[0], segments[-1]], fault)
 
     def deliver_early(self, order: int) -> Fault | None:
         """Everything before `order` has arrived: delivers what was placed ahead up to there."""
+        self._turn = max(self._turn, order)
         for each in sorted(each for each in self._early if each < order):
             kept = self._early.pop(each)
             if self.fault is None:
-                self.fault = kept.fault or self._deliver(kept, kept.run)
+                self.fault = self._check_turn(kept, kept.run) or kept.fault or self._deliver(kept, kept.run)
         return self.fault
 
-    # --- placing ---
+    # --- what can be said of a run in its turn, before a byte of it is placed ---
 
-    def _place(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
-        """Checks a run and puts its bytes where they belong; nothing of a segment that fails is placed."""
-        control, rdmap = run.control, run.rdmap
-        tagged = bool(control & _TAGGED)
-        if control & 3 != 1:
-            return self._fault(Condition.DDP_VERSION_TAGGED if tagged else Condition.DDP_VERSION_UNTAGGED, source, run)
-        if rdmap & 0xC0 != _VERSION:
-            return self._fault(Condition.RDMAP_VERSION, source, run)
-        opcode = rdmap & 0xF
-        if opcode > _TERMINATE:
-            return self._fault(Condition.OPCODE_UNKNOWN, source, run)
-        if tagged != (opcode in (_WRITE, _READ_RESPONSE)):
-            return self._fault(Condition.OPCODE_TAGGED, source, run)
+    def _check_turn(self, source: _Source, run: Run) -> Fault | None:
+        """Whether a run is one, and continues what came before it."""
+        if (condition := _malformed(run)) is not None:
+            return _fault(condition, source, run)
+        opcode = run.rdmap & 0xF
         if not self._heard and opcode != _TERMINATE:
             self._heard = True
             self._owner.heard()
-        if opcode == _WRITE:
-            return self._place_write(source, run) if run.length else None
-        if opcode == _READ_RESPONSE:
-            return self._place_response(source, run, early=early)
-        if opcode == _READ_REQUEST:
-            return self._check_queue(source, run, QUEUE_READ, self._read_msn, early=early)
-        if opcode == _TERMINATE:
-            return self._check_queue(source, run, QUEUE_TERMINATE, self._terminate_msn, early=early)
-        return self._place_send(source, run, early=early)
-
-    def _place_write(self, source: Inbound, run: Run) -> Fault | None:
-        if not self.may_write:
-            return self._fault(Condition.TAGGED_RIGHTS, source, run)
-        room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
-        if not isinstance(room, Refusal):
-            source.place(run, 0, (room,), 0, run.length)
-            return None
-        # Segment by segment: those before the one that is refused are good.
-        begun = 0
-        for index, (header, size) in enumerate(source.segments(run)):
-            length = size - len(header)
-            room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
-            if isinstance(room, Refusal):
-                return self._fault(_WRITE_REFUSED[room], source, run, index)
-            source.place(run, begun, (room,), 0, length)
-            begun += length
-        raise AssertionError("all segments of a refused run were granted")
-
-    def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
-        reads = self._reads
-        if not reads:
-            return self._fault(Condition.RESPONSE_UNASKED, source, run)
-        # Each Read has addresses of its own, so an early response is told from its address.
-        candidates = reads if early else (reads[0],)
-        for read in candidates:
-            begun = run.offset - read.sink_to
-            if run.stag == read.sink_stag and begun >= 0 and begun + run.length <= read.length:
-                break
-        else:
-            wrong_stag = run.stag != reads[0].sink_stag
-            return self._fault(Condition.RESPONSE_STAG if wrong_stag else Condition.RESPONSE_OFFSET, source, run)
-        if not run.length:
-            return None
-        if not self._owner.may_sink(read.scatter):  # it may have been taken back meanwhile
-            return self._fault(Condition.RESPONSE_STAG, source, run)
-        source.place(run, 0, read.scatter, begun, run.length)
-        return None
-
-    def _place_send(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
-        if run.queue != QUEUE_SEND:
-            return self._fault(Condition.QUEUE_NUMBER, source, run)
-        ahead = (run.msn - self._send_msn) & _MSN
-        if ahead and not early:
-            return self._fault(Condition.MSN_UNEXPECTED, source, run)
-        while len(self._messages) <= ahead:
-            if self._owner.next_receive() is None:
-                return self._fault(Condition.MSN_UNEXPECTED if ahead else Condition.NO_RECEIVE, source, run)
-            receive = self._owner.take_receive()
-            if not self._owner.may_receive(receive.scatter):
-                fault = self._fault(Condition.RECEIVE_UNUSABLE, source, run)
-                fault.receive, fault.status = receive, Status.LOCAL_PROTECTION_ERROR
-                return fault
-            self._messages.append(_Message(receive, sum(map(len, receive.scatter))))
-        voids = run.last and not early and run.rdmap & 0xF in _INVALIDATES  # RFC 5040 7.2: with all other checks
-        if voids and (condition := self._owner.invalidate(run.stag, only_check=True)) is not None:
-            return self._fault(condition, source, run, run.segments - 1)
-        message = self._messages[ahead]
-        if run.offset + run.length > message.capacity:
-            return self._too_long(source, run, message)
-        if run.length:
-            source.place(run, 0, message.receive.scatter, run.offset, run.length)
-        return None
-
-    def _too_long(self, source: Inbound, run: Run, message: _Message) -> Fault:
-        begun, at_fault = run.offset, 0
-        for index, (header, size) in enumerate(source.segments(run)):
-            length = size - len(header)
-            if begun + length > message.capacity:
-                at_fault = index
-                break
-            begun += length
-        outside = begun > message.capacity
-        fault = self._fault(Condition.MESSAGE_OFFSET if outside else Condition.MESSAGE_TOO_LONG, source, run, at_fault)
-        fault.receive, fault.status = message.receive, Status.LOCAL_LENGTH_ERROR
-        return fault
-
-    def _check_queue(self, source: _Source, run: Run, queue: int, msn: int, *, early: bool) -> Fault | None:
-        if run.queue != queue:
-            return self._fault(Condition.QUEUE_NUMBER, source, run)
-        if run.msn != msn and not early:
-            return self._fault(Condition.MSN_UNEXPECTED, source, run)
-        return None
-
-    # --- delivering ---
-
-    def _deliver(self, source: _Source, run: Run) -> Fault | None:
-        """What a run means now that everything before it has been delivered."""
-        opcode = run.rdmap & 0xF
         if run.control & _TAGGED:
             if (condition := self._continues(run, opcode)) is not None:
-                return self._fault(condition, source, run)
-            return None if opcode == _WRITE else self._deliver_response(source, run)
+                return _fault(condition, source, run)
+            return self._check_response(source, run) if opcode == _READ_RESPONSE else None
         if opcode == _READ_REQUEST:
-            return self._deliver_request(source, run)
-        if opcode == _TERMINATE:
-            if run.msn != self._terminate_msn:
-                return self._fault(Condition.MSN_UNEXPECTED, source, run)
-            if not run.last:
-                return self._fault(Condition.NOT_LAST, source, run)
-            self._terminate_msn += 1
-            self._owner.terminated(source.payload(run))
-            return None
-        return self._deliver_send(source, run, opcode)
+            expected = self._read_msn
+        else:
+            expected = self._terminate_msn if opcode == _TERMINATE else self._send_msn
+        if run.msn != expected:
+            return _fault(Condition.MSN_UNEXPECTED, source, run)
+        if run.queue == QUEUE_SEND and run.offset != (self._messages[0].delivered if self._messages else 0):
+            return _fault(Condition.MESSAGE_OFFSET, source, run)
+        return None
 
     def _continues(self, run: Run, opcode: int) -> Condition | None:
         """A tagged message ends before another begins, and has no gaps (an ordered stream shows them)."""
@@ -383,33 +283,126 @@ class Receiver:
                 return Condition.TAGGED_STAG_CHANGED
             if run.length and to != run.offset:
                 return Condition.TAGGED_GAP
-        self._open = None if run.last else (opcode, run.stag, run.offset + run.length)
+        if run.last:
+            self._open = None
+        elif run.length or self._open is None:
+            self._open = opcode, run.stag, run.offset + run.length
         return None
 
-    def _deliver_response(self, source: _Source, run: Run) -> Fault | None:
-        reads = self._reads
-        if not reads:
-            return self._fault(Condition.RESPONSE_UNASKED, source, run)
-        read = reads[0]
+    def _check_response(self, source: _Source, run: Run) -> Fault | None:
+        """It answers the oldest RDMA Read, in order, and ends where that ends."""
+        if not self._reads:
+            return _fault(Condition.RESPONSE_UNASKED, source, run)
+        read = self._reads[0]
         if run.stag != read.sink_stag:
-            return self._fault(Condition.RESPONSE_STAG, source, run)
+            return _fault(Condition.RESPONSE_STAG, source, run)
         if run.offset != read.sink_to + read.arrived:
-            return self._fault(Condition.RESPONSE_OFFSET, source, run)
-        read.arrived += run.length
-        if run.last != (read.arrived == read.length):
-            return self._fault(Condition.RESPONSE_LENGTH, source, run)
-        if run.last:
-            self._owner.read_done()
+            return _fault(Condition.RESPONSE_OFFSET, source, run)
+        arrived = read.arrived + run.length
+        if arrived <= read.length and run.last != (arrived == read.length):
+            return _fault(Condition.RESPONSE_LENGTH, source, run, -1)
+        return None
+
+    # --- placing ---
+
+    def _place(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        """Checks where the bytes of a run belong, and puts them there; nothing of a segment that fails is placed."""
+        opcode = run.rdmap & 0xF
+        if opcode == _WRITE:
+            return self._place_write(source, run) if run.length else None
+        if opcode == _READ_RESPONSE:
+            return self._place_response(source, run, early=early) if run.length else None
+        return self._place_send(source, run, early=early) if run.queue == QUEUE_SEND else None
+
+    def _place_write(self, source: Inbound, run: Run) -> Fault | None:
+        if not self.may_write:
+            return _fault(Condition.TAGGED_RIGHTS, source, run)
+        room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
+        if not isinstance(room, Refusal):
+            source.place(run, 0, (room,), 0, run.length)
+            return None
+        # Segment by segment: those before the one that is refused are good.
+        begun = 0
+        for index, (header, size) in enumerate(source.segments(run)):
+            length = size - len(header)
+            room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
+            if isinstance(room, Refusal):
+                return _fault(_WRITE_REFUSED[room], source, run, index)
+            source.place(run, begun, (room,), 0, length)
+            begun += length
+        raise AssertionError("all segments of a refused run were granted")
+
+    def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        # Each Read has addresses of its own, so an early response is told from its address.
+        for read in self._reads if early else (self._reads[0],):
+            begun = run.offset - read.sink_to
+            if run.stag == read.sink_stag and 0 <= begun < read.length:
+                break
+        else:  # in its turn it starts where the Read goes on, so the Read is complete
+            return _fault(Condition.RESPONSE_LENGTH, source, run)
+        if begun + run.length > read.length:
+            index = _segment_beyond(source, run, read.length - begun)
+            return _fault(Condition.RESPONSE_LENGTH, source, run, index)
+        if not self._owner.may_sink(read.scatter):  # it may have been taken back meanwhile
+            return _fault(Condition.RESPONSE_STAG, source, run)
+        source.place(run, 0, read.scatter, begun, run.length)
+        return None
+
+    def _place_send(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        messages, owner = self._messages, self._owner
+        ahead = (run.msn - self._send_msn) & _MSN
+        missing = ahead + 1 - len(messages)
+        if missing > 0:
+            if missing > owner.receives_left:  # RFC 5041 7.1: between the first and the last available buffer
+                return _fault(Condition.MSN_UNEXPECTED if ahead else Condition.NO_RECEIVE, source, run)
+            for _ in range(missing):
+                receive = owner.take_receive()
+                messages.append(_Message(receive, sum(map(len, receive.scatter))))
+        message = messages[ahead]
+        if not owner.may_receive(message.receive.scatter):  # for every segment: it may be taken back meanwhile
+            fault = _fault(Condition.RECEIVE_UNUSABLE, source, run)
+            fault.receive, fault.status = message.receive, Status.LOCAL_PROTECTION_ERROR
+            return fault
+        voids = run.last and not early and run.rdmap & 0xF in _INVALIDATES  # RFC 5040 7.2: with all other checks
+        if voids and (condition := owner.invalidate(run.stag, only_check=True)) is not None:
+            return _fault(condition, source, run, -1)
+        room = message.capacity - run.offset
+        if run.length > room:
+            outside = room < 0
+            condition = Condition.MESSAGE_OFFSET if outside else Condition.MESSAGE_TOO_LONG
+            fault = _fault(condition, source, run, 0 if outside else _segment_beyond(source, run, room))
+            fault.receive, fault.status = message.receive, Status.LOCAL_LENGTH_ERROR
+            return fault
+        if run.length:
+            source.place(run, 0, message.receive.scatter, run.offset, run.length)
+        return None
+
+    # --- delivering ---
+
+    def _deliver(self, source: _Source, run: Run) -> Fault | None:
+        """What a run means now that everything before it has been delivered."""
+        opcode = run.rdmap & 0xF
+        if opcode == _WRITE:
+            return None
+        if opcode == _READ_RESPONSE:
+            self._reads[0].arrived += run.length
+            if run.last:
+                self._owner.read_done()
+            return None
+        if run.queue == QUEUE_SEND:
+            return self._deliver_send(source, run, opcode)
+        if run.segments > 1 or not run.last:
+            return _fault(Condition.NOT_LAST, source, run)
+        if opcode == _READ_REQUEST:
+            return self._deliver_request(source, run)
+        self._terminate_msn += 1
+        self._owner.terminated(source.payload(run))
         return None
 
     def _deliver_request(self, source: _Source, run: Run) -> Fault | None:
-        if run.msn != self._read_msn:
-            return self._fault(Condition.MSN_UNEXPECTED, source, run)
+        if run.offset or run.length != ReadRequest.LENGTH:
+            return _fault(Condition.READ_REQUEST_MALFORMED, source, run)
         content = source.payload(run)
-        if not run.last:
-            return self._fault(Condition.NOT_LAST, source, run)
-        if run.offset or len(content) != ReadRequest.LENGTH:
-            return self._fault(Condition.READ_REQUEST_MALFORMED, source, run)
         request = ReadRequest.decode(content)
         condition = None
         if not request.length:
@@ -429,26 +422,49 @@ class Receiver:
         return None
 
     def _deliver_send(self, source: _Source, run: Run, opcode: int) -> Fault | None:
-        if run.msn != self._send_msn:
-            return self._fault(Condition.MSN_UNEXPECTED, source, run)
         message = self._messages[0]
-        if run.offset != message.delivered:
-            fault = self._fault(Condition.MESSAGE_OFFSET, source, run)
-            fault.receive = message.receive
-            return fault
         message.delivered += run.length
         if not run.last:
             return None
         invalidated = None
         if opcode in _INVALIDATES:
             if (condition := self._owner.invalidate(run.stag)) is not None:
-                return self._fault(condition, source, run, run.segments - 1)
+                return _fault(condition, source, run, -1)
             invalidated = RKey(run.stag)
         self._messages.popleft()
         self._send_msn = (self._send_msn + 1) & _MSN
         self._owner.received(message.receive, message.delivered, opcode in (_SEND_SE, _SEND_SE_INV), invalidated)
         return None
 
-    def _fault(self, condition: Condition, source: _Source, run: Run, index: int = 0) -> Fault:
-        header, size = source.segments(run)[index]
-        return Fault(condition, header, size)
+
+def _malformed(run: Run) -> Condition | None:
+    """What is wrong with the headers of a run, whatever came before it."""
+    control, rdmap = run.control, run.rdmap
+    tagged = bool(control & _TAGGED)
+    if control & 3 != 1:
+        return Condition.DDP_VERSION_TAGGED if tagged else Condition.DDP_VERSION_UNTAGGED
+    if rdmap & 0xC0 != _VERSION:
+        return Condition.RDMAP_VERSION
+    opcode = rdmap & 0xF
+    if opcode > _TERMINATE:
+        return Condition.OPCODE_UNKNOWN
+    if tagged != (opcode in (_WRITE, _READ_RESPONSE)):
+        return Condition.OPCODE_TAGGED
+    if not tagged and run.queue != _QUEUES.get(opcode, QUEUE_SEND):
+        return Condition.QUEUE_NUMBER
+    return None
+
+
+def _segment_beyond(source: Inbound, run: Run, room: int) -> int:
+    """The index of the first segment that ends more than `room` bytes behind the start of its run; there is one."""
+    end = 0
+    for index, (header, size) in enumerate(source.segments(run)):
+        end += size - len(header)
+        if end > room:
+            return index
+    raise AssertionError("the run fits")
+
+
+def _fault(condition: Condition, source: _Source, run: Run, index: int = 0) -> Fault:
+    header, size = source.segments(run)[index]
+    return Fault(condition, header, size)

@@ -68,6 +68,9 @@ class Owner(Protocol):
     def begin(self, request: SendRequest) -> Status:
         """Does what concerns this end only, and says whether the memory of a request is in order."""
 
+    def may_read(self, gather: Gather) -> bool:
+        """Whether the memory of a request is in order still."""
+
     def completed(self, request: SendRequest, byte_len: int) -> None:
         """A request is done."""
 
@@ -85,6 +88,7 @@ class Sender:
         "_answers",
         "_begun",
         "_current",
+        "_failing",
         "_outbound",
         "_owner",
         "_read_msn",
@@ -115,6 +119,7 @@ class Sender:
         self._answers: deque[tuple[ReadRequest, bytes]] = deque()
         self._current: _Message | None = None
         self._turn_of_answers = False
+        self._failing = False  # a request cannot be carried out, and those before it are not done yet
         self._send_msn = self._read_msn = 1  # RFC 5041 4.3
         self._sink_to = 0
         self.tally = Tally()
@@ -134,7 +139,7 @@ class Sender:
     def pump(self) -> None:
         """Frames what can go, as much as may wait."""
         outbound = self._outbound
-        while not self.held and outbound.waiting < WAITING_MAX:
+        while not self.held and not self._failing and outbound.waiting < WAITING_MAX:
             message = self._current
             if message is None:
                 if not self._next():
@@ -260,10 +265,10 @@ class Sender:
         self.tally.bytes_sent[RdmapOp.READ_REQUEST] += len(asked)
 
     def _fail(self, begun: Begun, status: Status) -> None:
-        """Nothing behind it is begun; it is told when everything before it is done."""
+        """Nothing more is framed; it is told when everything before it is done."""
         begun.status = status
         begun.done = True
-        self.held = True
+        self._failing = True
         self._settle()
 
     # --- framing ---
@@ -273,7 +278,11 @@ class Sender:
         end = min(begin + CHUNK, message.length)
         last = end == message.length
         gather = message.gather
-        answers = message.answers
+        answers, begun = message.answers, message.begun
+        if begun is not None and begin and not self._owner.may_read(gather):  # taken back amid the message
+            self._current = None
+            self._fail(begun, Status.LOCAL_PROTECTION_ERROR)
+            return
         if answers is not None and message.length:
             # The whole range again, before each piece: the memory may have been taken back (RFC 5042 6.2.2).
             granted = self._owner.grant(answers.source_stag, answers.source_offset, answers.length, _REMOTE_READ)
@@ -294,8 +303,8 @@ class Sender:
         if last:
             self.tally.messages_sent[opcode] += 1
             self._current = None
-            if message.begun is not None:
-                self._unwritten.append((self._outbound.position, message.begun))
+            if begun is not None:
+                self._unwritten.append((self._outbound.position, begun))
 
     def _refuse(self, message: _Message, answers: ReadRequest, why: Refusal) -> None:
         self._current = None

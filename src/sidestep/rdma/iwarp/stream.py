@@ -5,6 +5,9 @@
     a fault of the other end    that rest, Terminate with its code, FIN    Terminate
     its Terminate               that rest, FIN                             the end of the stream
     modify_to_error, destroy    RST                                        RST
+    its first message is late   RST                                        RST
+
+Once it ends it needs nobody: its queue pair may be destroyed, and the last bytes still go out.
 
 After FIN everything is read and thrown away until the other end's FIN: closing a socket with unread bytes would make
 the kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a graceful close). After a while, RST.
@@ -13,6 +16,7 @@ the kernel send RST, and the Terminate might be lost (RFC 5040 5.4 wants a grace
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.native._framing import Inbound, Outbound
@@ -22,6 +26,7 @@ from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
+    from sidestep.errors import InternalError
     from sidestep.rdma.iwarp.counting import Tally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.settings import Settings
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.tcp import Tcp
     from sidestep.rdma.soft.loop import Loop, Timer
 
-_FILLS_MAX: Final = 4  # reads of one turn: other connections want theirs
+# Of one turn: other connections want theirs.
+_FILLS_MAX: Final = 4  # reads
+_RUNS_MAX: Final = 4096  # runs, after which no more is read: a hostile peer makes one of each 20 bytes
+_WRITES_MAX: Final = 16
 _SEEN_LEN: Final = 64 << 10  # bytes that are read at a time while somebody looks on
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
 _FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
@@ -47,6 +55,7 @@ class Stream:
 
     __slots__ = (
         "_agreed",
+        "_first",
         "_inbound",
         "_loop",
         "_markers",
@@ -69,6 +78,7 @@ class Stream:
         self._settings = settings
         self._phase = _Phase.OPEN
         self._timer: Timer | None = None
+        self._first: Timer | None = None  # for the other end's first message
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
         self._agreed = agreed
         self._markers = agreed.markers_out
@@ -79,10 +89,17 @@ class Stream:
         self.receiver = Receiver(qp, qp.remote_access, self.sender.reads)
         tcp.handler = self
         tcp.wire.streams(self, len(agreed.leftover))
-        qp.device.streams.add(self)
+        qp.device.cm.streams.add(self)
 
-    def begin(self, leftover: bytes) -> None:
-        """Bytes may flow; `leftover` came with the last of the startup."""
+    def begin(self, leftover: bytes, *, first_s: float | None = None) -> None:
+        """Bytes may flow.
+
+        Args:
+            leftover: What came with the last of the start-up.
+            first_s: Seconds for the first message of the other end, if it has to come in time.
+        """
+        if first_s is not None:
+            self._first = self._loop.call_later(first_s, self._too_late)
         self._tcp.watch()
         if leftover:
             view = memoryview(leftover)
@@ -95,6 +112,23 @@ class Stream:
     def remote_address(self) -> str:
         """Of the other end."""
         return self._tcp.remote_address
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it ends in order, or has ended: nobody is needed for that."""
+        return self._phase is not _Phase.OPEN
+
+    def heard(self) -> None:
+        """The other end's first message is here."""
+        self.sender.held = False
+        self._stop_timers()
+
+    def pump_soon(self) -> None:
+        """Sends what can go, in this turn of the loop or the next."""
+        self._loop.soon(self._pump_in_turn)
+
+    def _pump_in_turn(self) -> None:
+        self._tcp.run(self.pump)
 
     @property
     def tally(self) -> Tally:
@@ -141,6 +175,7 @@ class Stream:
         if self._phase is not _Phase.OPEN:
             self._drain()
             return
+        runs = 0
         for _ in range(_FILLS_MAX):
             try:
                 count = self._fill_seen() if self._wire.live else self._inbound.fill(self._tcp.fileno())
@@ -152,9 +187,11 @@ class Stream:
             if not count:
                 self._ended_by_peer()
                 return
-            self._process()
+            runs += self._process()
             if self._phase is not _Phase.OPEN:
                 return
+            if runs >= _RUNS_MAX:
+                break
         self.pump()
 
     def _fill_seen(self) -> int:
@@ -166,9 +203,11 @@ class Stream:
         assert taken == len(found), "there is room for more once everything is parsed"
         return taken
 
-    def _process(self) -> None:
+    def _process(self) -> int:
+        """Everything that has come; how many runs it was."""
         inbound, receiver, tally = self._inbound, self.receiver, self.sender.tally
-        for run in inbound.parse():
+        runs = inbound.parse()
+        for run in runs:
             fault = receiver.take(inbound, run)
             if fault is None:
                 opcode = run.rdmap & 0xF
@@ -177,12 +216,13 @@ class Stream:
                 if run.last:
                     tally.messages_received[opcode] += 1
             if self._phase is not _Phase.OPEN:
-                return
+                return len(runs)
             if fault is not None:
                 self.fault(fault)
-                return
+                return len(runs)
         if inbound.fault is not None:
             self.fault(Fault(_FRAMING_FAULTS[inbound.fault]))
+        return len(runs)
 
     def _ended_by_peer(self) -> None:
         if self._inbound.pending:
@@ -201,7 +241,7 @@ class Stream:
         if self._phase is not _Phase.OPEN:
             return
         sender, outbound = self.sender, self._outbound
-        while True:
+        for _ in range(_WRITES_MAX):
             sender.pump()
             if self._phase is not _Phase.OPEN:
                 return
@@ -216,6 +256,7 @@ class Stream:
             if outbound.waiting:
                 self._tcp.watch(write=True)
                 return
+        self.pump_soon()  # the other end takes it as fast as it is made
 
     def on_writable(self) -> None:
         """There is room again."""
@@ -269,12 +310,13 @@ class Stream:
         self._phase = _Phase.ENDING
         self._outbound.own()
         self._outbound.clear()
+        self._stop_timers()
         if last:
             self._qp.device.events.add("terminate_sent", f"{int.from_bytes(last[:2]):#06x}")
             self.sender.tally.messages_sent[RdmapOp.TERMINATE] += 1
             self.sender.tally.bytes_sent[RdmapOp.TERMINATE] += len(last)
             self._outbound.untagged(_TERMINATE, 0, QUEUE_TERMINATE, 1, (last,), 0, len(last), True)
-        self._timer = self._loop.call_later(self._settings.close_s, self._close_by_force)
+        self._timer = self._loop.call_later(self._settings.close_s, partial(self._tcp.run, self._close_by_force))
         self._write_last()
 
     def _write_last(self) -> None:
@@ -323,13 +365,27 @@ class Stream:
         else:
             self._qp.stream_closed(confirmed=False)
 
+    def on_broken(self, why: InternalError) -> None:
+        """A fault of this end's own."""
+        self._lost(str(why))
+
+    def _too_late(self) -> None:
+        self._first = None
+        self._tcp.run(partial(self._lost, "the other end did not begin"))
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._first):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._first = None
+
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
         self._qp.device.stream_closed(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timers()
+        self._outbound.clear()
         self._outbound.own()
+        self._qp.device.cm.streams.discard(self)
 
 
 def mulpdu(mss: int, *, markers: bool) -> int:

@@ -7,6 +7,7 @@ mean is the business of `manager` (startup) and `stream` (full operation), which
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -14,23 +15,26 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
+from functools import partial
 from ipaddress import ip_address
 from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sidestep.errors import Unavailable
+from sidestep.errors import InternalError, Misuse, Unavailable
 from sidestep.rdma.iwarp.tap import Wire
 from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.tap import Taps
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.rdma.soft.loop import Loop, Timer
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
 _ACCEPTS_MAX: Final = 64  # of one turn
 _PAUSE_S: Final = 0.1  # after an accept() that failed
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _DISCARD: Final = 64 << 10  # bytes of one look at what nobody wants any more
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_log: Final = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
@@ -41,6 +45,9 @@ class Handler(Protocol):
 
     def on_writable(self) -> None:
         """There is room again; only after `watch(write=True)`."""
+
+    def on_broken(self, why: InternalError) -> None:
+        """A call of `Tcp.run` failed for a fault of ours; the connection was reset."""
 
 
 class Tcp:
@@ -144,6 +151,18 @@ class Tcp:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.close()
 
+    def run(self, call: Callable[[], object]) -> None:
+        """Makes a call for this connection; a fault of ours in it ends this one, not the loop that serves others."""
+        try:
+            call()
+        except Exception as fault:
+            _log.exception("the connection with %s is broken by a fault of sidestep", self.remote_address)
+            self.abort()
+            try:
+                self.handler.on_broken(InternalError(f"{type(fault).__name__}: {fault}"))
+            except Exception:
+                _log.exception("nobody could be told")
+
     def error(self) -> OSError | None:
         """What became of connecting."""
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -151,9 +170,9 @@ class Tcp:
 
     def _on_ready(self, events: int) -> None:
         if events & WRITE:
-            self.handler.on_writable()
+            self.run(self.handler.on_writable)
         if events & ~WRITE and not self.closed:
-            self.handler.on_readable()
+            self.run(self.handler.on_readable)
 
 
 def _prepared(sock: socket.socket, user_timeout_s: float) -> socket.socket:
@@ -167,6 +186,14 @@ def _prepared(sock: socket.socket, user_timeout_s: float) -> socket.socket:
     return sock
 
 
+def check_address(address: str) -> None:
+    """Raises Misuse if it is none of IP's: names are not looked up here."""
+    try:
+        _family(address)
+    except ValueError as why:
+        raise Misuse(f"{address!r} is not an IP address") from why
+
+
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ip_address(address.partition("%")[0]).version == 6 else socket.AF_INET
 
@@ -177,9 +204,13 @@ def begin_connect(
     """A connection that is being made: writable when it is, or has failed; an error if it fails at once.
 
     Raises:
-        Unavailable: The local address cannot be used.
+        Unavailable: The local address cannot be used, or there is no descriptor left.
     """
-    sock = _prepared(socket.socket(_family(remote[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC), user_timeout_s)
+    try:
+        sock = socket.socket(_family(remote[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError as why:
+        raise Unavailable(f"no socket can be had: {why.strerror}") from why
+    _prepared(sock, user_timeout_s)
     tcp = Tcp(loop, sock, handler, remote[0])
     if _family(local) is _family(remote[0]):
         try:
@@ -199,7 +230,7 @@ def begin_connect(
 class TcpListener:
     """A listening socket."""
 
-    __slots__ = ("_accept", "_loop", "_sock", "_user_timeout_s", "port")
+    __slots__ = ("_accept", "_loop", "_pause", "_sock", "_user_timeout_s", "port")
 
     def __init__(
         self,
@@ -217,6 +248,7 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._user_timeout_s = user_timeout_s
+        self._pause: Timer | None = None
         self._sock = socket.socket(_family(local[0]), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -236,13 +268,15 @@ class TcpListener:
 
     def close(self) -> None:
         """Takes no more connections."""
+        if self._pause is not None:
+            self._pause.cancel()
         if self._sock.fileno() >= 0:
             self._loop.forget(self._sock.fileno())
             self._sock.close()
 
     def _watch(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.watch(self._sock.fileno(), READ, self._on_ready)
+        self._pause = None
+        self._loop.watch(self._sock.fileno(), READ, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         del events
@@ -253,12 +287,14 @@ class TcpListener:
                 sock, address = self._sock.accept()
             except BlockingIOError:
                 return
-            except OSError:
-                # Gone again, or there are no descriptors left: then it would be ready all the time.
-                self._loop.forget(self._sock.fileno())
-                self._loop.call_later(_PAUSE_S, self._watch)
+            except OSError as why:
+                if why.errno not in _EXHAUSTED:
+                    continue  # accept(2): errors of the connection that was to be accepted; the next one may be good
+                self._loop.forget(self._sock.fileno())  # it would be ready all the time
+                self._pause = self._loop.call_later(_PAUSE_S, self._watch)
                 return
-            self._accept(Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0]))
+            tcp = Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0])
+            tcp.run(partial(self._accept, tcp))
 
 
 class _Nobody:
@@ -269,6 +305,9 @@ class _Nobody:
 
     def on_writable(self) -> None:
         """It is not watched."""
+
+    def on_broken(self, why: InternalError) -> None:
+        """Nobody is there to be told."""
 
 
 _NOBODY: Final = _Nobody()

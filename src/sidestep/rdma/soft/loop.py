@@ -15,7 +15,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from sidestep.rdma.soft.queues import tell_next
@@ -29,17 +29,23 @@ _NOTICES_MAX: Final = 10_000  # calls of one turn: a user who makes more and mor
 _EVENTS_MAX: Final = 256  # of one turn
 
 
+_CANCELLED_MAX: Final = 64  # timers that stay in the heap though nobody wants them, or half of the heap
+
+
 class Timer:
     """One call in the future."""
 
-    __slots__ = ("callback",)
+    __slots__ = ("_loop", "callback")
 
-    def __init__(self, callback: Callable[[], object]) -> None:
+    def __init__(self, loop: Loop, callback: Callable[[], object]) -> None:
+        self._loop = loop
         self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
         """It will not be made."""
-        self.callback = None
+        if self.callback is not None:
+            self.callback = None
+            self._loop.timer_cancelled()
 
 
 class Loop:
@@ -50,6 +56,7 @@ class Loop:
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_number = 0
+        self._cancelled = 0  # of those in the heap
         self._soon: dict[Callable[[], object], None] = {}
         self.notices: deque[Notice] = deque()
         self.closed = False
@@ -67,6 +74,7 @@ class Loop:
             return 0.0
         while self._timers and self._timers[0][2].callback is None:
             heappop(self._timers)
+            self._cancelled -= 1
         return max(0.0, self._timers[0][0] - self.now) if self._timers else None
 
     @property
@@ -80,8 +88,10 @@ class Loop:
         if timeout_s is None or (due is not None and due < timeout_s):
             timeout_s = due
         ready = self._epoll.poll(-1 if timeout_s is None else timeout_s, _EVENTS_MAX)
-        for fd, events in ready:
-            if (handler := self._handlers.get(fd)) is not None:  # an earlier one may have closed it
+        handlers = self._handlers
+        # An earlier one may close a later one, and open a socket that gets the same number.
+        for fd, events, handler in [(fd, events, handlers.get(fd)) for fd, events in ready]:
+            if handler is not None and handlers.get(fd) == handler:
                 handler(events)
         happened = bool(ready) | self._run_timers() | bool(self._soon) | bool(self.notices)
         self._run_soon()
@@ -125,27 +135,38 @@ class Loop:
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Calls once."""
-        timer = Timer(callback)
+        timer = Timer(self, callback)
         self._timer_number += 1
         heappush(self._timers, (self.now + delay_s, self._timer_number, timer))
         return timer
+
+    def timer_cancelled(self) -> None:
+        """One that is still in the heap; when they are too many they are taken out."""
+        self._cancelled += 1
+        if self._cancelled > max(_CANCELLED_MAX, len(self._timers) // 2):
+            self._timers = [each for each in self._timers if each[2].callback is not None]
+            heapify(self._timers)
+            self._cancelled = 0
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Calls in this turn or the next; once, however often it was asked for."""
         self._soon[callback] = None
 
     def _run_soon(self) -> None:
-        asked, self._soon = self._soon, {}
-        for callback in asked:
+        for _ in range(len(self._soon)):  # those that ask meanwhile come the next time
+            callback = next(iter(self._soon))
+            del self._soon[callback]
             callback()
 
     def _run_timers(self) -> bool:
         happened = False
-        timers, now = self._timers, self.now
-        while timers and timers[0][0] <= now:
-            callback, timers[0][2].callback = timers[0][2].callback, None
-            heappop(timers)
-            if callback is not None:
-                callback()
-                happened = True
+        now = self.now
+        while self._timers and self._timers[0][0] <= now:
+            timer = heappop(self._timers)[2]
+            if timer.callback is None:
+                self._cancelled -= 1
+                continue
+            callback, timer.callback = timer.callback, None
+            callback()
+            happened = True
         return happened
