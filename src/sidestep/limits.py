@@ -144,6 +144,7 @@ MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw give
 MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive message; then it closes
 IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
 IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
+IWARP_NUDGES_S: Final = (0.02, 0.2, 2.0)  # seconds after a start-up for siw to look again; then it must by itself
 IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
 
 # Software RDMA devices, seen from other processes.

@@ -6,6 +6,7 @@ program does.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Mapping
@@ -77,4 +78,10 @@ def main() -> None:
         click.echo(f"sidestep: {error.message}", err=True)
         if error.remedy:
             click.echo(f"hint: {error.remedy}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo(f"sidestep: not all of it could be written: {error.strerror}", err=True)
+        click.echo("hint: make room, or write elsewhere", err=True)
         sys.exit(1)

@@ -209,6 +209,11 @@ class Receiver:
         self._heard = False
         self.fault: Fault | None = None
 
+    @property
+    def heard(self) -> bool:
+        """Whether the other end has sent anything good."""
+        return self._heard
+
     def give_up(self) -> list[Receive]:
         """Takes out the receives of messages that are not complete."""
         receives = [message.receive for message in self._messages]

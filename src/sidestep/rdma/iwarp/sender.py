@@ -167,6 +167,11 @@ class Sender:
         asked = ReadRequest(self.sink_stag, 0, 0, self.sink_stag, 0).encode()
         self._ask(asked)
 
+    def nudge(self) -> None:
+        """An RDMA Write without a byte, which means nothing to anybody (RFC 5041 5.2), unless there is more to send."""
+        if self._current is None and not self.held:
+            self.ready_to_receive(read=False)
+
     def read_done(self) -> None:
         """The response to the oldest RDMA Read was delivered."""
         read = self.reads.popleft()

@@ -258,6 +258,14 @@ class Stream:
                 return
         self.pump_soon()  # the other end takes it as fast as it is made
 
+    def nudge(self) -> bool:
+        """Makes the other end look again if nothing has been heard of it; False if there is no need any more."""
+        if self._phase is not _Phase.OPEN or self.receiver.heard:
+            return False
+        self.sender.nudge()
+        self.pump()
+        return True
+
     def on_writable(self) -> None:
         """There is room again."""
         if self._phase is _Phase.OPEN:

@@ -275,6 +275,8 @@ class Terminate:
     _M: ClassVar[int] = 0x8000
     _D: ClassVar[int] = 0x4000
     _R: ClassVar[int] = 0x2000
+    _RIGHT: ClassVar[int] = 0xE000  # where they are
+    _MIRRORED: ClassVar[int] = 0x0700  # where they are in siw's
     _HEADER_AT: ClassVar[int] = 6
 
     @classmethod
@@ -317,10 +319,19 @@ class Terminate:
 
     @classmethod
     def decode(cls, payload: bytes | memoryview) -> Self:
-        """Read what is there; `PeerViolation` only if not even the code is. Flags are believed as far as bytes go."""
+        """Read what is there; `PeerViolation` only if not even the code is. Flags are believed as far as bytes go.
+
+        Linux siw on a little-endian machine has the bit fields of a byte in the opposite order. What makes sense in
+        that order only is read so; of siw, 0/2/05 to 07 without a header may mean 2/0/05 to 07.
+        """
         if len(payload) < cls._CONTROL.size:
             raise _violation("terminate_short", f"{len(payload)} bytes")
         code, flags = cls._CONTROL.unpack_from(payload)
+        if not flags & cls._RIGHT:
+            mirrored = code & 0xFF | code << 4 & 0xF000 | code >> 4 & 0x0F00
+            if flags & cls._MIRRORED or (code not in CODE_TEXT and mirrored in CODE_TEXT):
+                code = mirrored
+                flags = flags << 7 & cls._M | flags << 5 & cls._D | flags << 3 & cls._R
         behind = bytes(payload[cls._HEADER_AT :])
         if not flags & cls._D or not behind or len(behind) < (size := _header_len(behind)):
             return cls(code)
