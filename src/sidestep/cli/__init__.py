@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "provider": "sidestep.cli.provider",
     "sdp": "sidestep.cli.sdp",
     "rdma": "sidestep.cli.rdma",
+    "capture": "sidestep.cli.capture",
     "demo": "sidestep.cli.demo",
 }
 

@@ -104,6 +104,10 @@ class Asked:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Asks nothing more; a capture ends."""
         self._sock.close()
 
     def fileno(self) -> int:
@@ -144,10 +148,18 @@ class Asked:
         devices = self.document().get("devices")
         return len(devices) if isinstance(devices, list) else 0
 
-    def seen(self) -> Seen:
-        """The next thing that was seen."""
+    def seen_now(self) -> Seen | None:
+        """The next thing that was seen; None if there is nothing at the moment. Raises Unavailable at the end."""
         try:
-            return decode(self.receive())
+            packet = self._sock.recv(PACKET_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._gone(error) from error
+        if not packet:
+            raise Unavailable(f"process {self.pid} has gone")
+        try:
+            return decode(packet)
         except PeerViolation as error:
             raise Unavailable(f"process {self.pid} tells what cannot be read: {error.message}") from error
 
