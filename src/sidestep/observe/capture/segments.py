@@ -83,9 +83,9 @@ class SegmentWriter:
                     seen = Seen(What.BYTES, number, time.time_ns(), outbound, half.end, back)
                     self._write_pieces(source, wire, seen, half.finish())
         for source, count in self._dropped.items():
-            number = next((found for (each, _), found in self._interfaces.items() if each == source), None)
-            if number is not None:
-                self._file.lost(number, count)
+            interface = next((found for (each, _), found in self._interfaces.items() if each == source), None)
+            if interface is not None:
+                self._file.lost(interface, count)
         self._dropped.clear()
         self._file.close(time.time_ns())
 
