@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep.native._framing import Inbound, Outbound
 from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp
-from sidestep.rdma.iwarp.receiver import Fault, Receiver
+from sidestep.rdma.iwarp.receiver import Receiver
 from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
+    from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.settings import Settings
     from sidestep.rdma.iwarp.start_terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
@@ -38,7 +39,6 @@ _FILLS_MAX: Final = 4  # reads
 _RUNS_MAX: Final = 4096  # runs, after which no more is read: a hostile peer makes one of each 20 bytes
 _WRITES_MAX: Final = 16
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
-_FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 
 
 class _Phase(Enum):
@@ -107,6 +107,11 @@ class Stream:
         return self._tcp.remote_address
 
     @property
+    def unsent(self) -> int:
+        """Bytes that are framed and that TCP has not taken."""
+        return self._outbound.waiting
+
+    @property
     def leaving(self) -> bool:
         """Whether it ends in order, or has ended: nobody is needed for that."""
         return self._phase is not _Phase.OPEN
@@ -134,7 +139,7 @@ class Stream:
         if self._phase is not _Phase.OPEN:
             self._drain()
             return
-        runs = 0
+        runs_max = self.receiver.run_count + _RUNS_MAX
         for _ in range(_FILLS_MAX):
             try:
                 count = self._inbound.fill(self._tcp.fileno())
@@ -146,27 +151,17 @@ class Stream:
             if not count:
                 self._ended_by_peer()
                 return
-            runs += self._process()
+            self._process()
             if self._phase is not _Phase.OPEN:
                 return
-            if runs >= _RUNS_MAX:
+            if self.receiver.run_count >= runs_max:
                 break
         self.pump()
 
-    def _process(self) -> int:
-        """Everything that has come; how many runs it was."""
-        inbound, receiver = self._inbound, self.receiver
-        runs = inbound.parse()
-        for run in runs:
-            fault = receiver.take(inbound, run)
-            if self._phase is not _Phase.OPEN:
-                return len(runs)
-            if fault is not None:
-                self.fault(fault)
-                return len(runs)
-        if inbound.fault is not None:
-            self.fault(Fault(_FRAMING_FAULTS[inbound.fault]))
-        return len(runs)
+    def _process(self) -> None:
+        fault = self.receiver.take_all(self._inbound)
+        if fault is not None and self._phase is _Phase.OPEN:
+            self.fault(fault)
 
     def _ended_by_peer(self) -> None:
         if self._inbound.pending:
