@@ -80,22 +80,21 @@ def victim(monkeypatch: pytest.MonkeyPatch) -> Iterator[Victim]:
 @given(data=st.data(), started=st.booleans())
 def test_a_device_takes_any_stream(victim: Victim, data: st.DataObject, started: bool) -> None:
     """Before and after the start-up; then the peer goes."""
-    if started:
-        sock = victim.peer(begins=False).socket
-        side = victim.side
-        region = victim.region(OPEN)
-        side.qp.post_recv(Receive(1, (side.memory(ROOM).view,)))
-        made = bytearray(frame(RTR)) + data.draw(streams(region.rkey, region.va, victim.qp.sink_stag))
-    else:
-        sock = victim.connect()
-        made = bytearray(request(Depths(2, 2, peer_to_peer=True, rtr_write=True), b"hello").encode())
-        for place in data.draw(st.lists(st.integers(0, len(made) - 1), max_size=4)):
-            made[place] ^= data.draw(st.integers(1, 255))
-        made += data.draw(st.binary(max_size=40))
-    with suppress(ConnectionError):
-        sock.sendall(made)
-    victim.dut.run()
-    sock.close()
+    sock = victim.peer(begins=False).socket if started else victim.connect()
+    with sock:
+        if started:
+            side = victim.side
+            region = victim.region(OPEN)
+            side.qp.post_recv(Receive(1, (side.memory(ROOM).view,)))
+            made = bytearray(frame(RTR)) + data.draw(streams(region.rkey, region.va, victim.qp.sink_stag))
+        else:
+            made = bytearray(request(Depths(2, 2, peer_to_peer=True, rtr_write=True), b"hello").encode())
+            for place in data.draw(st.lists(st.integers(0, len(made) - 1), max_size=4)):
+                made[place] ^= data.draw(st.integers(1, 255))
+            made += data.draw(st.binary(max_size=40))
+        with suppress(ConnectionError):
+            sock.sendall(made)
+        victim.dut.run()
     manager = victim.device.cm
     victim.until(lambda: not manager.half_open and len(manager.streams) == 1)
     for side in victim.sides:
