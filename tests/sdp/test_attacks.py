@@ -318,6 +318,23 @@ def test_a_confirmed_move_is_one_though_the_peer_disconnects_before_everything_c
     assert sent.error is None
 
 
+def test_a_confirmed_move_is_one_though_the_peer_is_gone_and_its_disconnect_was_lost() -> None:
+    """What is not acknowledged then is what it had no reason to wait for; `sidestep sdp simulate --seed 13389`."""
+    peer = established()
+    peer.hold_completions = True
+    sent = peer.send(b"delivered", bcopy_only=True)
+    peer.connection.suspend(6001, peer.now)
+    peer.run()
+    peer.say(SuspCommAck())
+    peer.complete(1, Status.RETRY_EXCEEDED)
+    assert EventKind.SUSPENDED in peer.kinds()
+    assert peer.connection.error is None
+    assert sent.done
+    assert sent.error is None
+    peer.disconnected()
+    peer.is_in(State.CLOSED)
+
+
 def test_credit_goes_on_until_a_move_is_confirmed() -> None:
     """The answer may lack it (docs/sdp-model.md, F11)."""
     peer = established()

@@ -40,12 +40,16 @@ from sidestep.rdma.loopback import Fabric, Faults, Kind, LoopbackDevice, QpMessa
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.rdma.work import Status
+from sidestep.rdma.work import Receive, Status
 from sidestep.sdp.connection import Connection
 from sidestep.sdp.endpoint import Stack, Stream
-from sidestep.sdp.requests import EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.flow import Flow
+from sidestep.sdp.requests import EventKind, ReturnBuffer, StreamReceive, StreamSend, Told
+from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.sink import Sink
+from sidestep.sdp.source import Source
 from sidestep.sdp.states import OPEN, State
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mid, Mode, ModeChange, SinkAvail, SrcAvail, decode
@@ -340,7 +344,11 @@ class End:
         assert self.gave_up or not (request.filled and self.read_over), "bytes after the end"
         self.incoming.arrived += room.memory[: request.filled]
         self.incoming.settle()
-        if request.error is not None or (not request.filled and not request.cancelled):
+        if request.error is not None:
+            self.read_over = True
+        elif not request.filled and not request.cancelled:
+            assert self.connection.ended, "the end of a stream that has not ended"
+            assert not self.other.writing, "the end of a stream that nobody has ended"
             self.read_over = True
         if self.connection.at_mark and not self.connection._events:
             byte = self.connection.take_urgent()
@@ -409,8 +417,15 @@ class End:
         flow = self.connection._flow
         assert self.qp is not None
         under_way = len(self.stack.recv_cq.entries)  # type: ignore[attr-defined]  # messages not looked at
-        assert flow.posted == len(self.stream.posted) == self.qp.receives_posted + under_way
-        assert flow.posted + self.held() == flow.receive_count + self.connection._resize.surplus
+        device = self.qp.receives_posted + under_way
+        posted = len(self.stream.posted)
+        assert flow.posted == posted == device, (
+            f"{self.name}: {flow.posted} private buffers counted, {posted} posted, {device} in the device"
+        )
+        expected = flow.receive_count + self.connection._resize.surplus
+        assert flow.posted + self.held() == expected, (
+            f"{self.name}: {flow.posted} private buffers posted, {self.held()} held, {expected} in all"
+        )
         requests = {wr_id for wr_id, _, _ in flow.in_flight}  # one of them may be of several sends
         assert len(requests) <= flow.send_queue
 
@@ -437,7 +452,7 @@ class End:
         flow, there = self.connection._flow, self.other.connection._flow
         assert flow.tx_mseq == there.rx_mseq
         assert source.mode is sink.mode
-        assert source.pnd == sink.nd
+        assert source.pnd == sink.nd, f"{self.name}: PND {source.pnd}, ND {sink.nd}"
         assert len(source.sinks) == len(sink.shown)
         assert not source.adverts
         assert not sink.adverts
@@ -469,13 +484,13 @@ class End:
         assert connection.next_deadline() is None
         assert connection.poll_work() is None
         assert not connection._flow.in_flight
-        assert not self.receives
+        assert not self.receives, f"{self.name}: {len(self.receives)} receives that never ended"
         assert self.events[EventKind.CLOSED] == 1
         for room in self.ended:
             assert bytes(room.memory) == room.content, "a receive changed after it had ended"
         domain = self.stack.domain
         assert isinstance(domain, Domain)
-        assert not self.stack.buffers.lent
+        assert not self.stack.buffers.lent, f"{self.name}: {self.stack.buffers.lent} private buffers are still lent"
         assert not self.stack.streams
         self.stack.close()
         assert not domain.regions
@@ -555,7 +570,7 @@ class TwoEnds(RuleBasedStateMachine):
     def send(self, at: int, sizes: list[int], bcopy_only: bool) -> Made[StreamSend]:
         return self._send(at, sizes, urgent=False, bcopy_only=bcopy_only)
 
-    @rule(target=sends, at=ENDS, size=LENGTHS)
+    @rule(target=sends, at=ENDS, size=st.one_of(st.just(1), LENGTHS))
     def send_urgent(self, at: int, size: int) -> Made[StreamSend]:
         return self._send(at, [size], urgent=True, bcopy_only=False)
 
@@ -596,6 +611,36 @@ class TwoEnds(RuleBasedStateMachine):
         end.stream.run()
         self.step(pause)
         end.stream.cancel(request)
+
+    @rule(at=ENDS, size=LONG)
+    def refuse_what_is_withdrawn(self, at: int, size: int) -> None:
+        """SendSm and SrcAvailCancel cross."""
+        end = self.ends[at]
+        if not end.writing or end.connection.error is not None:
+            return
+        request = end.send(size, urgent=False, bcopy_only=False)
+        end.stream.run()
+        if self._step_until(lambda: bool(end.other.connection._sink.adverts)):
+            end.other.connection.peek(end.now)
+            end.other.stream.run()
+        end.stream.cancel(request)
+
+    @rule(at=ENDS, size=st.integers(1, 40), rooms=st.lists(LONG, min_size=1, max_size=3))
+    def leave_pipelined(self, at: int, size: int, rooms: list[int]) -> None:
+        """SinkAvails cross a payload message and a change to Combined behind it."""
+        end = self.ends[at]
+        if not end.writing or end.connection.error is not None or end.other.gave_up:
+            return
+        for room in rooms:
+            end.other.receive(room, waitall=False)
+        end.other.stream.run()
+        self._step_until(lambda: len(end.other.connection._sink.shown) == len(rooms))
+        if end.connection.error is not None:
+            return
+        end.send(size, urgent=False, bcopy_only=True)
+        end.stream.run()
+        end.connection.want_send_mode(Mode.COMBINED, end.now)
+        end.stream.run()
 
     @rule(at=ENDS, size=st.integers(1, 40), count=st.integers(1, 4), room=LONG)
     def ask(self, at: int, size: int, count: int, room: int) -> None:
@@ -655,6 +700,13 @@ class TwoEnds(RuleBasedStateMachine):
             self.fabric.step()
             self.all_agrees()
 
+    def _step_until(self, condition: Callable[[], bool]) -> bool:
+        """A few steps, no more; whether it is so then."""
+        for _ in range(60):
+            if condition() or not self.fabric.step():
+                break
+        return condition()
+
     @rule()
     def rest(self) -> None:
         self.fabric.run()
@@ -710,8 +762,7 @@ class TwoEnds(RuleBasedStateMachine):
             end.shutdown_write()
         self._until(lambda: all(end.read_over for end in ends), "the end of both streams")
         self._until(lambda: all(end.closed for end in ends), "the last word")
-        while self.fabric.step():
-            pass
+        self._until(lambda: not self.fabric.queue_pairs, "nothing is left")
         for end in ends:
             assert not end.incoming.arrived
             assert not end.incoming.sends
@@ -719,10 +770,32 @@ class TwoEnds(RuleBasedStateMachine):
             assert end.events[EventKind.WRITE_CLOSED] == end.events[EventKind.END_OF_STREAM] == 1
 
 
+# What a connection may be about when it breaks: whatever is lent or owed then has to be given back.
+DEMANDED: Final = "bytes that SendSm demanded"
+WITHDRAWN: Final = "a withdrawal"
+RESIZED: Final = "another size"
+AMID: Final[dict[str, Callable[[Connection], bool]]] = {
+    "an advertisement": lambda c: bool(c._source.adverts),
+    DEMANDED: lambda c: bool(c._source.forced),
+    WITHDRAWN: lambda c: c._source.cancel_mseq is not None,
+    RESIZED: lambda c: c._resize.busy or c._resize.asked is not None,
+    "SinkAvails of the other end": lambda c: bool(c._source.sinks),
+    "receives that are shown": lambda c: bool(c._sink.shown),
+    "an RDMA Read": lambda c: c._sink.reads > 0,
+    "bytes that nobody has read": lambda c: bool(c._sink.ready),
+    "an advertisement that is not read": lambda c: bool(c._sink.adverts),
+}
+SHOWN: Final = {"SinkAvails of the other end", "receives that are shown"}  # nothing is sent there
+UNREAD: Final = {DEMANDED, "bytes that nobody has read", "an advertisement that is not read"}  # nobody receives
+INCOMING: Final = {"receives that are shown", *list(AMID)[-3:]}  # it is the end that reads which breaks
+SCARCE: Final = {DEMANDED, "an RDMA Read"}  # it depends on what Hypothesis draws whether it comes to that
+
+
 class BreakingEnds(TwoEnds):
     """The transport fails at some time: a beginning of the bytes arrives, and both ends are told."""
 
     gentle = False
+    amid: str | None = None  # then nothing breaks before it has come to that
 
     def _queue_pair(self, at: int) -> LoopbackQueuePair | None:
         return self.ends[at].qp
@@ -731,39 +804,105 @@ class BreakingEnds(TwoEnds):
     @rule(at=ENDS, reset=st.booleans(), surely=SELDOM)
     def break_link(self, at: int, reset: bool, surely: bool) -> None:
         qp = self._queue_pair(at)
-        if qp is not None and surely:
+        if qp is not None and surely and self.amid is None:
             (self.fabric.reset if reset else self.fabric.cut)(qp)
 
-    @rule(ahead=st.integers(0, 4), at=ENDS, status=st.sampled_from((Status.REMOTE_OPERATION_ERROR, Status.FATAL)))
-    def fail_request(self, ahead: int, at: int, status: Status) -> None:
-        self.faults.error_by_wr_id[self.ends[at].connection._flow.next_wr_id + ahead] = status
+    @initialize(at=ENDS, length=LONG, room=LONG, how=st.sampled_from(("cut", "reset", "abort")))
+    def choose_the_end(self, at: int, length: int, room: int, how: str) -> None:
+        """How it breaks after the last step, if it is to break amid something certain."""
+        self.last = partial(self.break_amid, at, length, room, how)
+
+    def break_amid(self, at: int, length: int, room: int, how: str) -> None:
+        """As soon as it has come to that, if it does."""
+        amid, end = self.amid, self.ends[at]
+        if amid is None:
+            return
+        sender, reader = (end.other, end) if amid in INCOMING else (end, end.other)
+        if end.broken or end.other.broken or not (end.writing and end.other.writing):
+            return
+        if amid in SHOWN:
+            sender.connection.want_send_mode(Mode.PIPELINED, end.now)
+            sender.stream.run()
+        if amid not in UNREAD:
+            reader.receive(room, waitall=False)
+            reader.stream.run()
+        else:
+            for receive in list(reader.connection._sink.receives):
+                reader.stream.cancel(receive)
+        request = None
+        if amid not in SHOWN:
+            request = sender.send(length, urgent=False, bcopy_only=False)
+            sender.stream.run()
+        if amid == RESIZED:
+            self.resize_remote(at, length + limits.SDP_BUFFER_SIZE_MIN)
+
+        def reached() -> bool:
+            if amid == DEMANDED:
+                reader.connection.peek(end.now)
+                reader.stream.run()
+            elif amid == WITHDRAWN and sender.connection._source.adverts and request is not None:
+                sender.stream.cancel(request)
+            return end.broken or AMID[amid](end.connection)
+
+        if not self._step_until(reached) or end.broken:
+            return
+        seen[f"broken amid {amid}"] += 1
+        qp = self._queue_pair(at)
+        assert qp is not None
+        if how == "abort":
+            end.abort()
+        else:
+            (self.fabric.reset if how == "reset" else self.fabric.cut)(qp)
+
+    @rule(
+        ahead=st.integers(0, 4),
+        at=ENDS,
+        status=st.sampled_from((Status.REMOTE_OPERATION_ERROR, Status.FATAL)),
+        surely=SELDOM,
+    )
+    def fail_request(self, ahead: int, at: int, status: Status, surely: bool) -> None:
+        if surely and self.amid is None:
+            self.faults.error_by_wr_id[self.ends[at].connection._flow.next_wr_id + ahead] = status
 
     @rule(at=ENDS, surely=SELDOM)
     def abort(self, at: int, surely: bool) -> None:
-        if surely:
+        if surely and self.amid is None:
             self.ends[at].abort()
+
+    def teardown(self) -> None:
+        if hasattr(self, "ends") and hasattr(self, "last") and all(end.made for end in self.ends):
+            self.last()
+        super().teardown()
 
     def finish(self) -> None:
         ends = self.ends
         for end in ends:
             end.shutdown_write()
         self._until(lambda: all(end.closed for end in ends), "the last word")
-        while self.fabric.step():
-            pass
+        self._until(lambda: not self.fabric.queue_pairs, "nothing is left")
         for end in ends:
-            end.stream.close()
+            if not end.gave_up:  # who did has nothing more to say
+                end.stream.close()
             end.incoming.settle()
+            told = end.events[EventKind.BROKEN]
+            assert told == (end.connection.error is not None), f"{end.name} is told {told} times that it is broken"
+            ends_well = end.events[EventKind.WRITE_CLOSED] == end.events[EventKind.END_OF_STREAM] == 1
+            assert told or ends_well, f"{end.name} is told neither of a failure nor of both ends"
 
 
-def run(machine: type[TwoEnds], examples: int) -> Counter[str]:
+PHASES: Final = (Phase.explicit, Phase.generate, Phase.shrink)
+
+
+def run(machine: type[TwoEnds], examples: int, *, steps: int = 40, phases: tuple[Phase, ...] = PHASES) -> Counter[str]:
     """Plays the examples, and counts the mechanisms that were used in them."""
     seen.clear()
     run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=EXAMPLES or examples,
-            stateful_step_count=40,
-            phases=(Phase.explicit, Phase.generate, Phase.shrink),
+            stateful_step_count=steps,
+            phases=phases,
+            report_multiple_bugs=False,
             derandomize=not EXAMPLES,
             deadline=None,
             database=None,
@@ -786,3 +925,60 @@ def test_all_bytes_arrive() -> None:
 @pytest.mark.timeout(0)
 def test_what_breaks_ends() -> None:
     run(BreakingEnds, 100)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("amid", AMID)
+def test_what_breaks_ends_whatever_it_was_about(amid: str) -> None:
+    used = run(breaking(amid), 60, steps=6)
+    assert used[f"broken amid {amid}"] or amid in SCARCE, "it never came to that"
+
+
+def breaking(amid: str) -> type[TwoEnds]:
+    """The machine that breaks amid that."""
+    return type("BreakingAmid", (BreakingEnds,), {"amid": amid})
+
+
+# --- the checks can fail ---
+
+
+def uncounted(self: Source) -> None:
+    """A payload message that uses up no SinkAvail is not counted."""
+    if self.sinks:
+        self.sinks.popleft()
+
+
+def posted_twice(self: Flow, receive: Receive) -> None:
+    """A private buffer that is posted counts twice."""
+    self.posted += 2
+    self.owes = True
+    self.work.append(receive)
+
+
+def never(*_: object) -> None:
+    """Does not do what it should."""
+
+
+def surplus_forgotten(self: Resize, buffer: Receive) -> None:
+    """A buffer of the old size is given back, and still counts."""
+    if self.surplus and buffer.wr_id not in self._current:
+        self._flow.work.append(ReturnBuffer(buffer))
+    else:
+        self._flow.post(buffer)
+
+
+MUTANTS: Final[dict[str, tuple[type[TwoEnds], type, str, Callable[..., object], str]]] = {
+    "PND": (TwoEnds, Source, "_count_payload", uncounted, r"PND \d+, ND \d+"),
+    "buffers counted": (TwoEnds, Flow, "post", posted_twice, "private buffers counted"),
+    "buffers in all": (TwoEnds, Resize, "repost", surplus_forgotten, "private buffers posted"),
+    "receives": (BreakingEnds, Connection, "_give_up_receives", never, "receives that never ended"),
+    "unread": (breaking("bytes that nobody has read"), Sink, "drain", never, "private buffers are still lent"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_rule_is_seen(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, owner, name, broken, seen_as = MUTANTS[mutant]
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError, match=seen_as):
+        run(machine, 150, phases=(Phase.generate,))

@@ -966,6 +966,8 @@ class Connection:
         if status is not _DONE:
             if status is Status.FLUSHED or not self._open:
                 self._hang_up()
+            elif self._suspend_confirmed:  # the other end has left; it says so later, or that was lost
+                self._settle_moved()
             else:
                 self._break(
                     Unavailable(f"the transport connection failed: {status.name}"),
@@ -1329,7 +1331,7 @@ class Connection:
         return True
 
     def _settle_moved(self) -> None:
-        """The other end has confirmed and disconnected, before what was in flight completed: it has all of it."""
+        """The other end has confirmed and left, before what was in flight completed: it has all of it."""
         in_flight = self._flow.in_flight
         while in_flight:
             _, send, _ = in_flight.popleft()

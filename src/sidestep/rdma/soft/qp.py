@@ -182,7 +182,9 @@ class SoftQueuePair(QueuePair):
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         if isinstance(request, BindWindow):
-            self.device.keys.part(request.key_part)
+            if not attributes.windows_max:
+                raise Misuse("the device has no memory windows")
+            self.domain.part(request.key_part, zero_based=request.zero_based)
         return True
 
     def begin(self, request: SendRequest) -> Status:
@@ -251,7 +253,7 @@ class SoftQueuePair(QueuePair):
         for request in self.take_unfinished():
             add(Completion(request.wr_id, FLUSHED, OPCODES[type(request)], 0, number))
         self._flush_receives()
-        if self.srq is not None:  # IBTA 11.6.3.2: from now on it takes nothing out of the shared queue
+        if self.srq is not None:  # from now on it takes nothing out of the shared queue
             self.tell(EventKind.QP_LAST_WQE_REACHED)
 
     def destroy(self) -> None:

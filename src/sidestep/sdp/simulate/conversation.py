@@ -50,7 +50,8 @@ class Conversation:
         rng = Random(plan.seed ^ 0x5D90)  # it decides what is tried, no secret
         self.plan = plan
         self._trace = trace
-        self._port = PORT
+        number = 0 if beside is None else len(beside.companions) + 1
+        self._port = PORT + number
         self._mark = ""  # behind the names of its users
         if beside is None:
             self.fabric = Fabric(
@@ -64,9 +65,7 @@ class Conversation:
             self.names = ["left", "right"]
             self.stacks = [self._stack(name, end) for name, end in zip(self.names, plan.ends, strict=True)]
         else:
-            number = len(beside.companions) + 1
             self.fabric = beside.fabric
-            self._port += number
             self._mark = f" {number + 1}"
             step = -1 if plan.turned else 1
             self.names = beside.names[::step]
@@ -77,7 +76,7 @@ class Conversation:
         self._moves = list(plan.moves)
         self._moving: list[Move] = []
         self._move_planned = False
-        self._places = self._port + 1000
+        self._places = PORT + 1000 * (number + 1)  # ports that sockets have moved to
         self._told = 0
         self._trouble_begun = False
         self.companions: list[Conversation] = []
@@ -208,8 +207,7 @@ class Conversation:
                     checks.at_rest(conversation)
                 raise Surprise("nothing more happens, and the connection has not ended")
             ended_s = self.fabric.now
-            while self.fabric.step():
-                pass
+            self.fabric.run_until(lambda: False, limit_s=_LIMIT_S)  # what is left
         except LimitReached as reached:
             raise Surprise(f"it goes on and on: {reached.message}") from reached
         except SidestepError as error:

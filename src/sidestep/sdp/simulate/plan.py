@@ -306,7 +306,7 @@ def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) 
             Strategy,
             bcopy_max=_NEVER if asks else rng.choice((0, 10, 50)),
             read_min=rng.choice((1, 1, 50, 300)),
-            sink_min=rng.choice((1, size + 1)),
+            sink_min=None if answers and rng.random() < 0.8 else rng.choice((1, size + 1)),
             advert_max=rng.choice((300, 1000, 1 << 20)),
             adverts_in_flight=1 if asks else rng.choice((1, 2, 8)),
             payload=rng.choice((1, 20)),
@@ -325,11 +325,9 @@ def _themed_habits(rng: Random, theme: Theme, index: int, habits: Habits) -> Hab
     little = theme is Theme.TALK and index == 0
     send_scale = scale // 5 if little else scale
     takes_back = theme is Theme.TAKEN_BACK
-    if theme is Theme.TALK and index == 1:  # slow to read, so that the asker's sends and receives wait together
-        habits = replace(habits, receive_gap=0.7, pause_s=(1e-5, 3e-4))
-    elif not takes_back:
+    if not takes_back:
         habits = replace(habits, receive_gap=rng.choice((0.0, 0.0, 0.3)))
-    return replace(
+    habits = replace(
         habits,
         total=int(send_scale * rng.uniform(5, 15)),
         send_sizes=tuple(
@@ -337,17 +335,43 @@ def _themed_habits(rng: Random, theme: Theme, index: int, habits: Habits) -> Hab
         ),
         send_window=1 if little else rng.choice((1, 2, 4, 8)),
         receive_sizes=tuple(max(1, int(scale * rng.uniform(0.3, 3))) for _ in range(rng.choice((1, 3)))),
-        receive_window=1 if theme is Theme.TALK and index == 1 else rng.choice((2, 3, 8)),
+        receive_window=rng.choice((2, 3, 8)),
         waitall=rng.choice((0.0, 0.0, 0.1)),
         waits_for_readable=False,
         send_gap=0.7 if takes_back else habits.send_gap,
         pause_s=rng.choice(((0.0, 1e-5), (1e-5, 3e-4))) if takes_back else habits.pause_s,
         wish=rng.choice((0.1, 0.4)),
-        modes=(Mode.PIPELINED,)
-        if theme is Theme.TALK
-        else (Mode.PIPELINED, Mode.PIPELINED, Mode.COMBINED, Mode.BUFFERED),
+        modes=(Mode.PIPELINED, Mode.PIPELINED, Mode.COMBINED, Mode.BUFFERED),
         cancel_send=rng.choice((0.0, 0.2, 0.6)) if takes_back else habits.cancel_send,
         cancel_receive=rng.choice((0.0, 0.2, 0.6)) if takes_back else habits.cancel_receive,
+    )
+    return _talker(rng, index, habits) if theme is Theme.TALK else habits
+
+
+def _talker(rng: Random, index: int, habits: Habits) -> Habits:
+    """Who asks always has room for an answer; who answers is slow to read, so that request and room wait for credit.
+
+    And says little: a SinkAvail goes only where nothing else stands before the bytes that it asks for.
+    """
+    habits = replace(habits, modes=(Mode.PIPELINED,))
+    if index == 0:
+        return replace(
+            habits,
+            total=2 * habits.total,
+            urgent=0.0,
+            receive_gap=0.0,
+            waitall=0.0,
+            cancel_receive=rng.choice((0.0, 0.0, 0.0, 0.2)),
+        )
+    return replace(
+        habits,
+        send_gap=rng.choice((0.5, 0.9)),
+        cancel_send=rng.choice((0.0, 0.0, 0.4)),
+        send_window=1,
+        receive_gap=rng.choice((0.7, 1.0)),
+        receive_window=1,
+        pause_s=rng.choice(((1e-5, 3e-4), (1e-4, 1e-3), (1e-4, 1e-3))),
+        wish=1.0,
     )
 
 
