@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hostile import LeapingLoop, Victim, descriptors
@@ -28,7 +29,7 @@ from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, Send, Statu
 
 OPEN = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
 STARTUP = StartupSettings(peer_to_peer=True)
-BIG = 16 * CHUNK
+BIG = 64 * CHUNK  # more than the kernel holds for a connection
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def bench() -> Iterator[Bench]:
 
 
 def filled(size: int, seed: int) -> bytearray:
-    """Content that is nowhere the same at the distance of a piece."""
-    return bytearray(b"".join((seed << 24 | number).to_bytes(4) for number in range(size // 4)))
+    """Content that is nowhere the same."""
+    return bytearray(Random(seed).randbytes(size))
 
 
 # ---- long messages ----
@@ -76,7 +77,7 @@ def test_long_messages_both_ways_at_once(markers: bool) -> None:
 
 
 def until(loop: Loop, condition: Callable[[], bool]) -> None:
-    assert loop.run_until(condition, 6 * WAIT_S)
+    assert loop.run_until(condition, 2 * WAIT_S)
 
 
 @pytest.mark.spec("RFC 5042 6.2.2")
@@ -109,7 +110,7 @@ def test_memory_taken_back_amid_a_long_message(bench: Bench, which: str) -> None
     if taken is gets:
         assert bytes(taken.view) == before
     else:
-        assert b"\xff\xff" not in bytes(gets.view)
+        assert b"\xff" * 64 not in bytes(gets.view)
     statuses = [each.status for each in asks.completions() + asked.completions()]
     assert Status.SUCCESS not in [each.status for each in asked.completions()]
     if which in ("send", "write"):
@@ -176,11 +177,11 @@ def end_of(phase: str, act: str) -> list[bytearray]:
         far.deregister()
         del near, far
     asks.qp.post_recv(Receive(9, (asks.domain.register(buffers[2], OPEN).view,)))
-    act_on(act, asks, dut)
-    dut.run()
     before = len(asks.completions())
-    if act == "destroy":
-        assert all(each.status in (Status.SUCCESS, Status.LOCAL_PROTECTION_ERROR) for each in asks.completions())
+    act_on(act, asks, dut)
+    if act != "destroy":
+        dut.run()
+        before = len(asks.completions())
     for _ in range(3):
         assert isinstance(dut.loop, LeapingLoop)
         dut.loop.leapt_s += 30
@@ -344,8 +345,10 @@ def test_two_loops_in_two_threads() -> None:
             with lock:
                 return condition()
 
-        assert active.loop.run_until(lambda: active.loop.turn(0.001) or locked(), WAIT_S) or locked()
-        until(active.loop, lambda: locked())
+        until_s = active.loop.now + WAIT_S
+        while not locked():
+            assert active.loop.now < until_s
+            active.loop.turn(0.001)  # the other loop does not wake this one
 
     try:
         chat((active.loop, passive.loop), active, passive, drive)
