@@ -38,7 +38,8 @@ SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
 PLOTTED = tuple(1 << power for power in range(10, 23))
 ADDRESSES = Addresses(IPv4Address("10.0.0.1"), 40000, IPv4Address("10.0.0.2"), 5001)
 MUST_US, AIM_US = 25.0, 10.0
-OURS = ("sdp/connection", "sdp/flow", "sdp/source", "sdp/sink", "sdp/requests", "sdp/endpoint", "rdma/")
+PARTS = ("connection", "outgoing", "updates", "flow", "halves", "source", "sink", "resize", "requests", "endpoint")
+OURS = (*(f"sdp/{part}" for part in PARTS), "rdma/")
 
 
 def never_pipelined() -> Strategy:

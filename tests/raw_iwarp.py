@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from types import TracebackType
 from typing import ClassVar, Final, Self
@@ -93,6 +93,7 @@ class Terminate:
     segment_len: int | None = None  # bytes of the segment that it complains of
     ddp_header: bytes = b""  # of that segment
     rdmap_header: bytes = b""
+    payload: bytes = field(default=b"", compare=False)  # as it came
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
@@ -100,12 +101,21 @@ class Terminate:
         assert len(payload) >= 4, f"a Terminate of {len(payload)} bytes"
         layer, kind, code, bits = payload[0] >> 4, payload[0] & 0xF, payload[1], payload[2]
         if not bits & 0x40:
-            return cls(layer, kind, code)
+            return cls(layer, kind, code, payload=payload)
         segment_len = int.from_bytes(payload[4:6]) if bits & 0x80 else None
         rest = payload[6:]
         header_len = _TAGGED_HEADER_LEN if rest and rest[0] & 0x80 else _UNTAGGED_HEADER_LEN
         rdmap_header = rest[header_len : header_len + _READ_HEADER_LEN] if bits & 0x20 else b""
-        return cls(layer, kind, code, segment_len, rest[:header_len], rdmap_header)
+        return cls(layer, kind, code, segment_len, rest[:header_len], rdmap_header, payload)
+
+    @classmethod
+    def decode_mirrored(cls, payload: bytes) -> Self:
+        """Read one of siw on a little-endian machine: within a byte its bit fields lie in the opposite order."""
+        assert len(payload) >= 4, f"a Terminate of {len(payload)} bytes"
+        first, bits = payload[0] << 4 & 0xF0 | payload[0] >> 4, 0
+        for shift in range(3):
+            bits |= (payload[2] >> shift & 1) << 7 - shift
+        return replace(cls.decode(bytes((first, payload[1], bits)) + payload[3:]), payload=payload)
 
     def __str__(self) -> str:
         return f"{self.layer}/{self.kind}/{self.code:02x}"
@@ -153,8 +163,15 @@ class Ended(AssertionError):
 class RawPeer:
     """One end of a connection."""
 
-    def __init__(self, connection: socket.socket, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        terminate: Callable[[bytes], Terminate] = Terminate.decode,
+    ) -> None:
         self.socket = connection
+        self._terminate = terminate  # how the other end writes them
         self.crc = False  # both send checksums that are right; settled by Request and Reply
         self.next_msn = {QUEUE_SEND: 1, QUEUE_READ: 1, QUEUE_TERMINATE: 1}  # of what is sent
         self._their_msn = {QUEUE_SEND: 1, QUEUE_READ: 1, QUEUE_TERMINATE: 1}
@@ -267,7 +284,7 @@ class RawPeer:
         """The next message, which is of that operation."""
         first, payload = self.message()
         if first.op is RdmapOp.TERMINATE and op is not RdmapOp.TERMINATE:
-            raise AssertionError(f"Terminate {Terminate.decode(payload)} instead of {op.name}")
+            raise AssertionError(f"Terminate {self._terminate(payload)} instead of {op.name}")
         assert first.op is op, f"{first.op.name} instead of {op.name}"
         return first, payload
 
@@ -280,7 +297,7 @@ class RawPeer:
         while (segment := self._read_or_end()) is not None:
             assert found is None, f"{segment} behind a Terminate (RFC 5040 5.4)"
             if segment.op is RdmapOp.TERMINATE:
-                found = Terminate.decode(segment.payload)
+                found = self._terminate(segment.payload)
         return found
 
     def expect_terminate(self, layer: int, kind: int, code: int) -> Terminate:

@@ -144,7 +144,27 @@ MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw give
 MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive message; then it closes
 IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
 IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
+IWARP_NUDGES_S: Final = (0.02, 0.2, 2.0)  # seconds after a start-up for siw to look again; then it must by itself
 IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
+# Its bytes: framing.h has the same numbers; a test compares them.
+FRAMING_CALL_MAX: Final = 256 << 10  # bytes of payload framed in one call; more is a ValueError
+FRAMING_WAITING_MAX: Final = 1 << 20  # bytes framed and not written, a direction; a call beyond it is a BufferError
+FRAMING_BUFFERS_MAX: Final = 1024  # pieces of memory in one list; more is a ValueError
+FRAMING_STAGED_DEFAULT: Final = (256 << 10) + 66064  # bytes, a direction: what a read brings, behind part of an FPDU
+
+# Software RDMA devices, seen from other processes.
+RDMA_WATCHERS_MAX: Final = 16  # of one process at a time, captures among them; the next one is turned away
+RDMA_ASK_MAX: Final = 4096  # bytes of a question; a longer one, or one that cannot be read, ends the connection
+RDMA_ASK_S: Final = 10.0  # seconds for a process to answer; then it is passed over
+RDMA_PIECE_MAX: Final = 32 << 10  # bytes of captured payload in one packet to whoever captures
+RDMA_ANSWER_MAX: Final = 8 << 20  # bytes of an answer that are read, and that wait for whoever reads slowly
+RDMA_CAPTURE_WAITING_MAX: Final = 16 << 20  # bytes that wait for one capture; what comes then is lost, and counted
+
+# The tools of `sidestep rdma`. What a client asks of a server is checked against these.
+RDMA_TOOL_MESSAGE_MAX: Final = 64 << 20  # bytes of one message; a longer one is refused
+RDMA_TOOL_MEMORY_MAX: Final = 512 << 20  # bytes of one conversation at one end; more is refused
+RDMA_TOOL_DEPTH_MAX: Final = 128  # messages under way; more are refused
+RDMA_TOOL_CLIENTS_MAX: Final = 16  # conversations of one server at a time; the next one is rejected
 
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there

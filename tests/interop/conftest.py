@@ -10,7 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from lab_guest import BUILD_TIMEOUT_S, START_TIMEOUT_S, Lab, Unusable
+from guest_verbs import Bench, start_agents
+from lab_guest import BUILD_TIMEOUT_S, START_TIMEOUT_S, Background, Lab, Unusable
+
+from sidestep.rdma.iwarp.settings import Settings
 
 _FIRST_TIMEOUT_S = BUILD_TIMEOUT_S + START_TIMEOUT_S + 300  # the first test waits for the guest
 
@@ -42,3 +45,26 @@ def lab(booted: Lab | Unusable) -> Lab:
     if isinstance(booted, Unusable):
         pytest.skip(str(booted))
     return booted
+
+
+@pytest.fixture(scope="session")
+def agents(booted: Lab | Unusable) -> Background | None:
+    """The program in the guest that makes consumers of verbs."""
+    return None if isinstance(booted, Unusable) else start_agents(booted)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    """Of our device; a test may have others."""
+    return Settings()
+
+
+@pytest.fixture
+def bench(lab: Lab, agents: Background | None, settings: Settings) -> Iterator[Bench]:
+    """Our device in the lab's network, and so is this thread."""
+    with lab.network():
+        bench = Bench(lab, settings)
+        try:
+            yield bench
+        finally:
+            bench.close()

@@ -50,9 +50,10 @@ def lab_folder() -> Path:
 class Background:
     """A command that runs in the guest; its output is in a file there."""
 
-    def __init__(self, lab: Lab, tag: str) -> None:
+    def __init__(self, lab: Lab, pid: int, file: str) -> None:
         self._lab = lab
-        self._file = f"/var/log/lab/{tag}.log"
+        self._pid = pid
+        self._file = file
 
     def log(self) -> str:
         """What it has written so far."""
@@ -60,10 +61,14 @@ class Background:
 
     def wait_for(self, pattern: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Its output once a line matches the pattern, an extended regular expression."""
-        waiting = self._lab.wait(f"grep -qE -- {shlex.quote(pattern)} {self._file}", timeout_s)
-        text = self.log()
-        assert waiting, f"no line matches {pattern!r} after {timeout_s} s:\n{text}"
-        return text
+        command = f"until grep -qE -- {shlex.quote(pattern)} {self._file}; do sleep 0.05; done; cat {self._file}"
+        done = self._lab.run(command, timeout_s=timeout_s, check=False)
+        assert done.returncode == 0, f"no line matches {pattern!r} after {timeout_s} s:\n{self.log()}"
+        return done.stdout
+
+    def kill(self) -> None:
+        """The shell that runs the command, or the program that it has become with `exec`, is gone."""
+        self._lab.run(["kill", "-KILL", str(self._pid)], check=False)
 
 
 class Lab:
@@ -107,7 +112,7 @@ class Lab:
 
     def _start(self) -> None:
         # The keeper stops the guest when this process ends, however it does: then its input is at its end.
-        stopping = f"cat >/dev/null; exec {shlex.quote(str(self._script))} stop"
+        stopping = f"cat >/dev/null; {shlex.quote(str(self._script))} stop; rm -rf {self._place}"
         self._keeper = subprocess.Popen(
             ["sh", "-c", stopping], stdin=subprocess.PIPE, env=self._environment, start_new_session=True
         )
@@ -159,11 +164,12 @@ class Lab:
 
     def background(self, tag: str, command: str) -> Background:
         """Starts it in the guest and leaves it running."""
-        subprocess.run(
-            [self._script, "exec", "--bg", tag, "--", "bash", "-c", command], timeout=_GRACE_S, check=True,
-            env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
+        done = subprocess.run(
+            [self._script, "exec", "--bg", tag, "--", "bash", "-c", command], timeout=COMMAND_TIMEOUT_S, check=True,
+            env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
-        return Background(self, tag)
+        pid, file = done.stdout.split()
+        return Background(self, int(pid), file)
 
     def wait(self, condition: str, timeout_s: float = COMMAND_TIMEOUT_S) -> bool:
         """Whether the condition, a command of the shell's, comes true in the guest within the limit."""
@@ -176,10 +182,6 @@ class Lab:
         listens = f"rdma resource show cm_id 2>/dev/null | grep -q 'state LISTEN.*:{port} '"
         assert self.wait(listens), f"{command} does not listen on port {port}:\n{server.log()}"
         return server
-
-    def end(self, *programs: str) -> None:
-        """Ends programs of these names in the guest: servers that a test has left behind."""
-        self.run(f"pkill -KILL -x '{'|'.join(programs)}'; true")
 
     def push(self, source: Path, destination: str) -> None:
         """Copies a file into the guest."""

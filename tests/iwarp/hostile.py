@@ -187,7 +187,7 @@ class Victim:
         self.bystanders_live()
         self.dut.close()
         manager = self.device.cm
-        assert not [*manager.streams, *manager.connections, *manager.half_open, *manager.requests]
+        assert not [*manager.device.streams, *manager.connections, *manager.half_open, *manager.requests]
         assert len(self.device.keys) == 0
         self.loop.notices.clear()
         assert self.loop.idle

@@ -336,7 +336,7 @@ def test_the_peer_goes_at_any_time(victim: Victim, phase: str, how: str) -> None
         assert isinstance(side.cm_events[0], Rejected)
     elif victim.sides:
         victim.until(lambda: victim.side.qp.state is QpState.ERROR)
-        victim.until(lambda: len(manager.streams) == 1 or (how == "FIN" and phase == "amid an answer"))
+        victim.until(lambda: len(manager.device.streams) == 1 or (how == "FIN" and phase == "amid an answer"))
         orderly = how == "FIN" and phase in ("begun", "amid an answer")
         victim.dut.run()
         if phase != "Reply":
@@ -355,6 +355,15 @@ def test_terminates_without_end(victim: Victim) -> None:
     assert [each.kind for each in victim.side.events] == [EventKind.QP_FATAL]
 
 
+def test_a_peer_names_no_counters(victim: Victim) -> None:
+    """One for each code that there is, and one for all others."""
+    for code in (0x3FFF, 0x4FFF, 0x0207):
+        victim.peer().send(Segment(RdmapOp.TERMINATE, True, code.to_bytes(2) + bytes(2), queue=2, msn=1))
+        victim.until(lambda: victim.side.qp.state is QpState.ERROR)
+    counted = {name: count for name, count in victim.device.counters().items() if name.startswith("terminate_rec")}
+    assert counted == {"terminate_received{unknown}": 2, "terminate_received{0x0207}": 1}
+
+
 def test_what_comes_after_our_end_is_thrown_away(victim: Victim) -> None:
     attacker = victim.peer()
     region = victim.region()
@@ -365,7 +374,7 @@ def test_what_comes_after_our_end_is_thrown_away(victim: Victim) -> None:
     victim.dut.run()
     assert not any(region.view)
     victim.later()
-    victim.until(lambda: len(victim.device.cm.streams) == 1)  # it never ends its direction: RST
+    victim.until(lambda: len(victim.device.streams) == 1)  # it never ends its direction: RST
     assert Disconnected(by_remote=False, confirmed=False) in victim.side.cm_events
 
 
@@ -386,7 +395,7 @@ def test_a_peer_that_reads_nothing_holds_no_queue_pair(victim: Victim) -> None:
     assert victim.side.connection is not None
     victim.side.connection.disconnect()
     victim.later()
-    victim.until(lambda: len(victim.device.cm.streams) == 1)
+    victim.until(lambda: len(victim.device.streams) == 1)
     assert Disconnected(by_remote=False, confirmed=False) in victim.side.cm_events
 
 

@@ -96,7 +96,7 @@ def test_a_device_takes_any_stream(victim: Victim, data: st.DataObject, started:
             sock.sendall(made)
         victim.dut.run()
     manager = victim.device.cm
-    victim.until(lambda: not manager.half_open and len(manager.streams) == 1)
+    victim.until(lambda: not manager.half_open and len(manager.device.streams) == 1)
     for side in victim.sides:
         victim.until(lambda: side.qp.state is QpState.ERROR)  # noqa: B023
         side.qp.destroy()

@@ -196,7 +196,7 @@ def end_of(phase: str, act: str) -> list[bytearray]:
     dut.close()
     for device in (dut.active, dut.passive):
         assert isinstance(device, IwarpDevice)
-        assert not [*device.cm.streams, *device.cm.connections]
+        assert not [*device.streams, *device.cm.connections]
         assert len(device.keys) == 0
     dut.loop.notices.clear()
     assert dut.loop.idle
@@ -378,7 +378,7 @@ def test_a_device_is_closed_with_everything_busy() -> None:
     victim.loop.notices.append(victim.device.close)
     victim.dut.run()
     manager = victim.device.cm
-    assert not [*manager.streams, *manager.connections, *manager.half_open, *manager.requests]
+    assert not [*manager.device.streams, *manager.connections, *manager.half_open, *manager.requests]
     assert len(victim.device.keys) == 0
     victim.until(lambda: victim.near.qp.state is QpState.ERROR)
     for each in [*sockets, undecided, *(peer.socket for peer in victim.peers)]:

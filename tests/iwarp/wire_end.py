@@ -41,7 +41,7 @@ class WireEnd:
         self.sender = Sender(self.outbound, self, self.qp.sink_stag)
         self.sender.held = False
         self.sender.resources, self.sender.depth = resources, depth
-        self.receiver = Receiver(self, int(remote_access), self.sender.reads)
+        self.receiver = Receiver(self, int(remote_access), self.sender.reads, self.sender.tally)
         self.buffers: list[bytearray] = []
 
     def close(self) -> None:

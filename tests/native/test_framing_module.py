@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iwarp_vectors import frames
+from sidestep import limits
 from sidestep.native import _framing, layout
 from sidestep.native._framing import Inbound, Outbound, crc32c, crc32c_by, crc32c_implementations
 from sidestep.rdma.iwarp.crc32c import crc32c as slow_crc32c
@@ -578,6 +579,25 @@ def test_buffers_go_with_the_object() -> None:
     assert gone() is None
 
 
+def test_a_release_that_calls_again() -> None:
+    """Memory that goes when it is released, and takes the rest of the stream while it goes."""
+    taken = []
+
+    class Last(bytearray):
+        def __del__(self) -> None:
+            taken.append(out.take(2500))
+
+    out = Outbound(1442, crc=True, markers=False)
+    payload = pattern(1000)
+    for _ in range(6):
+        out.tagged(0x40, 1, 0, (Last(payload), b"", Last(payload)), 0, 2000, True)
+    whole = out.take(1100) + b"".join(taken)
+    message = Message(True, 0x40, 1, 2 * payload)
+    assert len(taken) == 12
+    assert out.waiting == 0
+    assert whole == 6 * message.frames(0, 1442, 0, 2000, True, crc=True, markers=False)
+
+
 def test_trim() -> None:
     out, found = Outbound(1442, crc=True, markers=False), Inbound(crc=True, markers=False)
     payload = pattern(5000)
@@ -693,6 +713,13 @@ def test_many_threads() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_the_limits_are_those_of_the_module() -> None:
+    assert _framing.CALL_MAX == limits.FRAMING_CALL_MAX
+    assert _framing.WAITING_MAX == limits.FRAMING_WAITING_MAX
+    assert _framing.BUFFERS_MAX == limits.FRAMING_BUFFERS_MAX
+    assert _framing.STAGED_DEFAULT == limits.FRAMING_STAGED_DEFAULT == (256 << 10) + FPDU_MAX
 
 
 def test_the_stub_says_what_there_is() -> None:

@@ -20,7 +20,6 @@ from sidestep.rdma.loopback.fabric import Fabric
 from sidestep.rdma.loopback.manager import (
     TRANSITIONS,
     LoopbackConnection,
-    LoopbackListener,
     LoopbackManager,
     LoopbackRequest,
 )
@@ -30,6 +29,7 @@ from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
 from sidestep.rdma.soft.keys import Keys
+from sidestep.rdma.soft.listeners import Listeners, SoftListener
 from sidestep.rdma.soft.memory import Domain, Refusal, Region
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
@@ -956,16 +956,12 @@ def matches_anything(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("one_listener_for_each_match")
 def listens_twice(patch: pytest.MonkeyPatch) -> None:
-    def listen(self: LoopbackManager, service_id: int, handler: Any, *, match: Any = None, backlog: int = 9) -> Any:
-        self.listeners.append(LoopbackListener(self, service_id, handler, match, backlog))
-        return self.listeners[-1]
-
-    patch.setattr(LoopbackManager, "listen", listen)
+    patch.setattr(Listeners, "check", lambda self, service_id, match, backlog: None)
 
 
 @caught_by("backlog_is_bounded")
 def counts_no_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackListener, "count", lambda self, change: None)
+    patch.setattr(SoftListener, "count", lambda self, change: None)
 
 
 @caught_by("a_request_is_answered_once")

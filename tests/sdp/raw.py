@@ -365,7 +365,7 @@ class End:
         for name, (count, bound) in bounds.items():
             if count > bound:
                 raise Surprise(f"{name}: {count}, more than {bound}")
-        held = len({id(buffer) for _, buffer, _ in sink.ready if buffer is not None}) + len(connection._early)
+        held = len({id(buffer) for _, buffer, _ in sink.ready if buffer is not None}) + len(connection._handshake.early)
         if len(self.posted) + held != self.buffers:
             raise Surprise(f"{self.buffers} buffers, {len(self.posted)} posted, {held} held")
         if not (self.gone or self.disconnecting) and connection.state in OPEN and flow.posted != len(self.posted):

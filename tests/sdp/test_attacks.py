@@ -802,7 +802,7 @@ def test_buffers_of_a_new_size_are_soon_the_only_ones() -> None:
         assert peer.read(1) == b"x"
     assert {len(buffer.scatter[0]) for buffer in peer.posted} == {1000}
     assert len(peer.posted) == peer.buffers == peer.settings.receive_count
-    assert not peer.connection._resizing
+    assert not peer.connection._resize.busy
     assert not peer.connection._resize._current
 
 

@@ -58,3 +58,16 @@ def test_nothing_beneath_is_amiss(captured: Talk) -> None:
     assert texts(captured.events, What.TRANSPORT) == []
     carried = [f"CM {CmKind(one.kind).name}" for one in captured.recorder.cm_messages]
     assert [line.split(":")[0] for line in texts(captured.events, What.CM)] == carried
+
+
+def test_the_numbers_of_packets_go_round() -> None:
+    """They have 24 bits: after some thousand connections the first ones are used again."""
+    earlier, stream = FabricCapture(PcapFile(io.BytesIO())), io.BytesIO()
+    talk(earlier)
+    known = next(iter(earlier._by_comm_id.values()))
+    capture = FabricCapture(PcapFile(stream))
+    capture._by_comm_id = {("others", number): known for number in range(4096)}
+    talk(capture)
+    events = decoded(stream.getvalue())
+    assert len(messages(events)) > 2
+    assert texts(events, What.TRANSPORT) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from itertools import pairwise
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidestep import limits
+from sidestep.observe.capture import layers
 from sidestep.observe.capture.events import Event, What
 from sidestep.observe.capture.sides import Side
+from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.start_frame import Role, StartFrame
@@ -203,6 +206,19 @@ def test_too_much_behind_a_gap_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert texts(events, What.TRANSPORT) == [
         "bytes of TCP are not in the capture: what lies behind them cannot be read"
     ]
+
+
+def test_what_waits_costs_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture of small segments behind a gap must not take a multiple of the bound, nor time for each of them."""
+    monkeypatch.setattr(limits, "CAPTURE_AHEAD_MAX", 1 << 16)
+    direction, end = Direction(), IPv4Address("10.0.0.1")
+    least = limits.CAPTURE_AHEAD_MAX // 256
+    for index in range(4 * least):
+        sequence = 1000 + 2 * index
+        direction.feed(layers.Segment(end, 1, end, 2, sequence, not index, False, memoryview(b"x")))
+        if direction.lost:
+            break
+    assert least < index < 4 * least - 1
 
 
 def test_reads_writes_and_complaints() -> None:

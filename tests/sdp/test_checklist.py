@@ -429,7 +429,7 @@ def test_the_four_transitions() -> None:
         pair.run()
         assert left.connection.send_mode is mode
         assert right.connection.receive_mode is mode
-        right.connection._send_update()  # whatever it says acknowledges the change
+        right.connection._flow.send_update()  # whatever it says acknowledges the change
         right.run()
         pair.run()
     right.connection.want_combined(right.now)
@@ -639,7 +639,7 @@ def test_withdrawn_while_it_is_read(rest: int) -> None:
     assert peer.say(SrcAvailCancel()) == []
     for _ in range(3):
         peer.data()
-    peer.connection._send_update()
+    peer.connection._flow.send_update()
     peer.run()
     assert peer.hear()[-1].bsdh.mseq_ack == cancel - 1  # held below it
     peer.complete()

@@ -185,15 +185,15 @@ class Stranger:
         key = rng.choice(KEYS)
         choices: list[tuple[Header, int]] = [(Data(), 0), (SinkAvailCancel(), 0)]
         add = choices.append
-        if connection._suspend_answered or connection._suspend_confirmed:
+        if connection._suspend.answered or connection._suspend.confirmed:
             return Data(), 0
         if source.adverts:
             advert = source.adverts[0]
             left = advert.length - advert.payload - advert.acked
             choices += [(RdmaRdCompl(rng.choice((left, rng.randint(0, left)))), 0)] * 4 + [(SendSm(), 0)] * 2
-        if MODES[source.mode].sink_avails and not connection._cancel_ack_queued():
+        if MODES[source.mode].sink_avails and not connection._incoming.cancel_ack_queued():
             count = source.pnd if rng.random() < 0.7 else (source.pnd - 1) & 0xFFFFFFFF
-            if connection.adverts_of_peer() < self.peer.settings.max_adverts:
+            if connection._halves.adverts_of_peer() < self.peer.settings.max_adverts:
                 free = not (sink.adverts or sink.withdrawing or sink.untold or sink.due)
                 choices += [(SinkAvail(rng.randint(32784, 40000), key, VA, count), rng.choice((0, 50)) * free)] * 3
         if source.mode is Mode.BUFFERED:
@@ -204,7 +204,7 @@ class Stranger:
                 add((ChRcvBufAck(max(37, size)), 0))
         elif rng.random() < 0.2 and not (resize.waits or resize._answering):
             add((ChRcvBuf(rng.choice((64, 200, 300, 800))), 0))
-        if connection._suspend_sent and not connection._suspend_confirmed:
+        if connection._suspend.sent and not connection._suspend.confirmed:
             add((SuspCommAck(), 0))
         if sink.cancel_sent:
             choices += [(SinkCancelAck(), 0)] * 4
@@ -213,7 +213,7 @@ class Stranger:
         elif rng.random() < 0.02 and connection.state in NO_PAYLOAD:
             add((AbortConn(), 0))
         header, size = rng.choice(choices)
-        if size and (sink.ended or connection._reader_closed):
+        if size and (sink.ended or connection._teardown.reader_closed):
             size = 0
         return header, size
 
@@ -230,12 +230,16 @@ class Stranger:
         if sink.adverts or sink.withdrawing or sink.untold:
             if not sink.withdrawing:
                 found.append((SrcAvailCancel(), 0))
-            several = MODES[sink.mode].src_avails is None and not sink.withdrawing and not connection._reader_closed
-            if several and connection.adverts_of_peer() < self.peer.settings.max_adverts:
+            several = MODES[sink.mode].src_avails is None and not sink.withdrawing
+            if (
+                several
+                and not connection._teardown.reader_closed
+                and connection._halves.adverts_of_peer() < self.peer.settings.max_adverts
+            ):
                 found += [(SrcAvail(rng.randint(1, 600), key, VA), 0)] * 4
             return found
         found += [(Data(), rng.choice((1, 8, 100, 240)))] * 8
-        if MODES[sink.mode].src_avails != 0 and not connection._reader_closed:
+        if MODES[sink.mode].src_avails != 0 and not connection._teardown.reader_closed:
             payload = rng.choice((1, 8, 100)) if MODES[sink.mode].src_avail_payload else 0
             found += [(SrcAvail(payload + rng.randint(1, 600), key, VA), payload)] * 6
         for (before, after), master in MODE_CHANGES.items():

@@ -376,7 +376,7 @@ def test_a_stream_with_a_hole_is_reset() -> None:
         one = asyncio.ensure_future(stream.recv_into(first))
         two = asyncio.ensure_future(stream.recv_into(second))
         await asyncio.sleep(0)
-        while not stream.stream.connection._transport_done and not all(receive.done for receive in stream._receives):
+        while not stream.stream.connection._flow.gone and not all(receive.done for receive in stream._receives):
             await asyncio.sleep(0)
         one.cancel()
         with pytest.raises(asyncio.CancelledError):

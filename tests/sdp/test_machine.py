@@ -44,6 +44,7 @@ from sidestep.rdma.work import Receive, Status
 from sidestep.sdp.connection import Connection
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.halves import Halves
 from sidestep.sdp.requests import EventKind, ReturnBuffer, StreamReceive, StreamSend, Told
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
@@ -324,7 +325,7 @@ class End:
     def _sent(self, request: StreamSend) -> None:
         sent = self.sends.pop(id(request))  # KeyError: it was told twice
         assert request.done
-        assert not request.pending or self.connection._transport_done
+        assert not request.pending or self.connection._flow.gone
         assert 0 <= request.passed <= request.length
         if request.error is None and not request.cancelled:
             assert request.passed == request.length, "a send has ended, and not all of it has gone"
@@ -404,7 +405,7 @@ class End:
     def broken(self) -> bool:
         """The transport connection is over, or about to be."""
         connection, qp = self.connection, self.qp
-        if connection.state not in OPEN or connection.error is not None or connection._down:
+        if connection.state not in OPEN or connection.error is not None or connection._flow.down:
             return True
         return qp is None or qp.state.name != "RTS" or qp.link.cut
 
@@ -438,7 +439,7 @@ class End:
     def check_adverts(self) -> None:
         """No more than the other end takes are outstanding, of both kinds together."""
         out = len(self.connection._source.adverts) + len(self.connection._sink.shown)
-        assert out <= self.connection.peer_max_adverts
+        assert out <= self.connection._halves.peer_max_adverts
 
     def has_everything(self) -> bool:
         """The user's memory holds all that the other end has sent."""
@@ -971,7 +972,7 @@ MUTANTS: Final[dict[str, tuple[type[TwoEnds], type, str, Callable[..., object], 
     "PND": (TwoEnds, Source, "_count_payload", uncounted, r"PND \d+, ND \d+"),
     "buffers counted": (TwoEnds, Flow, "post", posted_twice, "private buffers counted"),
     "buffers in all": (TwoEnds, Resize, "repost", surplus_forgotten, "private buffers posted"),
-    "receives": (BreakingEnds, Connection, "_give_up_receives", never, "receives that never ended"),
+    "receives": (BreakingEnds, Halves, "give_up_receives", never, "receives that never ended"),
     "unread": (breaking("bytes that nobody has read"), Sink, "drain", never, "private buffers are still lent"),
 }
 

@@ -95,7 +95,7 @@ def test_the_accepting_end() -> None:
     assert a.read() == b"GET /index\n"  # until now it was in its private buffer: Bufs 7
     a.buffers += 8
     core.handle_buffers([Receive(1000 + index, (memoryview(bytearray(16400)),)) for index in range(8)], a.now)
-    core._send_update()  # as it likes
+    core._flow.send_update()  # as it likes
     a.run()
     a.plays("V05")
     a.counts(nd=1, pnd=1)
@@ -172,7 +172,7 @@ def test_the_accepting_end() -> None:
     assert core.local_size == 12304
     a.hears("V29")
     assert core.receive_mode is Mode.COMBINED
-    core._send_update()
+    core._flow.send_update()
     a.run()
     a.plays("V30")
     a.hears("V31")

@@ -111,8 +111,31 @@ def test_what_cannot_be_read() -> None:
     assert error_of(run("no-such-file")).message == "there is no file no-such-file, and it is not hex"
     assert "neither a capture nor hex: byte 0 is 0xff" in error_of(run(stdin=b"\xff\xfe\xfd\xfc")).message
     nothing = run(stdin=b"\n")
-    assert (nothing.exit_code, nothing.stderr) == (1, "sidestep: standard input is empty\n")
+    assert nothing.exit_code == 1
+    assert nothing.stderr == (
+        "sidestep: standard input is empty\nhint: give a pcap or pcapng file, or messages in hex\n"
+    )
     assert run("00" * 300).stdout.startswith("Hello: broken")  # too long for the name of a file
+
+
+def test_what_is_no_file_to_read(tmp_path: Path) -> None:
+    assert error_of(run(str(tmp_path))).message == f"{tmp_path} is a directory"
+    assert error_of(run("")).message == "neither a file nor a message was named"
+    assert error_of(run("")).remedy
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    """`sidestep sdp decode <(command)`"""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'printf %s "$1" > "$2"', "sh", DATA.message.hex(), str(pipe)]):
+        assert run(str(pipe)).stdout == DATA_LINE + "\n"
+
+
+def test_hex_is_bounded_however_it_is_written() -> None:
+    """Few characters may stand for many bytes; and what never ends is not waited for."""
+    assert "characters of hex" in error_of(run(stdin=b"00*9999 " * 1000)).message
+    assert "characters of hex" in error_of(run("/dev/zero")).message
 
 
 # ---- captures ----
@@ -177,6 +200,24 @@ def test_a_capture_without_sdp() -> None:
     assert nothing.stderr.startswith("sidestep: no SDP in the 0 frames of standard input\nhint: a capture must hold")
     strange = run(stdin=pcap(FRAMES_OF_WHOLE, 147))
     assert "hint: link types 147 cannot be read" in strange.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [["decode", DATA.message.hex()], ["simulate"]])
+def test_output_that_has_no_room(what: list[str]) -> None:
+    command = [sys.executable, "-m", "sidestep", "sdp", *what]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "sidestep: not all of it could be written: No space left on device\nhint: make room, or write elsewhere\n"
+    )
 
 
 @pytest.mark.slow

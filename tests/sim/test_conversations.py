@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidestep.sdp.connection import Connection
+from sidestep.sdp.halves import Halves
 from sidestep.sdp.simulate import Conversation, Kind, Outcome, Surprise, converse, draw
 from sidestep.sdp.simulate.trace import Trace
 from sidestep.sdp.sink import Sink
@@ -134,7 +134,7 @@ BROKEN = {
     "what a void SrcAvail offered is not sent anew": breaks(Source, "_take_back", never),
     "receives shown are forgotten by nobody when a withdrawal is answered": breaks(Sink, "_hide", never),
     "RdmaRdCompl says nothing": breaks(Sink, "_report", never),
-    "a receive that payload has shown along is not known to be shown": breaks(Connection, "advertised", never),
+    "a receive that payload has shown along is not known to be shown": breaks(Halves, "advertised", never),
 }
 
 

@@ -6,6 +6,7 @@ program does.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import click
 from sidestep import __version__
 from sidestep.errors import SidestepError
 
-# Name -> module that defines a click command of that name (`-` as `_`). In the order of the help page.
+# Name -> module that defines a click command of that name, or MODULE:NAME of it. In the order of the help page.
 COMMANDS: Final = {
     "run": "sidestep.cli.run",
     "ss": "sidestep.cli.ss",
@@ -30,6 +31,7 @@ COMMANDS: Final = {
     "doctor": "sidestep.cli.doctor",
     "provider": "sidestep.cli.provider",
     "sdp": "sidestep.cli.sdp",
+    "rdma": "sidestep.cli.rdma",
     "demo": "sidestep.cli.demo",
 }
 
@@ -49,7 +51,8 @@ class LazyGroup(click.Group):
         """The command of that name, or None."""
         if cmd_name not in self.modules:
             return None
-        command = getattr(importlib.import_module(self.modules[cmd_name]), cmd_name)
+        module, _, name = self.modules[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name or cmd_name)
         if not isinstance(command, click.Command):
             raise TypeError(f"{self.modules[cmd_name]}.{cmd_name} is not a command")
         return command
@@ -74,4 +77,10 @@ def main() -> None:
         click.echo(f"sidestep: {error.message}", err=True)
         if error.remedy:
             click.echo(f"hint: {error.remedy}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo(f"sidestep: not all of it could be written: {error.strerror}", err=True)
+        click.echo("hint: make room, or write elsewhere", err=True)
         sys.exit(1)

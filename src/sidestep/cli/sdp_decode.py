@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import click
 
+from sidestep import limits
 from sidestep.cli.shown import printable
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.capture.decode import Decoder
@@ -20,6 +21,7 @@ from sidestep.observe.capture.hexed import looks_like_hex, messages_in
 from sidestep.sdp import words
 
 _INDENT = " " * 8
+_GIVE = "give a pcap or pcapng file, or messages in hex"
 
 
 @click.command()
@@ -40,11 +42,15 @@ def decode(source: str, verbose: bool, as_json: bool) -> None:
     """
     stream, name = _opened(source)
     with stream:
-        start = stream.read(4)
+        try:
+            start = stream.read(4)
+        except OSError as error:  # a directory, for one
+            raise _unreadable(name, error) from error
         if is_capture(start):
             shown = _show_capture(Decoder(stream, name, start), name, verbose=verbose, as_json=as_json)
         else:
-            shown = _show_messages(start + stream.read(), name, verbose=verbose, as_json=as_json)
+            text = start + stream.read(limits.CAPTURE_HEX_MAX)  # what is more is refused
+            shown = _show_messages(text, name, verbose=verbose, as_json=as_json)
     if not shown:
         sys.exit(1)
 
@@ -79,7 +85,7 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
     except UnicodeDecodeError as error:
         raise Misuse(
             f"{name} is neither a capture nor hex: byte {error.start} is {text[error.start]:#04x}",
-            remedy="give a pcap or pcapng file, or messages in hex",
+            remedy=_GIVE,
         ) from error
     for message in messages:
         reading = words.read(message)
@@ -91,6 +97,7 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
             click.echo(words.line_of(reading))
     if not messages:
         click.echo(f"sidestep: {name} is empty", err=True)
+        click.echo(f"hint: {_GIVE}", err=True)
     return bool(messages)
 
 
@@ -99,17 +106,27 @@ def _echo_fields(reading: words.Reading) -> None:
         click.echo(_INDENT + line)
 
 
+def _unreadable(name: str, error: OSError) -> Unavailable:
+    return Unavailable(f"{name} cannot be read: {error.strerror}", remedy="give a file that you may read")
+
+
 def _opened(source: str) -> tuple[BinaryIO, str]:
     """What to read, and what to call it."""
     if source == "-":
         return sys.stdin.buffer, "standard input"
     path = Path(source)
+    directory = False
     try:
-        if path.is_file():
+        directory = path.is_dir()
+        if path.exists() and not directory:  # a pipe too: <(command)
             return path.open("rb"), source
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # as a message may be
-            raise Unavailable(f"{source} cannot be read: {error.strerror}") from error
+            raise _unreadable(source, error) from error
     if looks_like_hex(source):
         return io.BytesIO(source.encode()), "the message"
+    if not source:
+        raise Misuse("neither a file nor a message was named", remedy=_GIVE)
+    if directory:
+        raise Misuse(f"{source} is a directory", remedy="give a capture in it")
     raise Misuse(f"there is no file {source[:200]}, and it is not hex", remedy="give a file, or a message in hex")

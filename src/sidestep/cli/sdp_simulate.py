@@ -14,7 +14,6 @@ from sidestep.errors import Misuse
 from sidestep.sdp.simulate import Conversation, Kind, Outcome, Surprise, draw
 from sidestep.sdp.simulate.trace import Trace
 
-_WIDTH_LEAST = 80
 _KINDS = [kind.value for kind in Kind]
 
 
@@ -78,7 +77,7 @@ def _play(seed: int, kind: Kind | None, trace: Trace | None) -> tuple[Conversati
 
 
 def _show(trace: Trace, *, as_ladder: bool) -> None:
-    width = max(_WIDTH_LEAST, shutil.get_terminal_size((120, 24)).columns)
+    width = shutil.get_terminal_size((120, 24)).columns
     for line in trace.ladder(width) if as_ladder else trace.lines():
         click.echo(printable(line))
 

@@ -335,6 +335,8 @@ static void find_usable(void)
 
 void crc32c_init(void)
 {
+	if (usable[0].name)
+		return;
 	for (unsigned byte = 0; byte < 256; byte++) {
 		table[0][byte] = byte;
 		for (unsigned bit = 0; bit < 8; bit++)

@@ -280,64 +280,85 @@ static uint64_t spans_total(const struct framing_span *spans, size_t len)
 	return total;
 }
 
+/* Where in a message the next byte is. */
+struct cursor {
+	struct framing_span *span;
+	size_t skip; /* bytes of the span before it */
+};
+
+static void fpdu_payload(struct fpdu *fpdu, struct cursor *cursor, size_t len, bool copy)
+{
+	while (len) {
+		struct framing_span *span = cursor->span;
+		size_t some = min_size(len, span->len - cursor->skip);
+
+		if (!some) {
+			*cursor = (struct cursor){span + 1, 0};
+			continue;
+		}
+		if (copy) {
+			fpdu_copy(fpdu, span->base + cursor->skip, some);
+		} else {
+			fpdu_refer(fpdu, span->base + cursor->skip, some);
+			span->until = fpdu->out->position;
+		}
+		cursor->skip += some;
+		len -= some;
+	}
+}
+
+/* Room for a part of `len` bytes in `count` segments. */
+static int out_reserve(struct framing_out *out, size_t header_len, size_t len, size_t count, size_t spans_len, bool copy)
+{
+	size_t added = count * (LENGTH_LEN + header_len + PAD_MAX + CRC_LEN);
+	size_t markers = out->markers ? (len + added) / BETWEEN + 2 : 0;
+	/* In an FPDU are a piece before the payload and one behind it; a marker or the end of a span divides one. */
+	size_t pieces = 3 * count + spans_len + 2 * markers;
+
+	added += markers * MARKER_LEN;
+	if (framing_out_waiting(out) + len + added > FRAMING_WAITING_MAX)
+		return -ENOBUFS;
+	if (row_reserve(&out->pieces, sizeof(struct piece), pieces) < 0)
+		return -ENOMEM;
+	return arena_reserve(out, added + (copy ? len : 0));
+}
+
 int framing_out_put(struct framing_out *out, const struct framing_message *message, struct framing_span *spans,
                     size_t spans_len, uint64_t begin, uint64_t end, bool last, bool copy)
 {
-	if (spans_len > FRAMING_SPANS_MAX || begin > end || end - begin > FRAMING_CALL_MAX)
+	if (spans_len > FRAMING_BUFFERS_MAX || begin > end || end - begin > FRAMING_CALL_MAX)
 		return -EINVAL;
 	if (end > spans_total(spans, spans_len) || (!message->tagged && end > UINT32_MAX))
 		return -EINVAL;
 	size_t len = (size_t)(end - begin), header_len = message->tagged ? TAGGED_LEN : UNTAGGED_LEN;
 	size_t payload_max = out->mulpdu - header_len;
 	size_t count = len ? (len + payload_max - 1) / payload_max : 1; /* RFC 5041 5.2: of nothing, one segment */
-	size_t added = count * (LENGTH_LEN + header_len + PAD_MAX + CRC_LEN);
-	size_t markers = out->markers ? (len + added) / BETWEEN + 2 : 0;
 
 	copy = copy || len <= COPIED;
-	added += markers * MARKER_LEN;
-	if (framing_out_waiting(out) + len + added > FRAMING_WAITING_MAX)
-		return -ENOBUFS;
-	/* In an FPDU are a piece before the payload and one behind it; a marker or the end of a span divides one. */
-	size_t pieces = 3 * count + spans_len + 2 * markers;
-	if (row_reserve(&out->pieces, sizeof(struct piece), pieces) || arena_reserve(out, added + (copy ? len : 0)))
-		return -ENOMEM;
-
-	struct framing_span *span = spans;
-	size_t skip = 0; /* bytes of the span that are done */
-	uint64_t at = begin;
-
+	int result = out_reserve(out, header_len, len, count, spans_len, copy);
+	if (result < 0)
+		return result;
 	for (size_t n = 0; n < spans_len; n++)
 		spans[n].until = 0;
-	if (len) {
-		uint64_t before = begin;
 
-		for (; before >= span->len; span++)
-			before -= span->len;
-		skip = (size_t)before;
+	struct cursor cursor = {spans, 0};
+	if (len) {
+		uint64_t skip = begin;
+
+		for (; skip >= cursor.span->len; cursor.span++)
+			skip -= cursor.span->len;
+		cursor.skip = (size_t)skip;
 	}
+	uint64_t at = begin;
 	do {
 		struct fpdu fpdu = {.out = out, .state = CRC32C_START};
-		size_t left = min_size(payload_max, (size_t)(end - at));
-		uint32_t ulpdu_len = (uint32_t)(header_len + left);
+		size_t some = min_size(payload_max, (size_t)(end - at));
+		uint32_t ulpdu_len = (uint32_t)(header_len + some);
 
-		fpdu_begin(&fpdu, message, at, ulpdu_len, last && at + left == end);
-		for (at += left; left;) {
-			size_t some = min_size(left, span->len - skip);
-
-			if (copy) {
-				fpdu_copy(&fpdu, span->base + skip, some);
-			} else if (some) {
-				fpdu_refer(&fpdu, span->base + skip, some);
-				span->until = out->position;
-			}
-			skip += some;
-			left -= some;
-			if (skip == span->len && (left || at < end)) {
-				span++;
-				skip = 0;
-			}
-		}
+		fpdu_begin(&fpdu, message, at, ulpdu_len, last && at + some == end);
+		fpdu_payload(&fpdu, &cursor, some, copy);
 		fpdu_end(&fpdu, ulpdu_len);
+		at += some;
 	} while (at < end);
 	return 0;
 }
@@ -362,6 +383,30 @@ size_t framing_out_peek(const struct framing_out *out, struct iovec *pieces, siz
 		*bytes += piece->len;
 	}
 	return count;
+}
+
+void framing_out_copy(const struct framing_out *out, uint8_t *to, size_t len)
+{
+	for (size_t n = out->pieces.head; len; n++) {
+		const struct piece *piece = pieces_of(out) + n;
+		size_t some = min_size(len, piece->len);
+
+		memcpy(to, piece_base(out, piece), some);
+		to += some;
+		len -= some;
+	}
+}
+
+size_t framing_out_rest(const struct framing_out *out)
+{
+	size_t rest = 0, n = out->pieces.head;
+
+	if (!out->partial)
+		return 0;
+	do
+		rest += pieces_of(out)[n].len;
+	while (!pieces_of(out)[n++].ends);
+	return rest;
 }
 
 static void arena_give_back(struct framing_out *out, const struct piece *piece, size_t len)
@@ -434,11 +479,10 @@ void framing_out_clear(struct framing_out *out)
 {
 	size_t n = out->pieces.head;
 
-	out->position = out->written;
+	out->position = out->written + framing_out_rest(out);
 	if (out->partial)
-		do
-			out->position += pieces_of(out)[n].len;
-		while (!pieces_of(out)[n++].ends);
+		while (!pieces_of(out)[n++].ends)
+			;
 	out->pieces.tail = n;
 	if (n > out->pieces.head) { /* an FPDU ends with bytes of our own */
 		const struct piece *last = pieces_of(out) + n - 1;
@@ -462,7 +506,7 @@ void framing_out_trim(struct framing_out *out)
 
 int framing_in_init(struct framing_in *in, bool crc, bool markers, uint32_t size)
 {
-	if (size < FRAMING_FPDU_MAX || size > FRAMING_STAGING_MAX)
+	if (size < FRAMING_FPDU_MAX || size > FRAMING_STAGED_MAX)
 		return -EINVAL;
 	*in = (struct framing_in){.crc = crc, .markers = markers, .size = size};
 	return 0;
@@ -503,8 +547,12 @@ int framing_in_room(struct framing_in *in, uint8_t **at, size_t *len)
 		if (!in->staging)
 			return -ENOMEM;
 	}
-	/* What is at the front stays until it is read. So no byte is moved twice, and of a long FPDU none unless need be. */
-	if (in->head && (pending <= MOVED || room < READ_ROOM || room < in->wanted)) {
+	/*
+	 * What is at the front stays until it is read, so no byte is moved twice; and of a long FPDU none is unless need be. It
+	 * is completed in any case: what is pending and the room together are more than any FPDU.
+	 */
+	static_assert(MOVED + READ_ROOM >= FRAMING_FPDU_MAX, "room for the rest of any FPDU that is not moved");
+	if (in->head && (pending < MOVED || room < READ_ROOM)) {
 		memmove(in->staging, in->staging + in->head, pending);
 		in->head = 0;
 		in->tail = pending;
@@ -668,7 +716,6 @@ static void fpdu_take(struct framing_in *in, uint32_t phase, uint32_t span, uint
 int framing_in_parse(struct framing_in *in)
 {
 	runs_end(in);
-	in->wanted = 0;
 	while (!in->fault) {
 		uint32_t there = in->tail - in->head, phase = in->position % SPACING;
 		uint32_t lead = in->markers && !phase ? MARKER_LEN : 0;
@@ -678,10 +725,8 @@ int framing_in_parse(struct framing_in *in)
 		/* Every FPDU begins at a multiple of 4 in the stream, so no marker divides the length field. */
 		uint32_t ulpdu_len = get_be16(raw_of(in) + lead);
 		uint32_t span = fpdu_span(phase, in->markers, ulpdu_len);
-		if (there < span) {
-			in->wanted = span;
+		if (there < span)
 			break;
-		}
 		if (row_reserve(&in->runs, sizeof(struct framing_run), 1) ||
 		    row_reserve(&in->segments, sizeof(struct framing_segment), 1))
 			return in->runs.tail ? 0 : -ENOMEM; /* what was found stays; the rest is left for the next call */
@@ -725,7 +770,7 @@ int framing_in_place(const struct framing_in *in, const struct framing_run *run,
 	uint64_t total = spans_total(spans, spans_len);
 	size_t header_len = LENGTH_LEN + header_len_of(run);
 
-	if (spans_len > FRAMING_SPANS_MAX || len > run->len || begin > run->len - len || len > total || offset > total - len)
+	if (spans_len > FRAMING_BUFFERS_MAX || len > run->len || begin > run->len - len || len > total || offset > total - len)
 		return -EINVAL;
 	if (!len)
 		return 0;

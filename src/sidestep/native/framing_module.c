@@ -124,8 +124,8 @@ static struct held *held_get(PyObject *tuple, int flags)
 	if (!PyTuple_Check(tuple))
 		return PyErr_Format(PyExc_TypeError, "buffers come as a tuple, not as %R", Py_TYPE(tuple)), NULL;
 	Py_ssize_t len = PyTuple_Size(tuple);
-	if (len > FRAMING_SPANS_MAX)
-		return PyErr_Format(PyExc_ValueError, "%zd buffers, and %u are the most", len, FRAMING_SPANS_MAX), NULL;
+	if (len > FRAMING_BUFFERS_MAX)
+		return PyErr_Format(PyExc_ValueError, "%zd buffers, and %u are the most", len, FRAMING_BUFFERS_MAX), NULL;
 	size_t before = sizeof(struct held) + (size_t)len * sizeof(Py_buffer);
 	struct held *held = PyMem_Malloc(before + (size_t)len * sizeof(struct framing_span));
 
@@ -179,7 +179,7 @@ struct outbound {
 	PyObject_HEAD
 	struct framing_out out;
 	struct held *first, *last; /* what waiting FPDUs refer to, in the order of the stream */
-	bool busy;
+	bool busy, releasing;
 };
 
 static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -205,26 +205,38 @@ static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 	return (PyObject *)outbound;
 }
 
-/* Releases buffers all of whose bytes are before `position`. */
-static void outbound_release(struct outbound *outbound, uint64_t position)
+/*
+ * Releases the buffers that are written. To release one may run code that calls us again: that leaves it to the call that is
+ * under way, as the memory of the one being released must stay until it is done.
+ */
+static void outbound_release(struct outbound *outbound)
 {
 	struct held *held;
 
+	if (outbound->releasing)
+		return;
+	outbound->releasing = true;
 	while ((held = outbound->first)) {
-		while (held->released < held->len && held->spans[held->released].until <= position) {
-			Py_ssize_t one = held->released++;
-
-			PyBuffer_Release(&held->views[one]); /* may call us again: then this one is done */
-			if (outbound->first != held)
-				return;
-		}
+		while (held->released < held->len && held->spans[held->released].until <= outbound->out.written)
+			PyBuffer_Release(&held->views[held->released++]);
 		if (held->released < held->len)
-			return;
+			break;
 		outbound->first = held->next;
 		if (!held->next)
 			outbound->last = NULL;
 		PyMem_Free(held);
 	}
+	outbound->releasing = false;
+}
+
+/* No byte behind `position` will be written from where it is. */
+static void outbound_forget(struct outbound *outbound, uint64_t position)
+{
+	for (struct held *held = outbound->first; held; held = held->next)
+		for (Py_ssize_t n = held->released; n < held->len; n++)
+			if (held->spans[n].until > position)
+				held->spans[n].until = position;
+	outbound_release(outbound);
 }
 
 /* Keeps the buffers that are referred to until they are written; the others are given back at once. */
@@ -247,6 +259,7 @@ static void outbound_hold(struct outbound *outbound, struct held *held)
 	else
 		outbound->first = held;
 	outbound->last = held;
+	outbound_release(outbound); /* what was just given back may have run code that wrote all of it */
 }
 
 static int outbound_traverse(PyObject *self, visitproc visit, void *arg)
@@ -401,7 +414,7 @@ static PyObject *outbound_send(PyObject *self, PyObject *file)
 		}
 		framing_out_advance(&outbound->out, (size_t)sent);
 		total += (size_t)sent;
-		outbound_release(outbound, outbound->out.written);
+		outbound_release(outbound);
 		if ((size_t)sent < bytes)
 			break;
 	}
@@ -425,22 +438,31 @@ static PyObject *outbound_take(PyObject *self, PyObject *limit)
 	char *at = taken ? PyBytes_AsString(taken) : NULL;
 	if (!at)
 		return NULL;
-	while (len) {
-		struct iovec pieces[64];
-		size_t bytes, done = 0, count = framing_out_peek(&outbound->out, pieces, 64, &bytes);
-
-		for (size_t n = 0; n < count && done < len; n++) {
-			size_t some = pieces[n].iov_len < len - done ? pieces[n].iov_len : (size_t)len - done;
-
-			memcpy(at + done, pieces[n].iov_base, some);
-			done += some;
-		}
-		framing_out_advance(&outbound->out, done);
-		at += done;
-		len -= done;
-	}
-	outbound_release(outbound, outbound->out.written);
+	framing_out_copy(&outbound->out, (uint8_t *)at, (size_t)len);
+	framing_out_advance(&outbound->out, (size_t)len);
+	outbound_release(outbound);
 	return taken;
+}
+
+PyDoc_STRVAR(peek_doc, "peek()\n--\n\nAll that waits; it goes on waiting.");
+
+static PyObject *outbound_peek(PyObject *self, PyObject *unused)
+{
+	const struct framing_out *out = &((struct outbound *)self)->out;
+	size_t len = (size_t)framing_out_waiting(out);
+	PyObject *seen = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)len);
+	char *at = seen ? PyBytes_AsString(seen) : NULL;
+
+	(void)unused;
+	if (at)
+		framing_out_copy(out, (uint8_t *)at, len);
+	return at ? seen : NULL;
+}
+
+static PyObject *outbound_rest(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromSize_t(framing_out_rest(&((struct outbound *)self)->out));
 }
 
 PyDoc_STRVAR(own_doc, "own()\n--\n\nCopy the payload that waits, and release all buffers.");
@@ -454,7 +476,7 @@ static PyObject *outbound_own(PyObject *self, PyObject *unused)
 		return refuse_busy();
 	if (framing_out_own(&outbound->out) < 0)
 		return PyErr_NoMemory();
-	outbound_release(outbound, UINT64_MAX);
+	outbound_forget(outbound, 0);
 	Py_RETURN_NONE;
 }
 
@@ -468,12 +490,7 @@ static PyObject *outbound_clear(PyObject *self, PyObject *unused)
 	if (outbound->busy)
 		return refuse_busy();
 	framing_out_clear(&outbound->out);
-	uint64_t position = outbound->out.position;
-	for (struct held *held = outbound->first; held; held = held->next)
-		for (Py_ssize_t n = held->released; n < held->len; n++)
-			if (held->spans[n].until > position)
-				held->spans[n].until = position;
-	outbound_release(outbound, outbound->out.written);
+	outbound_forget(outbound, outbound->out.position);
 	Py_RETURN_NONE;
 }
 
@@ -542,6 +559,7 @@ static PyMethodDef outbound_methods[] = {
 	{"untagged", WITH_NAMES(outbound_untagged), METH_FASTCALL | METH_KEYWORDS, untagged_doc},
 	{"send", outbound_send, METH_O, send_doc},
 	{"take", outbound_take, METH_O, take_doc},
+	{"peek", outbound_peek, METH_NOARGS, peek_doc},
 	{"own", outbound_own, METH_NOARGS, own_doc},
 	{"clear", outbound_clear, METH_NOARGS, clear_doc},
 	{"trim", outbound_trim, METH_NOARGS, out_trim_doc},
@@ -553,6 +571,7 @@ static PyGetSetDef outbound_getset[] = {
 	{"position", outbound_position, NULL, "Bytes of the stream up to the end of what is framed.", NULL},
 	{"written", outbound_written, NULL, "Bytes of the stream that are written.", NULL},
 	{"partial", outbound_partial, NULL, "Whether what is written ends within an FPDU.", NULL},
+	{"rest", outbound_rest, NULL, "Bytes that a partly written FPDU still has.", NULL},
 	{"mulpdu", outbound_mulpdu, outbound_set_mulpdu, "Bytes of the largest segment of the messages to come.", NULL},
 	{0},
 };
@@ -658,14 +677,14 @@ static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 {
 	static char *names[] = {"crc", "markers", "capacity", NULL};
 	PyObject *crc_object = NULL, *markers_object = NULL, *capacity_object = NULL;
-	uint64_t capacity = FRAMING_STAGING + FRAMING_FPDU_MAX;
+	uint64_t capacity = FRAMING_STAGED_DEFAULT;
 	bool crc, markers;
 
 	if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOO:Inbound", names, &crc_object, &markers_object, &capacity_object))
 		return NULL;
 	if (settings_get(crc_object, markers_object, &crc, &markers) < 0)
 		return NULL;
-	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGING_MAX, &capacity) < 0)
+	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGED_MAX, &capacity) < 0)
 		return NULL;
 	struct inbound *inbound = (struct inbound *)object_new(type);
 	if (!inbound)
@@ -894,6 +913,18 @@ static PyObject *inbound_pending(PyObject *self, void *unused)
 	return PyLong_FromUnsignedLong(framing_in_pending(&((struct inbound *)self)->in));
 }
 
+PyDoc_STRVAR(staged_doc, "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU.");
+
+static PyObject *inbound_staged(PyObject *self, PyObject *unused)
+{
+	const struct framing_in *in = &((struct inbound *)self)->in;
+
+	(void)unused;
+	if (!in->staging)
+		return PyBytes_FromStringAndSize("", 0);
+	return PyBytes_FromStringAndSize((const char *)in->staging + in->head, framing_in_pending(in));
+}
+
 static PyObject *inbound_position(PyObject *self, void *unused)
 {
 	(void)unused;
@@ -926,6 +957,7 @@ static PyMethodDef inbound_methods[] = {
 	{"place", WITH_NAMES(inbound_place), METH_FASTCALL | METH_KEYWORDS, place_doc},
 	{"payload", inbound_payload, METH_O, payload_doc},
 	{"segments", inbound_segments, METH_O, segments_doc},
+	{"staged", inbound_staged, METH_NOARGS, staged_doc},
 	{"trim", inbound_trim, METH_NOARGS, in_trim_doc},
 	{0},
 };
@@ -1064,8 +1096,9 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "MULPDU_MAX", FRAMING_MULPDU_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "CALL_MAX", FRAMING_CALL_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "WAITING_MAX", FRAMING_WAITING_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_SPANS_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0)
+	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_BUFFERS_MAX) < 0 ||
+	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0 ||
+	    PyModule_AddIntConstant(module, "STAGED_DEFAULT", FRAMING_STAGED_DEFAULT) < 0)
 		return -1;
 	return 0;
 }

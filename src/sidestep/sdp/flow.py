@@ -27,9 +27,9 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from sidestep import limits
-from sidestep.errors import PeerViolation
+from sidestep.errors import InternalError, PeerViolation
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Receive, RKey, Send
-from sidestep.sdp.requests import StreamSend, Work
+from sidestep.sdp.requests import Disconnect, StreamSend, Work
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.wire import BSDH, BSDH_LEN, OOB_PEND, Header, Mid
 
@@ -44,15 +44,18 @@ class Flow:
     """The state of both directions that no mechanism owns. Counters are 32-bit serial numbers."""
 
     __slots__ = (
-        "announce", "credit", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id", "owes",
-        "payload_credit", "peer_ack", "posted", "receive_count", "remote_size", "rx_mseq", "send_queue", "sent_count",
-        "tx_mseq", "unsignaled", "work",
+        "announce", "credit", "down", "gone", "held_ack", "in_flight", "last_ack_sent", "last_bufs_sent", "next_wr_id",
+        "open", "owes", "payload_credit", "peer_ack", "posted", "receive_count", "remote_size", "rx_mseq",
+        "send_queue", "sent_count", "tx_mseq", "unsignaled", "work",
     )  # fmt: skip
 
     def __init__(self, receive_count: int, send_queue: int) -> None:
         self.work: deque[Work] = deque()
         self.receive_count = receive_count  # buffers posted while nothing is unread
         self.send_queue = send_queue
+        self.open = False  # the transport connection carries messages
+        self.down = False  # it takes nothing more
+        self.gone = False  # it is over, and everything was flushed
         self.next_wr_id = 1
         # asked whether OOB_PEND may ride on the next message, which has so many bytes of payload
         self.announce: Callable[[int], bool] | None = None
@@ -76,6 +79,19 @@ class Flow:
         # (wr_id, send of the user or None, what to do then or None), in the order of posting
         self.in_flight: deque[tuple[int, StreamSend | None, Done | None]] = deque()
 
+    # --- the end of it ---
+
+    def shut(self) -> None:
+        """The transport connection takes nothing more: no RDMA Read either, though an advertisement arrives still."""
+        self.down = True
+        self.send_queue = 0
+
+    def disconnect(self) -> None:
+        """Ends the transport connection, if that was not ordered before."""
+        if not self.down:
+            self.shut()
+            self.work.append(Disconnect())
+
     # --- what the other end knows ---
 
     def remote_credit(self) -> int:
@@ -90,6 +106,11 @@ class Flow:
         """Whether a message sent now would give the other end more credit than it has."""
         ack = self.rx_mseq if self.held_ack is None else self.held_ack
         return self.posted - ((self.rx_mseq - ack) & MASK) > self.remote_credit()
+
+    def credit_low(self) -> bool:
+        """Whether the other end may have to be told of more credit."""
+        remote_credit = self.last_bufs_sent - ((self.rx_mseq - self.last_ack_sent) & MASK)
+        return remote_credit < 4 or 2 * remote_credit <= self.posted
 
     def may_send_bare(self) -> bool:
         """Whether a message without payload may be sent (two credits, or one if it brings credit: CA4-82)."""
@@ -163,6 +184,10 @@ class Flow:
         header = _pack(_DATA, flags, bufs, BSDH_LEN + length, mseq, ack)
         self.work.append(Send(wr_id, (header, *gather), signaled, flags != 0))
 
+    def send_update(self) -> None:
+        """Sends Data without payload: it tells of credit, or carries a flag."""
+        self.send_data((), 0, None, 0, False)
+
     def send_header(
         self,
         header: Header,
@@ -212,3 +237,29 @@ class Flow:
         self.next_wr_id = wr_id + 1
         self.in_flight.append((wr_id, send, then))
         return wr_id
+
+    # --- what is in flight ---
+
+    def senders(self, wr_id: int) -> list[StreamSend]:
+        """Whose bytes a request carries, in the order of its gather list; the latest is found first.
+
+        Of a SrcAvail too, if it has payload; these bytes are in the region that it shows.
+        """
+        found: list[StreamSend] = []
+        for number, send, _ in reversed(self.in_flight):
+            if number < wr_id:
+                break
+            if number == wr_id and send is not None:
+                found.append(send)
+        found.reverse()
+        return found
+
+    def when_sent(self, wr_id: int, then: Done) -> None:
+        """Calls when this request has completed; not at all if the connection ends before."""
+        in_flight = self.in_flight
+        for index in range(len(in_flight) - 1, -1, -1):
+            number, send, _ = in_flight[index]
+            if number == wr_id:
+                in_flight[index] = (number, send, then)
+                return
+        raise InternalError(f"request {wr_id} is not in flight")

@@ -8,7 +8,7 @@
 
 Only the other end of the very connection may come: from its address, to ours, with its port in Hello. It is answered
 when what the old place has handed over is here (draft-pinkerton-iwarp-sdp; docs/wire/sdp.md §15), so the two may come
-in any order.
+in any order. What the two ends say to each other meanwhile is in `suspend`.
 """
 
 from __future__ import annotations

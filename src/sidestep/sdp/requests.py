@@ -138,6 +138,18 @@ Order: TypeAlias = (
 Work: TypeAlias = Send | RdmaWrite | RdmaRead | Receive | Order
 
 
+class Cause(Enum):
+    """Why a connection ended before its time; the endpoint has the errno of each."""
+
+    REFUSED = "refused"  # nobody listens, no room, or a Hello that the other end does not take
+    VIOLATION = "violation"  # the other end broke a rule
+    RESET = "reset"  # the other end gave the connection up
+    TRANSPORT = "transport"  # a completion with an error, or an event of the device
+    TIMEOUT = "timeout"  # the other end does not answer
+    ABORTED = "aborted"  # this end gave it up
+    RESOURCES = "resources"  # this end has no memory or queue pair for it
+
+
 class EventKind(Enum):
     """What a connection tells besides requests that ended."""
 

@@ -36,8 +36,8 @@ class ResizeHost(Protocol):
     def withdraw_control(self, action: object) -> bool:
         """Take a queued message back; False if it has gone."""
 
-    def size_changed(self, *, remote: bool) -> None:
-        """The payload that fits has changed, or buffers of another kind are about."""
+    def remote_size_changed(self) -> None:
+        """The payload that fits has changed."""
 
     def resized(self) -> None:
         """What the user asked for has an answer."""
@@ -47,7 +47,7 @@ class Resize:
     """Both sides of it."""
 
     __slots__ = (
-        "_answering", "_before", "_current", "_flow", "_host", "_request", "asked", "decrease_refused",
+        "_answering", "_before", "_current", "_flow", "_host", "_request", "asked", "busy", "decrease_refused",
         "increase_refused", "local", "local_max", "old", "surplus", "target", "waits",
     )  # fmt: skip
 
@@ -59,11 +59,6 @@ class Resize:
         self._before = 0  # bytes of the other end's when we asked
         self.reset()
 
-    @property
-    def busy(self) -> bool:
-        """Whether every message and every buffer that becomes free must be looked at."""
-        return self.waits or self.surplus > 0
-
     def reset(self) -> None:
         """A new transport connection: its Hello says the size anew."""
         self.local = self.target
@@ -71,6 +66,7 @@ class Resize:
         self.old = 0  # buffers posted before an increase began
         self.waits = False  # the increase is confirmed when there are none
         self.surplus = 0  # buffers to be given back
+        self.busy = False  # every message and every buffer that becomes free must be looked at
         self._current: set[int] = set()  # wr_ids of those that are to stay, while there is a surplus
         self.asked: int | None = None  # DesSz of our ChRcvBuf that is not answered
         self._request: ChRcvBuf | None = None  # it, as it was queued; None if it is still to be
@@ -129,7 +125,7 @@ class Resize:
 
     def _set_remote(self, size: int) -> None:
         self._flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
-        self._host.size_changed(remote=True)
+        self._host.remote_size_changed()
 
     def _give_way(self) -> None:
         """Our request crossed one of the accepting end, which takes no notice of it."""
@@ -151,13 +147,11 @@ class Resize:
         size = min(max(size, limits.SDP_BUFFER_SIZE_MIN), max(self.local, self.local_max))
         if size > self.local and not self.surplus:
             self.target = size
-            self.waits = True
-            self._host.size_changed(remote=False)
+            self.waits = self.busy = True
             self._flow.work.append(NeedBuffers(self._flow.receive_count, size))
             return
         if size < self.local:
             self.target = self.local = size
-            self._host.size_changed(remote=False)
         self._queue_answer()
 
     def supplied(self, buffers: list[Receive]) -> None:
@@ -170,9 +164,9 @@ class Resize:
     def failed(self) -> None:
         """There are none: the request is refused."""
         self.waits = False
+        self.busy = self.surplus > 0
         self.old = 0
         self.target = self.local
-        self._host.size_changed(remote=False)
         self._answer()
 
     def received(self) -> None:
@@ -186,7 +180,6 @@ class Resize:
         if self.waits and not self.old and self.surplus:
             self.waits = False
             self.local = self.target
-            self._host.size_changed(remote=False)
             self._answer()
 
     def _queue_answer(self) -> None:
@@ -203,14 +196,21 @@ class Resize:
             self._queue_request()
 
     def repost(self, buffer: Receive) -> None:
-        """A consumed buffer: posted again, cut to its size, or given back."""
+        """A private buffer that is free again: posted, cut to its size before, or given back."""
+        flow = self._flow
+        if flow.down or not flow.open:
+            flow.work.append(ReturnBuffer(buffer))
+            return
+        if not self.busy and len(buffer.scatter[0]) == self.target:
+            flow.post(buffer)
+            return
         if self.surplus and buffer.wr_id not in self._current:
-            self._flow.work.append(ReturnBuffer(buffer))
+            flow.work.append(ReturnBuffer(buffer))
             self.surplus -= 1
             if not self.surplus:
                 self._current.clear()
-                self._host.size_changed(remote=False)
+                self.busy = self.waits
             return
         if len(buffer.scatter[0]) > self.target and not self.waits:
             buffer = Receive(buffer.wr_id, (buffer.scatter[0][: self.target],))
-        self._flow.post(buffer)
+        flow.post(buffer)

@@ -24,6 +24,7 @@ from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, Receive, RKey
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import Register, StreamReceive, Suspended
+from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
@@ -60,10 +61,6 @@ class SinkAdvert:
 class SinkHost(Protocol):
     """What the receive half needs of its connection."""
 
-    @property
-    def local_size(self) -> int:
-        """Bytes of our private buffers, as the source knows it."""
-
     def end_receive(self, receive: StreamReceive) -> None:
         """Tell the user."""
 
@@ -82,9 +79,6 @@ class SinkHost(Protocol):
     def withdraw_control(self, action: object) -> bool:
         """Take a queued message back; False if it has gone."""
 
-    def repost(self, receive: Receive) -> None:
-        """Give a private buffer to the transport again."""
-
     def mode_changed(self) -> None:
         """The user may want to know."""
 
@@ -96,14 +90,13 @@ class Sink:
     """One receive half."""
 
     __slots__ = (
-        "_flow", "_host", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted",
-        "closed", "due",
-        "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal", "shown",
-        "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
+        "_flow", "_host", "_resize", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted", "closed",
+        "due", "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal",
+        "shown", "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
-        self._flow, self._settings, self._strategy, self._host = flow, settings, strategy, host
+    def __init__(self, flow: Flow, resize: Resize, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
+        self._flow, self._resize, self._settings, self._strategy, self._host = flow, resize, settings, strategy, host
         self.receives: deque[StreamReceive] = deque()
         # (bytes, their private buffer or None, None), or (empty, private buffer or None, urgent byte) for a mark
         self.ready: deque[tuple[memoryview, Receive | None, int | None]] = deque()
@@ -180,7 +173,7 @@ class Sink:
                     if length == room or not receive.waitall:
                         receives.popleft()
                         self._host.end_receive(receive)
-                    self._host.repost(buffer)
+                    self._resize.repost(buffer)
                     return
         self.ready.append((payload, buffer, None))
         self.ready_bytes += length
@@ -195,7 +188,7 @@ class Sink:
         elif self._is_next(receive) and length <= receive.length:
             receive.view[:length] = payload
             self._end_shown(receive, length)
-            self._host.repost(buffer)
+            self._resize.repost(buffer)
         else:
             self.ready.append((payload, buffer, None))
             self.ready_bytes += length
@@ -243,7 +236,7 @@ class Sink:
         elif not inline:
             if self.ready and self.ready[-1][2] is not None:
                 self.ready.pop()
-            self._host.repost(buffer)
+            self._resize.repost(buffer)
         if inline:
             self.ready.append((memoryview(b""), buffer, byte))
             self.ready_bytes += 1
@@ -293,7 +286,7 @@ class Sink:
                     return True  # a read stops at the mark
                 ready.popleft()
                 if buffer is not None:
-                    self._host.repost(buffer)
+                    self._resize.repost(buffer)
                 if not self._settings.urgent_inline:
                     continue  # passed; the byte is had by take_urgent()
                 receive.view[0] = byte
@@ -310,7 +303,7 @@ class Sink:
             if taken == len(payload):
                 ready.popleft()
                 if buffer is not None:
-                    self._host.repost(buffer)
+                    self._resize.repost(buffer)
             else:
                 ready[0] = (payload[taken:], buffer, None)
             if receive.filled == receive.length:
@@ -330,6 +323,40 @@ class Sink:
             if byte is not None and self._settings.urgent_inline:
                 return memoryview(bytes((byte,)))
         return memoryview(b"")
+
+    def peek_into(self, room: memoryview) -> int:
+        """Copies what is here, up to the urgent byte, and returns how much; it stays."""
+        count = 0
+        for payload, _, byte in self.ready:
+            if byte is None:
+                taken = min(len(payload), len(room) - count)
+                room[count : count + taken] = payload[:taken]
+                count += taken
+            elif count:
+                break  # as a receive does
+            elif self._settings.urgent_inline:
+                room[0] = byte
+                count = 1
+            if count == len(room):
+                break
+        return count
+
+    def put_back(self, data: bytes) -> None:
+        """Takes bytes back that were received last."""
+        self.ready.appendleft((memoryview(data), None, None))
+        self.ready_bytes += len(data)
+        self.serve()
+        self.keep_order()
+
+    def cancel_receive(self, receive: StreamReceive) -> None:
+        """The user takes the room back: at once, or once nobody else uses it."""
+        if receive.done:
+            return
+        receive.cancelled = True
+        if receive.advert:
+            self.cancel()
+        else:
+            self.drop_cancelled()
 
     @property
     def at_mark(self) -> bool:
@@ -515,7 +542,7 @@ class Sink:
                 or receive.filled
                 or receive.register_failed
                 or receive.cancelled
-                or receive.length <= self._host.local_size  # what makes the stale rule work
+                or receive.length <= self._resize.local  # what makes the stale rule work
                 or not self._strategy.wants_sink_avail(receive.length)
                 or not self._host.adverts_left()
             ):
@@ -647,7 +674,17 @@ class Sink:
         for index, (payload, buffer, byte) in enumerate(self.ready):
             self.ready[index] = (memoryview(bytes(payload)), None, byte)
             if buffer is not None:
-                self._host.repost(buffer)
+                self._resize.repost(buffer)
+
+    def let_go(self) -> None:
+        """Nothing is under way any more, and nothing can come: receives get what is here."""
+        self.shown.clear()
+        self.adverts.clear()
+        self.last_read = None
+        for receive in self.receives:
+            receive.advert = False
+            receive.reads = 0
+        self.serve()
 
     def end_all(self) -> None:
         """All receives end; no RDMA is under way, and none can come into those that were shown."""
@@ -663,7 +700,7 @@ class Sink:
         unread = [(bytes(payload), byte) for payload, _, byte in self.ready]
         for _, buffer, _ in self.ready:
             if buffer is not None:
-                self._host.repost(buffer)
+                self._resize.repost(buffer)
         self.ready.clear()
         self.ready_bytes = 0
         return unread

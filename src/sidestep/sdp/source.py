@@ -499,6 +499,14 @@ class Source:
         self._host.advert_timer(None)
         self.drop_cancelled()
 
+    def cancel_send(self, send: StreamSend) -> None:
+        """The user takes back what is possible of it."""
+        send.cancelled = True
+        if any(advert.send is send for advert in self.adverts):
+            self.cancel()
+        else:
+            self.drop_cancelled()
+
     def drop_cancelled(self) -> None:
         """Sends that the user has cancelled leave the queue; an urgent byte among them is forgotten."""
         if not any(send.cancelled for send in self.queue):

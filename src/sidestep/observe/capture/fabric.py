@@ -13,6 +13,7 @@ from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record, RoceWriter
 from sidestep.rdma.loopback import observer
 from sidestep.rdma.loopback.settings import CmKind
+from sidestep.rdma.roce.packet import PSN_MASK
 from sidestep.rdma.work import Status
 from sidestep.sdp.hello import Hello, port_of
 from sidestep.sdp.wire import decode
@@ -89,10 +90,10 @@ class FabricCapture:
         if port is None or hello is None:
             return None
         # Each connection counts from other numbers, so that packets of two are not taken for each other's.
-        first = len(self._by_comm_id) << 12
+        first = len(self._by_comm_id) << 12 & PSN_MASK
         ends = Ends(
             hello.src_ip, hello.dst_ip, port,
-            qpn=(message.qp_number, 0), comm_id=(message.local_id, 0), starting_psn=(first, first + 0x800),
+            qpn=(message.qp_number, 0), comm_id=(message.local_id, 0), starting_psn=(first, first | 0x800),
             transaction_id=message.local_id,
         )  # fmt: skip
         wire = _Wire(self._file, ends, self._mtu_code)

@@ -25,7 +25,8 @@ def messages_in(text: str, name: str) -> list[bytes]:
     `00*24` is 24 zero bytes. An offset at the start of a line and characters at its end, as dumps have them, are left
     out. `Misuse` names the line that is not hex.
     """
-    if len(text) > limits.CAPTURE_HEX_MAX:
+    repeated = sum(2 * int(found[2]) for found in _REPEATED.finditer(text))
+    if len(text) + repeated > limits.CAPTURE_HEX_MAX:
         raise Misuse(f"{name}: more than {limits.CAPTURE_HEX_MAX} characters of hex", remedy="split it")
     messages = []
     block = bytearray()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from typing import Final
+
 from sidestep import limits
 from sidestep.observe.capture.layers import Segment
 from sidestep.sdp import serial
+
+_SEGMENT_COST: Final = 128  # bytes that a segment takes which waits, beside its own
 
 
 class Direction:
@@ -12,7 +17,9 @@ class Direction:
 
     def __init__(self) -> None:
         self._next: int | None = None  # sequence number of the byte that is waited for
-        self._early: dict[int, bytes] = {}  # by sequence number
+        self._offset = 0  # of that byte in the stream
+        self._early: dict[int, bytes] = {}  # by offset
+        self._offsets: list[int] = []  # of those, a heap
         self._early_len = 0
         self.lost = False  # too much waits behind a gap: the direction is given up
 
@@ -25,37 +32,38 @@ class Direction:
             return b""
         if self._next is None:
             self._next = segment.sequence
-        self._keep(segment.sequence, payload)
-        return self._readable()
+        ahead = serial.diff(segment.sequence, self._next)
+        if not serial.ge(segment.sequence, self._next):  # it begins before
+            ahead = -serial.diff(self._next, segment.sequence)
+        self._keep(self._offset + ahead, payload)
+        return self._readable(self._next)
 
     @property
     def gap(self) -> int:
         """Bytes that are missing in front of what waits; 0 if nothing waits."""
-        if self._next is None or not self._early:
-            return 0
-        return min(serial.diff(sequence, self._next) for sequence in self._early)
+        return self._offsets[0] - self._offset if self._offsets else 0
 
-    def _keep(self, sequence: int, payload: bytes) -> None:
-        known = len(self._early.get(sequence, b""))
-        if len(payload) > known:
-            self._early[sequence] = payload
-            self._early_len += len(payload) - known
-        if self._early_len > limits.CAPTURE_AHEAD_MAX and sequence != self._next:
+    def _keep(self, offset: int, payload: bytes) -> None:
+        known = self._early.get(offset)
+        if known is None:
+            heappush(self._offsets, offset)
+            self._early_len += _SEGMENT_COST
+        if known is None or len(payload) > len(known):
+            self._early[offset] = payload
+            self._early_len += len(payload) - len(known or b"")
+        if self._early_len > limits.CAPTURE_AHEAD_MAX and offset > self._offset:
             self.lost = True
-            self._early = {}
+            self._early.clear()
+            self._offsets.clear()
 
-    def _readable(self) -> bytes:
+    def _readable(self, sequence: int) -> bytes:
         """What begins at the byte that is waited for, or before it."""
         found = bytearray()
-        while self._next is not None:
-            start = self._next
-            if start not in self._early:
-                start = next((early for early in self._early if not serial.gt(early, start)), -1)
-            if start < 0:
-                break
-            piece = self._early.pop(start)
-            self._early_len -= len(piece)
-            piece = piece[serial.diff(self._next, start) :]
-            found += piece
-            self._next = serial.add(self._next, len(piece))
+        while self._offsets and self._offsets[0] <= self._offset + len(found):
+            offset = heappop(self._offsets)
+            piece = self._early.pop(offset)
+            self._early_len -= len(piece) + _SEGMENT_COST
+            found += piece[self._offset + len(found) - offset :]
+        self._offset += len(found)
+        self._next = serial.add(sequence, len(found))
         return bytes(found)

@@ -13,15 +13,19 @@ from secrets import SystemRandom
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.rdma.iwarp.counting import EVENTS, Tally
 from sidestep.rdma.iwarp.manager import IwarpManager
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.settings import Settings
 from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, PRIVATE_DATA_MAX
+from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.soft.device import SoftDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
+    from sidestep.rdma.iwarp.stream import Stream
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.memory import Domain
     from sidestep.rdma.soft.queues import SoftQueue
@@ -54,7 +58,7 @@ class IwarpDevice(SoftDevice):
         attributes: Fewer than `ATTRIBUTES`, if wanted.
     """
 
-    __slots__ = ("_owns_loop", "_qp_number", "cm", "loop", "settings")
+    __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
 
     cm: IwarpManager
 
@@ -72,6 +76,10 @@ class IwarpDevice(SoftDevice):
         super().__init__(name, address, attributes, self.loop.notices, SystemRandom())
         self.settings = settings or Settings()
         self._qp_number = 0
+        self.taps = Taps(name)
+        self.events = Counters(EVENTS)
+        self.streams: set[Stream] = set()  # those that have a connection
+        self._ended = Tally()  # of those that had one
         self.cm = IwarpManager(self)
 
     def close(self) -> None:
@@ -104,6 +112,40 @@ class IwarpDevice(SoftDevice):
             assert isinstance(qp, IwarpQueuePair)
             if qp.stream is not None:
                 qp.stream.own()
+
+    def stream_closed(self, stream: Stream) -> None:
+        """What it counted stays."""
+        if stream in self.streams:
+            self.streams.discard(stream)
+            self._ended.add(stream.tally)
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far and is not zero, and what there is now, by the names of `counting.NAMES`."""
+        whole = Tally()
+        whole.add(self._ended)
+        for stream in self.streams:
+            whole.add(stream.tally)
+        present = {
+            "connections": len(self.cm.connections),
+            "listeners": self.cm.listeners_len,
+            "half_open": len(self.cm.half_open),
+            "requests_pending": len(self.cm.requests),
+            "queue_pairs": sum(len(domain.queue_pairs) for domain in self.domains),
+            "regions": self.region_count,
+            "windows": self.window_count,
+            "keys": len(self.keys),
+            "captures": len(self.taps),
+        }
+        return whole.as_json() | self.events.as_json() | present
+
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """Each as it is, by number: its state, what is posted, and what goes over its connection."""
+        found = [qp for domain in self.domains for qp in domain.queue_pairs if isinstance(qp, IwarpQueuePair)]
+        return [qp.details() for qp in sorted(found, key=lambda qp: qp.number)]
+
+    def listening(self) -> list[int]:
+        """The TCP ports that it listens on."""
+        return self.cm.ports
 
     def next_qp_number(self) -> int:
         """Of 24 bits; 0 and 1 mean something elsewhere."""

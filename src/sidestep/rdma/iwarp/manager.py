@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from errno import ECONNREFUSED
+from errno import ECONNREFUSED, errorcode
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -106,6 +106,7 @@ class IwarpConnection(Connection):
 
     def established(self, private_data: bytes = b"") -> None:
         """Both ends may send."""
+        self._manager.device.events.add("connection_made", "passive" if self._pending is None else "active")
         self._pending = None
         self.state = CmState.ESTABLISHED
         self.qp.ready_to_send()
@@ -130,6 +131,7 @@ class IwarpConnection(Connection):
     def over(self, *, by_remote: bool, confirmed: bool) -> None:
         """The stream has ended."""
         if self.state is CmState.REPLY_SENT:
+            self._manager.device.events.add("connection_failed", "refused_late" if confirmed else "reset")
             # An orderly end says that the other end's user did not like the Reply; a reset, that it did not wait.
             self.end(Rejected(REJECT_CONSUMER if confirmed else REJECT_TIMEOUT))
         elif self.state in (CmState.ESTABLISHED, CmState.DISCONNECT_SENT):
@@ -190,6 +192,7 @@ class _Asking:
             if (error := self._tcp.error()) is not None:
                 self._failed_to_connect(error)
                 return
+            self._tcp.opened(self._manager.device.taps, active=True)
             device = self._manager.device
             wanted = replace(device.settings.startup, depths=depths_of(self._connection.qp))
             self._machine = Initiator(wanted, self._private_data, now=self._loop.now)
@@ -222,8 +225,10 @@ class _Asking:
             self._send()
             self._leave()
             if isinstance(event, Refused):
+                self._manager.device.events.add("connection_refused", "user")
                 self._connection.end(Rejected(REJECT_CONSUMER, event.private_data))
             elif isinstance(event, Failed):
+                self._manager.device.events.add("connection_failed", event.cause.name.lower())
                 silent = event.cause in (Cause.SILENT, Cause.ENDED)
                 self._connection.end(Unreachable() if silent else Rejected(REJECT_CONSUMER))
             return
@@ -238,6 +243,7 @@ class _Asking:
             self._machine.abandon("the user does not want the connection that the Reply offers")
             self._send()
             self._leave()
+            self._manager.device.events.add("connection_failed", "reply_not_wanted")
             self._connection.end(Rejected(REJECT_CONSUMER))
             return
         self._stop_timer()
@@ -250,6 +256,7 @@ class _Asking:
         self._connection.established(agreed.private_data)
         stream.begin(agreed.leftover)
         stream.pump()
+        stream.nudge_after(device.settings.nudges_s)
 
     def _send(self) -> None:
         assert self._machine is not None
@@ -291,10 +298,13 @@ class _Asking:
             return
         self.give_up()
         refused = error.errno == ECONNREFUSED
+        name = errorcode.get(error.errno or 0, "unknown")
+        self._manager.device.events.add("connection_refused" if refused else "connection_failed", name)
         self._connection.end(Rejected(REJECT_INVALID_SERVICE_ID) if refused else Unreachable())
 
     def _unreachable(self) -> None:
         self.give_up()
+        self._manager.device.events.add("connection_failed", "ETIMEDOUT")
         self._connection.end(Unreachable())
 
     def _stop_timer(self) -> None:
@@ -342,6 +352,7 @@ class IwarpRequest(ConnectionRequest):
         self.private_data = b""
         self.responder_resources = self.initiator_depth = 0
         tcp.handler = self
+        tcp.opened(manager.device.taps, active=False)
         tcp.watch()
         self._arm()
 
@@ -385,6 +396,7 @@ class IwarpRequest(ConnectionRequest):
         self._answer()
         if self._withdrawn is None:
             self._machine.reject(private_data)
+            self._manager.device.events.add("request_rejected", "user")
             self._send()
             self._leave()
 
@@ -436,6 +448,7 @@ class IwarpRequest(ConnectionRequest):
             if isinstance(event, Asked):
                 self._was_asked(event)
             elif isinstance(event, Failed):
+                self._manager.device.events.add("connection_failed", event.cause.name.lower())
                 self._send()
                 self._withdraw(REJECT_TIMEOUT)
                 self._leave()
@@ -450,6 +463,8 @@ class IwarpRequest(ConnectionRequest):
         listener = self._manager.find(self._port, asked.private_data)
         if isinstance(listener, int):
             self._answered = True
+            cause = "no_listener" if listener == REJECT_INVALID_SERVICE_ID else "backlog_or_match"
+            self._manager.device.events.add("request_rejected", cause)
             self._machine.reject()
             self._send()
             self._leave()
@@ -514,14 +529,13 @@ class IwarpRequest(ConnectionRequest):
 class IwarpManager(ConnectionManager):
     """The connection manager of one device."""
 
-    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests", "streams")
+    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests")
 
     def __init__(self, device: IwarpDevice) -> None:
         self.device = device
         self._listeners = Listeners()
         self._sockets: dict[int, TcpListener] = {}  # by port
         self.connections: set[IwarpConnection] = set()
-        self.streams: set[Stream] = set()  # with a socket, those that only end included
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
         self.requests: set[IwarpRequest] = set()  # with one, not answered
 
@@ -576,6 +590,7 @@ class IwarpManager(ConnectionManager):
         try:
             _Asking(self, connection, private_data, check_reply).connect(address, port)
         except Unavailable:
+            self.device.events.add("connection_failed", "local_address")
             connection.end(Unreachable())
         return connection
 
@@ -587,8 +602,18 @@ class IwarpManager(ConnectionManager):
             request.drop()
         for connection in list(self.connections):
             connection.disconnect()
-        for stream in list(self.streams):
+        for stream in list(self.device.streams):
             stream.abort()
+
+    @property
+    def listeners_len(self) -> int:
+        """Listeners that take requests."""
+        return len(list(self._listeners))
+
+    @property
+    def ports(self) -> list[int]:
+        """Those that somebody listens on."""
+        return sorted(self._sockets)
 
     # --- for connections and requests ---
 
@@ -622,6 +647,7 @@ class IwarpManager(ConnectionManager):
     def _taken(self, tcp: Tcp, port: int) -> None:
         """A TCP connection came. Of too many that say nothing the oldest goes: it had the most time."""
         if len(self.half_open) >= self.device.settings.half_open_max:
+            self.device.events.add("half_open_dropped")
             next(iter(self.half_open)).drop()
         self.half_open[IwarpRequest(self, tcp, port)] = None
 

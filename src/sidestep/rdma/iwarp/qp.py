@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidestep.rdma.iwarp.terminate import Condition, terminate_text
+from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, terminate_text
 from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, OPCODES, RTR, RTS, SUCCESS, SoftQueuePair
 from sidestep.rdma.verbs import EventKind, QpState
@@ -104,6 +104,22 @@ class IwarpQueuePair(SoftQueuePair):
         """Takes out all requests that are not completed, in the order of posting."""
         return self.stream.sender.take_unfinished() if self.stream is not None else []
 
+    def details(self) -> dict[str, object]:
+        """As it is, for people; of its stream what that has."""
+        found: dict[str, object] = {
+            "number": self.number,
+            "state": self.state.name,
+            "sends_outstanding": self.sends_outstanding,
+            "receives_posted": self.receives_posted,
+            "shared_receives": self.srq is not None,
+        }
+        if self.connection is not None:
+            found["remote_address"] = self.connection.remote_address
+            found["connection"] = self.connection.state.name
+        if self.stream is not None:
+            found |= self.stream.details() | self.stream.tally.as_json()
+        return found
+
     # --- the connection manager's side ---
 
     def attach(self, stream: Stream, *, ready: bool) -> None:
@@ -130,6 +146,8 @@ class IwarpQueuePair(SoftQueuePair):
             taken = [receive for receive in taken if receive is not fault.receive]
         for receive in taken:
             add(Completion(receive.wr_id, FLUSHED, OP_RECEIVE, 0, number))
+        if fault is not None and fault.receive is not None:
+            self.device.events.add("completion_failed", fault.status.name)
 
     # --- the stream's side ---
 
@@ -151,6 +169,7 @@ class IwarpQueuePair(SoftQueuePair):
 
     def connection_lost(self, why: str) -> None:
         """The connection broke."""
+        self.device.events.add("connection_broken")
         self.end()
         self.tell(EventKind.QP_FATAL, why)
         self._over(by_remote=True, confirmed=False)
@@ -217,6 +236,9 @@ class IwarpQueuePair(SoftQueuePair):
     def terminated(self, payload: bytes) -> None:
         """The other end ended the stream."""
         assert self.stream is not None
+        code = int.from_bytes(payload[:2])
+        # Who can choose the names of counters could make any number of them.
+        self.device.events.add("terminate_received", f"{code:#06x}" if code in CODE_TEXT else "unknown")
         self.end()
         self.tell(EventKind.QP_FATAL, terminate_text(payload))
         self.stream.leave()
@@ -235,6 +257,7 @@ class IwarpQueuePair(SoftQueuePair):
     def failed(self, request: SendRequest, status: Status) -> None:
         """A request could not be carried out."""
         assert self.stream is not None
+        self.device.events.add("completion_failed", status.name)
         self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], 0, self.number))
         self.end()
         self.stream.terminate(Condition.OUTGOING)

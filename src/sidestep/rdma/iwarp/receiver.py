@@ -23,6 +23,7 @@ from sidestep.rdma.work import Access, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
+    from sidestep.rdma.iwarp.counting import Tally
     from sidestep.rdma.work import Receive, Scatter, SendRequest
 
 _WRITE: Final = 0
@@ -191,6 +192,7 @@ class Receiver:
         "_reads",
         "_send_msn",
         "_stopped",
+        "_tally",
         "_terminate_msn",
         "_turn",
         "fault",
@@ -199,8 +201,9 @@ class Receiver:
         "run_count",
     )
 
-    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding]) -> None:
+    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding], tally: Tally) -> None:
         self._owner = owner
+        self._tally = tally  # of what is good
         self._reads = reads  # in the order of their requests
         self.may_read = bool(remote_access & _REMOTE_READ)
         self.may_write = bool(remote_access & _REMOTE_WRITE)
@@ -212,6 +215,11 @@ class Receiver:
         self._heard = self._stopped = False
         self.fault: Fault | None = None
         self.run_count = 0  # those that came in order
+
+    @property
+    def heard(self) -> bool:
+        """Whether the other end has sent anything good."""
+        return self._heard
 
     def give_up(self) -> list[Receive]:
         """Takes nothing any more; the receives of messages that are not complete."""
@@ -226,11 +234,20 @@ class Receiver:
             return self.fault
         for run in inbound.parse():
             self.run_count += 1
-            if self.take(inbound, run) is not None or self._stopped:
-                return self.fault
+            if (fault := self.take(inbound, run)) is None:
+                self._count(run)
+            if fault is not None or self._stopped:
+                return fault
         if inbound.fault is not None:
             self.fault = Fault(_FRAMING_FAULTS[inbound.fault])
         return self.fault
+
+    def _count(self, run: Run) -> None:
+        tally, opcode = self._tally, run.rdmap & 0xF
+        tally.bytes_received[opcode] += run.length
+        tally.segments_received += run.segments
+        if run.last:
+            tally.messages_received[opcode] += 1
 
     def take(self, source: Inbound, run: Run) -> Fault | None:
         """One run in the order of the stream."""

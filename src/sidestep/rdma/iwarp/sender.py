@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from sidestep.rdma.iwarp.counting import Tally
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, RdmapOp, ReadRequest
 from sidestep.rdma.iwarp.receiver import READ_REFUSED, Begun, Fault, Outstanding
 from sidestep.rdma.soft.memory import Refusal
@@ -101,6 +102,7 @@ class Sender:
         "requests",
         "resources",
         "sink_stag",
+        "tally",
     )
 
     def __init__(self, outbound: Outbound, owner: Owner, sink_stag: int) -> None:
@@ -120,6 +122,7 @@ class Sender:
         self._failing = False  # a request cannot be carried out, and those before it are not done yet
         self._send_msn = self._read_msn = 1  # RFC 5041 4.3
         self._sink_to = 0
+        self.tally = Tally()
 
     @property
     def outstanding(self) -> int:
@@ -158,10 +161,16 @@ class Sender:
         """The first message of an initiator, without a byte: an RDMA Write, or a Read (RFC 6581 9)."""
         if not read:
             self._outbound.tagged(_WRITE, self.sink_stag, 0, (), 0, 0, True)
+            self.tally.messages_sent[RdmapOp.WRITE] += 1
             return
         self.reads.append(Outstanding(Begun(None), (), self.sink_stag, 0, 0))
         asked = ReadRequest(self.sink_stag, 0, 0, self.sink_stag, 0).encode()
         self._ask(asked)
+
+    def nudge(self) -> None:
+        """An RDMA Write without a byte, which means nothing to anybody (RFC 5041 5.2), unless there is more to send."""
+        if self._current is None and not self.held:
+            self.ready_to_receive(read=False)
 
     def read_done(self) -> None:
         """The response to the oldest RDMA Read was delivered."""
@@ -257,6 +266,8 @@ class Sender:
     def _ask(self, asked: bytes) -> None:
         self._outbound.untagged(_READ_REQUEST, 0, QUEUE_READ, self._read_msn, (asked,), 0, len(asked), True)
         self._read_msn = (self._read_msn + 1) & _MSN
+        self.tally.messages_sent[RdmapOp.READ_REQUEST] += 1
+        self.tally.bytes_sent[RdmapOp.READ_REQUEST] += len(asked)
 
     def _fail(self, begun: Begun, status: Status) -> None:
         """Nothing more is framed; it is told when everything before it is done."""
@@ -292,7 +303,10 @@ class Sender:
         else:
             self._outbound.untagged(message.rdmap, message.stag, QUEUE_SEND, message.base, gather, begin, end, last)
         message.framed = end
+        opcode = message.rdmap & 0xF
+        self.tally.bytes_sent[opcode] += end - begin
         if last:
+            self.tally.messages_sent[opcode] += 1
             self._current = None
             if begun is not None:
                 self._unwritten.append((self._outbound.position, begun))

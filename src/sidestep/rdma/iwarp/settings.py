@@ -20,4 +20,5 @@ class Settings:
     connect_s: float = 20.0  # for TCP's handshake
     close_s: float = limits.IWARP_CLOSE_S  # for the other end's FIN, once ours is out; then RST
     silence_s: float = limits.IWARP_SILENCE_S  # what is not acknowledged so long breaks the connection
+    nudges_s: tuple[float, ...] = limits.IWARP_NUDGES_S  # who asked: pauses, as long as the other end says nothing
     half_open_max: int = limits.IWARP_HALF_OPEN_MAX  # connections whose Request is not here; the oldest gives way

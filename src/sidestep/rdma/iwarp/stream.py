@@ -27,6 +27,7 @@ from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
+    from sidestep.rdma.iwarp.counting import Tally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.settings import Settings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _FILLS_MAX: Final = 4  # reads
 _RUNS_MAX: Final = 4096  # runs, after which no more is read: a hostile peer makes one of each 20 bytes
 _WRITES_MAX: Final = 16
+_SEEN_LEN: Final = 64 << 10  # bytes that are read at a time while somebody looks on
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
 
 
@@ -52,6 +54,7 @@ class Stream:
     """One connection's."""
 
     __slots__ = (
+        "_agreed",
         "_first",
         "_inbound",
         "_loop",
@@ -62,12 +65,14 @@ class Stream:
         "_settings",
         "_tcp",
         "_timer",
+        "_wire",
         "receiver",
         "sender",
     )
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
         self._tcp = tcp
+        self._wire = tcp.wire
         self._qp = qp
         self._loop = loop
         self._settings = settings
@@ -75,14 +80,16 @@ class Stream:
         self._timer: Timer | None = None
         self._first: Timer | None = None  # for the other end's first message
         self._inbound = Inbound(crc=agreed.crc, markers=agreed.markers_in)
+        self._agreed = agreed
         self._markers = agreed.markers_out
         self._outbound = Outbound(mulpdu(tcp.mss, markers=self._markers), crc=agreed.crc, markers=self._markers)
         self.sender = Sender(self._outbound, qp, qp.sink_stag)
         self.sender.depth = agreed.ord
         self.sender.resources = agreed.ird
-        self.receiver = Receiver(qp, qp.remote_access, self.sender.reads)
+        self.receiver = Receiver(qp, qp.remote_access, self.sender.reads, self.sender.tally)
         tcp.handler = self
-        qp.device.cm.streams.add(self)
+        tcp.wire.streams(self, len(agreed.leftover))
+        qp.device.streams.add(self)
 
     def begin(self, leftover: bytes, *, first_s: float | None = None) -> None:
         """Bytes may flow.
@@ -128,6 +135,40 @@ class Stream:
     def _pump_in_turn(self) -> None:
         self._tcp.run(self.pump)
 
+    @property
+    def tally(self) -> Tally:
+        """What went over it so far."""
+        tally = self.sender.tally
+        tally.stream_bytes_sent = self._outbound.written
+        tally.stream_bytes_received = self._inbound.position + self._inbound.pending
+        return tally
+
+    def details(self) -> dict[str, object]:
+        """Of the stream, as it was agreed and as it is."""
+        sender = self.sender
+        return {
+            "remote_address": self.remote_address,
+            "reads_outstanding": len(sender.reads),
+            "reads_max": sender.depth,
+            "answers_max": sender.resources,
+            "crc": self._agreed.crc,
+            "markers_sent": self._agreed.markers_out,
+            "markers_received": self._agreed.markers_in,
+            "mulpdu": self._outbound.mulpdu,
+            "bytes_waiting": self._outbound.waiting,
+            "phase": self._phase.value,
+        }
+
+    # --- what a wire asks; see `tap.Stream` ---
+
+    def sent_len(self) -> tuple[int, int]:
+        """Bytes that went out, and those up to the next FPDU."""
+        return self._outbound.written, self._outbound.rest
+
+    def received_len(self) -> tuple[int, bytes]:
+        """Bytes that came in, and those of them that are the beginning of an FPDU."""
+        return self._inbound.position + self._inbound.pending, self._inbound.staged()
+
     def own(self) -> None:
         """Memory that waits to be sent is its owner's again."""
         self._outbound.own()
@@ -142,7 +183,7 @@ class Stream:
         runs_max = self.receiver.run_count + _RUNS_MAX
         for _ in range(_FILLS_MAX):
             try:
-                count = self._inbound.fill(self._tcp.fileno())
+                count = self._fill_seen() if self._wire.live else self._inbound.fill(self._tcp.fileno())
             except BlockingIOError:
                 break
             except OSError as why:
@@ -157,6 +198,15 @@ class Stream:
             if self.receiver.run_count >= runs_max:
                 break
         self.pump()
+
+    def _fill_seen(self) -> int:
+        """As `Inbound.fill`, by way of those who look on."""
+        found = self._tcp.read(_SEEN_LEN)
+        if found is None:
+            raise BlockingIOError
+        taken = self._inbound.feed(found) if found else 0
+        assert taken == len(found), "there is room for more once everything is parsed"
+        return taken
 
     def _process(self) -> None:
         fault = self.receiver.take_all(self._inbound)
@@ -197,6 +247,22 @@ class Stream:
                 return
         self.pump_soon()  # the other end takes it as fast as it is made
 
+    def nudge_after(self, delays_s: tuple[float, ...]) -> None:
+        """Makes the other end look again after each of these times, until something is heard of it.
+
+        Linux siw as a responder hands the socket to its queue pair after the Reply has gone out, without looking.
+        What arrives in between lies there unread until something else comes (6.1 and 6.12): both ends would wait.
+        """
+        if delays_s and self._phase is _Phase.OPEN and not self.receiver.heard:
+            nudge = partial(self._tcp.run, partial(self._nudge, delays_s[1:]))
+            self._first = self._loop.call_later(delays_s[0], nudge)
+
+    def _nudge(self, later_s: tuple[float, ...]) -> None:
+        self._first = None
+        self.sender.nudge()
+        self.pump()
+        self.nudge_after(later_s)
+
     def on_writable(self) -> None:
         """There is room again."""
         if self._phase is _Phase.OPEN:
@@ -207,11 +273,20 @@ class Stream:
 
     def _write(self) -> bool:
         try:
-            self._outbound.send(self._tcp.fileno())
+            if self._wire.live:
+                self._send_seen()
+            else:
+                self._outbound.send(self._tcp.fileno())
         except OSError as why:
             self._lost(f"the connection broke: {why.strerror}")
             return False
         return True
+
+    def _send_seen(self) -> None:
+        """As `Outbound.send`, and shows what TCP has taken to those who look on."""
+        waiting = self._outbound.peek()
+        count = self._outbound.send(self._tcp.fileno())
+        self._wire.sent(waiting[:count])
 
     # --- ending ---
 
@@ -242,6 +317,9 @@ class Stream:
         self._outbound.clear()
         self._stop_timers()
         if last:
+            self._qp.device.events.add("terminate_sent", f"{int.from_bytes(last[:2]):#06x}")
+            self.sender.tally.messages_sent[RdmapOp.TERMINATE] += 1
+            self.sender.tally.bytes_sent[RdmapOp.TERMINATE] += len(last)
             self._outbound.untagged(_TERMINATE, 0, QUEUE_TERMINATE, 1, (last,), 0, len(last), True)
         self._timer = self._loop.call_later(self._settings.close_s, partial(self._tcp.run, self._close_by_force))
         self._write_last()
@@ -310,8 +388,8 @@ class Stream:
         self._phase = _Phase.CLOSED
         self._stop_timers()
         self._outbound.clear()
+        self._qp.device.stream_closed(self)
         self._outbound.own()
-        self._qp.device.cm.streams.discard(self)
 
 
 def mulpdu(mss: int, *, markers: bool) -> int:

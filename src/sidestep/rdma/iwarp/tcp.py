@@ -21,9 +21,11 @@ from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.errors import InternalError, Misuse, Unavailable
+from sidestep.rdma.iwarp.tap import Wire
 from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
+    from sidestep.rdma.iwarp.tap import Taps
     from sidestep.rdma.soft.loop import Loop, Timer
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
@@ -51,7 +53,7 @@ class Handler(Protocol):
 class Tcp:
     """One connection."""
 
-    __slots__ = ("_loop", "_sock", "_watched", "handler", "remote_address")
+    __slots__ = ("_loop", "_sock", "_watched", "handler", "remote_address", "wire")
 
     def __init__(self, loop: Loop, sock: socket.socket, handler: Handler, remote_address: str) -> None:
         self._loop = loop
@@ -59,6 +61,15 @@ class Tcp:
         self._watched = 0
         self.handler = handler
         self.remote_address = remote_address
+        self.wire = Wire()
+
+    def opened(self, taps: Taps, *, active: bool) -> None:
+        """It is connected: who looks on at the device sees it."""
+        try:
+            local, remote = self._sock.getsockname(), self._sock.getpeername()
+        except OSError:  # gone again, which reading tells
+            local, remote = ("", 0), (self.remote_address, 0)
+        self.wire.opened(taps, local[:2], remote[:2], active=active)
 
     def fileno(self) -> int:
         """-1 once it is closed."""
@@ -92,36 +103,50 @@ class Tcp:
     def read(self, limit: int) -> bytes | None:
         """What there is; None if nothing, b"" at the end. OSError if the connection broke."""
         try:
-            return self._sock.recv(limit, socket.MSG_DONTWAIT)
+            found = self._sock.recv(limit, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
+        except OSError:
+            self.wire.reset(outbound=False)
+            raise
+        if found:
+            self.wire.received(found)
+        else:
+            self.wire.ended(outbound=False)
+        return found
 
     def write(self, data: bytes | memoryview) -> int:
         """How much of it was taken. OSError if the connection broke."""
         try:
-            return self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            count = self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
+        self.wire.sent(data[:count])
+        return count
 
     def discard(self) -> bool:
         """Reads what nobody wants any more; True at the end of it. OSError if the connection broke."""
         found = self.read(_DISCARD)
+        self.wire.drained += len(found or b"")
         return found is not None and not found
 
     def end_writing(self) -> None:
         """FIN, behind what was written."""
+        self.wire.ended(outbound=True)
         with suppress(OSError):  # it broke meanwhile, which reading tells
             self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Gives it back; the other end has everything, or will."""
         if not self.closed:
+            self.wire.closed()
             self._loop.forget(self._sock.fileno())
             self._sock.close()
 
     def abort(self) -> None:
         """RST: the other end is told that what comes no more."""
         if not self.closed:
+            self.wire.reset(outbound=True)
             with suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.close()

@@ -4,10 +4,10 @@
 Terminate code. Addresses come from the device, and 0 is the first byte of a region that is zero-based.
 
 After a call that ends access (`deregister`, `rekey`, an invalidation) not one more byte is placed or read; a device
-that has the memory queued for sending is told while the call still runs (`adapter.Adapter.access_ended`), and copies it.
+that has the memory queued for sending is told while the call still runs (`Adapter.access_ended`), and copies it.
 
-A region is good on every queue pair of its domain, so the other end of each may also void it. Who talks to peers that do
-not trust each other gives each a domain of its own, or opens windows, which belong to one queue pair (RFC 5042 6.4.5).
+A region is good on every queue pair of its domain, and the other end of each may also void it (RFC 5042 6.4.5). Who
+talks to peers that do not trust each other gives each a domain of its own, or windows: they belong to one queue pair.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def at_rest(conversation: Conversation) -> None:
         return
     if left.connection.error is not None or right.connection.error is not None:
         return
-    if left.connection._down or right.connection._down or _is_broken(left) or _is_broken(right):
+    if left.connection._flow.down or right.connection._flow.down or _is_broken(left) or _is_broken(right):
         return
     for user, other in ((left, right), (right, left)):
         _check_buffers(user)

@@ -225,7 +225,7 @@ class Conversation:
             self.plan.kind,
             (sent[0], sent[1]),
             (len(self.users[0].book.stream), len(self.users[1].book.stream)),
-            self.fabric._event_number,
+            self.fabric.event_count,
             ended_s,
         )
 

@@ -79,8 +79,8 @@ class Trace:
 
     def ladder(self, width: int = 120) -> Iterator[str]:
         """A diagram: the ends are the sides, time goes down."""
-        inner = max(40, width - 32)
-        yield f"{'time, us':>12}   left{' ' * (inner - 8)}right"
+        inner = max(40, width - 15)  # behind the time
+        yield f"{'time, us':>12}   left{' ' * (inner - 9)}right"
         for entry in self.entries:
             yield from _rungs(entry, inner)
 
@@ -99,7 +99,7 @@ def _rungs(entry: Entry, inner: int) -> Iterator[str]:
     time = f"{entry.at * 1e6:12.2f}   "
     text = entry.text if len(entry.text) <= inner - 8 else entry.text[: inner - 11] + "..."
     if entry.what == "user":
-        yield f"{time}* {text}" if entry.end == LEFT else f"{time}|{text:>{inner - 2}} *"
+        yield f"{time}* {text}" if entry.end == LEFT else f"{time}|{text:>{inner - 3}} *"
         return
     line = "=" if entry.what == "rdma" else "." if entry.what == "cm" else "-"
     body = f" {text} ".center(inner - 4, line)

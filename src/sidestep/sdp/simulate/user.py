@@ -227,7 +227,7 @@ class User:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
-        if not request.done or (request.pending and not connection._transport_done):
+        if not request.done or (request.pending and not connection._flow.gone):
             raise Surprise(f"{self.name}: a send ends with done {request.done} and {request.pending} pieces pending")
         if not 0 <= request.passed <= request.length:
             raise Surprise(f"{self.name}: {request.passed} of {request.length} bytes have passed")

@@ -1,0 +1,290 @@
+"""Ending a connection, well or badly (docs/wire/sdp.md §16).
+
+Well: each end closes its direction by DisConn once everything before it has been delivered; then the end that sent
+first takes the transport connection down, and the other does so if that takes too long. Badly: `break_off` takes it
+down at once, after an AbortConn where a DisConn has gone before. Either way the end is complete only when the transport
+says that nothing can reach the user's memory any more (`disconnected`); the user's requests end then, and CLOSED
+is the last thing told. The first error is kept.
+
+An attempt that comes to nothing ends here as well (`refuse`); what the other end is told of it is `handshake`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.sdp.flow import Flow
+from sidestep.sdp.halves import Halves
+from sidestep.sdp.handshake import Handshake
+from sidestep.sdp.requests import Cause, Disconnect, EventKind
+from sidestep.sdp.serial import ge
+from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.states import NO_PAYLOAD, OPEN, State, Stimulus
+from sidestep.sdp.wire import AbortConn, DisConn
+
+_OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
+
+
+class TeardownHost(Protocol):
+    """What ending needs of its connection."""
+
+    error: SidestepError | None
+    cause: Cause | None
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    @property
+    def state(self) -> State:
+        """Of the connection."""
+
+    def move(self, stimulus: Stimulus) -> None:
+        """To the next state."""
+
+    def tell(self, kind: EventKind, error: SidestepError | None = None) -> None:
+        """Tell the user."""
+
+    def forget(self) -> None:
+        """No timer runs any more, and no message without payload waits."""
+
+
+class Teardown:
+    """Of one connection."""
+
+    __slots__ = (
+        "_end_mseq", "_end_told", "_flow", "_halves", "_handshake", "_host", "_release_wanted", "_settings", "_timers",
+        "_write_told", "left", "reader_closed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        flow: Flow,
+        halves: Halves,
+        handshake: Handshake,
+        settings: Settings,
+        timers: dict[str, float],
+        host: TeardownHost,
+    ) -> None:
+        self._flow, self._halves, self._handshake, self._host = flow, halves, handshake, host
+        self._settings, self._timers = settings, timers
+        self.reader_closed = False  # the user receives nothing more
+        self.left = False  # the transport connection of a stream that goes on over another one is gone
+        self._end_told = False
+        self._write_told = False
+        self._end_mseq = 0  # of our DisConn
+        self._release_wanted = False  # DisConn's completion is awaited, to disconnect
+
+    # --- the user's wish ---
+
+    def shutdown_read(self) -> None:
+        """Receives end."""
+        self.reader_closed = True
+        self._halves.cancel_receives()
+        self._halves.sink.closed = True
+        self._halves.sink.serve()
+
+    def close(self, linger_s: float | None) -> None:
+        """Ends both directions; unread bytes make it a reset, and so does a linger of 0."""
+        flow, sink, state = self._flow, self._halves.sink, self._host.state
+        if state is State.SUSPENDED:
+            flow.disconnect()
+        if state is State.CLOSED or flow.down:
+            self.reader_closed = True
+            sink.drain()
+            return
+        if linger_s == 0 or sink.ready or sink.adverts or state in _OPENING:
+            self.abort()
+            return
+        self.reader_closed = True
+        self._halves.source.ending = True
+        self._halves.cancel_receives()
+        close_s = self._settings.close_s
+        self._arm("close", close_s if linger_s is None else min(linger_s, close_s))
+
+    def abort(self) -> None:
+        """Resets the connection."""
+        self.reader_closed = True
+        state = self._host.state
+        if state is State.SUSPENDED:  # the stream is elsewhere
+            self._flow.disconnect()
+        elif self._flow.gone:
+            self._halves.sink.drain()
+        elif state in _OPENING:
+            self._handshake.withdraw(Unavailable("given up before it was established"), Cause.ABORTED)
+        else:
+            self.break_off(Unavailable("reset by this end"), Cause.ABORTED)
+
+    # --- badly ---
+
+    def refuse(self, error: SidestepError, cause: Cause) -> None:
+        """The connection ends before it has begun."""
+        host = self._host
+        host.error, host.cause = error, cause
+        if host.state is not State.CLOSED:
+            host.move(Stimulus.REFUSED)
+        self._flow.shut()
+        host.tell(EventKind.BROKEN, error)
+        self._finish()
+
+    def break_off(self, error: SidestepError, cause: Cause, *, transport_ended: bool = False) -> None:
+        """Ends the connection at once (§16.2). The first error is kept."""
+        host, flow = self._host, self._flow
+        if host.state in (State.CLOSED, State.ABORTING):
+            return
+        if host.error is None:
+            host.error, host.cause = error, cause
+            host.tell(EventKind.BROKEN, error)
+        told = host.state in (State.FIN_WAIT, State.LAST_ACK) and not transport_ended
+        resuming = host.state is State.RESUMING
+        host.move(Stimulus.RESET)
+        host.forget()
+        if resuming:  # between two transport connections: the order to disconnect the first was given
+            flow.shut()
+            if self.left:
+                host.move(Stimulus.DISCONNECTED)
+                self._finish()
+        elif told and flow.may_send_bare():  # who has sent DisConn has to say that it is a reset
+            flow.send_header(AbortConn(), then=flow.disconnect)
+            self._arm("abort", self._settings.last_ack_s)
+        else:
+            flow.disconnect()
+
+    def hang_up(self) -> None:
+        """The queue pair is in error. If that is not the connection manager's doing, nobody but us will end it."""
+        flow = self._flow
+        if flow.down or self._host.state is State.RESUMING:
+            return
+        flow.work.append(Disconnect())
+        if self._host.state in _OPENING:  # nothing is told of an attempt that is given up
+            self._handshake.refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
+        flow.shut()
+
+    def failed(self, error: SidestepError, cause: Cause) -> None:
+        """The transport connection has failed and no completion tells of it, or what it needs is not to be had."""
+        state = self._host.state
+        if state in _OPENING:
+            self._handshake.withdraw(error, cause)
+        elif state in (State.TIME_WAIT, State.ABORTING, State.SUSPENDED):
+            self._flow.disconnect()  # it is over, well or badly, whatever comes of the transport
+        else:
+            self.break_off(error, cause, transport_ended=True)
+
+    def handle_abort(self) -> None:
+        """AbortConn."""
+        if self._host.state not in NO_PAYLOAD:
+            raise PeerViolation("AbortConn without DisConn", rule="abort_early")
+        self.break_off(Unavailable("reset by the other end"), Cause.RESET, transport_ended=True)
+
+    # --- well ---
+
+    def handle_end(self) -> None:
+        """DisConn of the other end."""
+        self._halves.sink.end()
+        if not self._end_told:
+            self._end_told = True
+            self._host.tell(EventKind.END_OF_STREAM)
+        self._host.move(Stimulus.END_RECEIVED)
+        if self._host.state is State.TIME_WAIT and not self._release_wanted:
+            self._leave()
+
+    def send_end(self) -> None:
+        """Our DisConn: everything queued has been delivered."""
+        self._release_wanted = True
+        self._halves.source.end()
+        self._end_mseq = self._flow.send_header(DisConn(), then=self._end_sent)
+        self._host.move(Stimulus.END_SENT)
+
+    def _end_sent(self) -> None:
+        self._release_wanted = False
+        self._tell_write_closed()
+        if self._host.state is State.LAST_ACK:
+            self._arm("last_ack", self._leave_s)
+        elif self._host.state is State.TIME_WAIT:
+            self._leave()
+
+    @property
+    def _leave_s(self) -> float:
+        """How long the other end may take to disconnect: over iWARP our DisConn may still be on its way meanwhile."""
+        settings = self._settings
+        return settings.close_s if settings.carrier is Carrier.IWARP else settings.last_ack_s
+
+    def _leave(self) -> None:
+        """Both directions have ended and this end was the first: it takes the transport connection down.
+
+        But not what is still on its way: over iWARP a completed Send has not arrived yet. If both DisConn have crossed
+        there is nothing more that would acknowledge ours, and the other end waits as well.
+        """
+        if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
+            self._arm("last_ack", self._leave_s)
+        else:
+            self._flow.disconnect()
+
+    def _tell_write_closed(self) -> None:
+        if not self._write_told:
+            self._write_told = True
+            self._host.tell(EventKind.WRITE_CLOSED)
+
+    # --- the transport connection is gone ---
+
+    def disconnected(self) -> None:
+        """All messages were delivered, all work requests are flushed."""
+        host, state = self._host, self._host.state
+        if state is State.CLOSED:
+            self._finish()
+            return
+        if state is State.RESUMING:
+            self.left = True
+            return
+        if host.error is None:
+            if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT):
+                self._tell_broken(Unavailable("reset by the other end"), Cause.RESET)
+            elif state in _OPENING:
+                self._tell_broken(Unavailable("the transport connection was refused"), Cause.REFUSED)
+            elif state in (State.LAST_ACK, State.TIME_WAIT):
+                self._tell_write_closed()  # it disconnects because it has our DisConn: no need to see the answer
+        self._flow.disconnect()  # our half of it
+        host.move(Stimulus.DISCONNECTED)
+        self._finish()
+
+    def _tell_broken(self, error: SidestepError, cause: Cause) -> None:
+        self._host.error, self._host.cause = error, cause
+        self._host.tell(EventKind.BROKEN, error)
+
+    def _finish(self) -> None:
+        """Nothing is outstanding: whatever the user asked for ends."""
+        if self._flow.gone:
+            return
+        self._flow.gone = True
+        self._host.forget()
+        self._handshake.return_early()
+        self._halves.end_all()
+        if self.reader_closed:
+            self._halves.sink.drain()  # nobody will read it
+        self._host.tell(EventKind.CLOSED)
+
+    # --- time ---
+
+    def _arm(self, name: str, wait_s: float) -> None:
+        self._timers[name] = self._host.now + wait_s
+
+    def close_timeout(self) -> None:
+        """The other end takes too long after `close`."""
+        if self._host.state in OPEN:
+            self.break_off(Unavailable("the other end does not close"), Cause.TIMEOUT)
+
+    def last_ack_timeout(self) -> None:
+        """The first closer does not disconnect."""
+        if self._host.state is State.LAST_ACK:
+            self._host.move(Stimulus.TIMER)
+            self._flow.disconnect()
+        elif self._host.state is State.TIME_WAIT:
+            self._flow.disconnect()
+
+    def abort_timeout(self) -> None:
+        """Nobody disconnects."""
+        if self._host.state is State.RESUMING:
+            self._flow.work.append(Disconnect())
+        else:
+            self._flow.disconnect()
