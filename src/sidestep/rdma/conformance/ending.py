@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.cm import Disconnected
-from sidestep.rdma.conformance.harness import ALL, LOCAL, Violation
+from sidestep.rdma.conformance.harness import ALL, WRITE, Violation
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import (
@@ -266,7 +266,7 @@ def memory_is_let_go(bench: Bench) -> None:
     active, passive = bench.pair()
     buffers = [bytearray(8) for _ in range(4)]
     sent, room, unused, sink = (
-        side.domain.register(buffer, LOCAL)
+        side.domain.register(buffer, WRITE)  # what the sink of an RDMA Read may need
         for side, buffer in zip((active, passive, passive, active), buffers, strict=True)
     )
     far = passive.memory(8, ALL)
