@@ -280,7 +280,9 @@ class _Client:
         if not self._wanted(seen):
             return
         for piece in in_pieces(seen):
-            if self._waiting_len + len(piece.data) > limits.RDMA_CAPTURE_WAITING_MAX:
+            # Once something is lost, one long gap is better than many: nothing is kept before half of the room is free.
+            room = limits.RDMA_CAPTURE_WAITING_MAX // (2 if self._lost else 1)
+            if self._waiting_len + len(piece.data) > room:
                 self._lost += 1
             else:
                 self._tell_lost(seen.time_ns)
