@@ -10,7 +10,7 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from start_talk import accepting, rejecting, talk
 
@@ -217,6 +217,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_any_two(case: Case) -> None:
     """In pieces of any size, down to byte by byte."""

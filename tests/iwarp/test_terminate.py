@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iwarp_vectors import frames
@@ -121,6 +121,7 @@ def test_all_registered_codes_are_known() -> None:
         assert code_text(code).startswith(f"{Layer(code >> 12).name}, ")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 0xFFFF))
 def test_any_code_has_words(code: int) -> None:
     said = code_text(code)
@@ -214,6 +215,18 @@ def test_reserved_bits_mean_nothing() -> None:
     assert Terminate.decode(b"\x20\x02\x1f\xff") == Terminate(Code.MPA_CRC)
 
 
+def test_no_read_header_behind_a_tagged_one() -> None:
+    sent = bytearray(VECTORS["T25"][0].encode() + bytes(28))
+    sent[2] |= 0x20
+    assert Terminate.decode(bytes(sent)) == VECTORS["T25"][0]
+
+
+def test_without_r_there_is_no_read_header() -> None:
+    sent = bytearray(VECTORS["T27a"][0].encode())
+    sent[2] &= 0xDF
+    assert Terminate.decode(bytes(sent)) == Terminate(Code.RDMAP_BOUNDS, 46, T18_HEADER)
+
+
 def test_without_m_the_length_means_nothing() -> None:
     sent = bytearray(VECTORS["T25"][0].encode())
     sent[2] &= 0x7F
@@ -271,7 +284,8 @@ MESSAGES = (
 )
 
 
-@given(MESSAGES, st.binary(max_size=20))
+@settings(deadline=None)
+@given(MESSAGES, st.binary(max_size=40))
 def test_round_trip(message: Terminate, behind: bytes) -> None:
     """Also with more behind it, unless that makes up a header that is not there."""
     payload = message.encode()
@@ -282,6 +296,7 @@ def test_round_trip(message: Terminate, behind: bytes) -> None:
         assert Terminate.decode(payload + behind) == message
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_garbage_is_read_or_refused(payload: bytes) -> None:
     assert terminate_text(payload)
