@@ -144,8 +144,14 @@ MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw give
 MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive message; then it closes
 IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
 IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
-IWARP_NUDGES_S: Final = (0.02, 0.2, 2.0)  # seconds after a start-up for siw to look again; then it must by itself
+IWARP_NUDGE_S: Final = 0.02  # seconds after a start-up until siw is made to look again; then ten times as many
+IWARP_NUDGES_MAX: Final = 3  # times that it is; then it must by itself
 IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
+# Its bytes: framing.h has the same numbers; a test compares them.
+FRAMING_CALL_MAX: Final = 256 << 10  # bytes of payload framed in one call; more is a ValueError
+FRAMING_WAITING_MAX: Final = 1 << 20  # bytes framed and not written, a direction; a call beyond it is a BufferError
+FRAMING_BUFFERS_MAX: Final = 1024  # pieces of memory in one list; more is a ValueError
+FRAMING_STAGED_DEFAULT: Final = (256 << 10) + 66064  # bytes, a direction: what a read brings, behind part of an FPDU
 
 # Software RDMA devices, seen from other processes.
 RDMA_WATCHERS_MAX: Final = 16  # of one process at a time, captures among them; the next one is turned away

@@ -224,6 +224,10 @@ class Bench:
         self._guests.append(GuestVerbs(self.lab, self.device))
         return self._guests[-1]
 
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for it."""
+        assert self.device.loop.run_until(condition, WAIT_S), f"not {what}"
+
     def close(self) -> None:
         for guest in self._guests:
             guest.close()

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ COMMAND_TIMEOUT_S: Final = 60.0
 SIW_BRIDGE: Final = "lab-iw"
 _TOLD_MAX: Final = 600  # characters at the end of an output that are of interest
 _GRACE_S: Final = 30.0  # of a command's limit, for the way into the guest and back
+_DISCARD: Final = 9  # RFC 863
+_MARK: Final = b"the capture ends here"
 _NICE: Final = ("nice", "-n", "19")
 
 
@@ -218,18 +221,30 @@ class Lab:
 
     @contextmanager
     def capture(self, file: Path, *, only: str = "tcp", interface: str = SIW_BRIDGE) -> Iterator[None]:
-        """What goes over the bridge meanwhile is in the file afterwards, as pcap."""
+        """What goes over the bridge meanwhile is in the file afterwards, as pcap, and behind it a datagram of ours."""
+        chosen = f"({only}) or udp dst port {_DISCARD}"
         with self.network():
             tcpdump = subprocess.Popen(
-                ["tcpdump", "-Z", "root", "-B", "16384", "-Uni", interface, "-w", file, only],
+                ["tcpdump", "--immediate-mode", "-Z", "root", "-Uni", interface, "-w", file, chosen],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
+            mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             assert tcpdump.stderr is not None
             told = next((line for line in tcpdump.stderr if "listening on" in line), None)
             assert told is not None, "tcpdump does not listen"
             yield
+            # tcpdump leaves unread what the kernel still has for it when it is told to end.
+            mark.sendto(_MARK, (self.siw_address, _DISCARD))
+            self._wait_for_mark(file)
         finally:
-            tcpdump.send_signal(signal.SIGINT)  # it takes what the kernel still has for it, and ends
+            mark.close()
+            tcpdump.send_signal(signal.SIGINT)
             _, rest = tcpdump.communicate(timeout=_GRACE_S)
-        assert " 0 packets dropped by kernel" in " " + rest.replace("\n", " "), rest
+        assert "\n0 packets dropped by kernel" in "\n" + rest, rest
+
+    def _wait_for_mark(self, file: Path) -> None:
+        end = time.monotonic() + COMMAND_TIMEOUT_S
+        while _MARK not in file.read_bytes():
+            assert time.monotonic() < end, "tcpdump has not seen the datagram behind the conversation"
+            time.sleep(0.02)

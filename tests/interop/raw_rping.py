@@ -38,7 +38,11 @@ class Advertisement:
 
 
 def ping(peer: RawPeer, text: bytes, source: Advertisement, sink: Advertisement) -> bytes:
-    """One round as the client; what the server has written, which ends with a zero byte."""
+    """One round as the client; what the server has written.
+
+    The text ends with its only zero byte: rping writes back as many bytes as C takes it to have, and fails if that is
+    more than its memory.
+    """
     assert source.length == sink.length == len(text)
     peer.send_message(RdmapOp.SEND, source.encode())
     _, asked = peer.expect(RdmapOp.READ_REQUEST)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from lab_guest import Lab, Unusable, lab_folder
-from raw_iwarp import Depths, RawPeer, request
 from raw_rping import Advertisement, ping
 
+from raw_iwarp import Depths, RawPeer, request
 from sidestep.observe.capture.files import read_frames
 from sidestep.observe.capture.layers import Segment, dissect
 from sidestep.observe.capture.tcp import Direction
@@ -47,7 +47,7 @@ def test_a_capture_holds_the_conversation(lab: Lab, tmp_path: Path) -> None:
     with lab.capture(file), RawPeer(lab.connect(_PORT)) as peer:
         asked = request(Depths(1, 1))
         peer.ask(asked)
-        ping(peer, b"captured" * 8, Advertisement(1, 2, 64), Advertisement(3, 4, 64))
+        ping(peer, b"captured" * 7 + b"again.\n\0", Advertisement(1, 2, 64), Advertisement(3, 4, 64))
         peer.finish()
     sent = Direction()
     with file.open("rb") as capture:

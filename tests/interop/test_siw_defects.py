@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 from defects import DEFECTS, DEPTH, READ_LEN, SINK_ADDRESS, SINK_STAG, Defect
 from lab_guest import ROOT, Lab
-from raw_iwarp import Depths, Ended, RawPeer, frame, request
 from siw_answers import CLOSES, SILENT, TAKEN, answer_of_siw, table
 from siw_consumer import SiwConsumer
 
+from raw_iwarp import Depths, Ended, RawPeer, frame, request
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.start_frame import Role
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from start_talk import accepting, drained, pieces, rejecting, talk
 
@@ -544,6 +544,32 @@ def test_a_terminate_too_short_to_say_why() -> None:
     assert not drained(responder)
 
 
+def test_a_terminate_without_a_checksum() -> None:
+    """If neither end wanted one."""
+    off = Settings(peer_to_peer=True, rtr=Rtr.SEND, crc=False)
+    assert talk(off, replace(Settings(), crc=False)).wire[2] == F["T23"][:-4] + bytes(4)
+
+
+def test_a_reply_names_what_both_can() -> None:
+    """And not all that this end could take, though it may."""
+    taking = Settings(rtr=Rtr.WRITE | Rtr.READ | Rtr.SEND)
+    responder, _ = request(enhanced(Role.REQUEST, Enhanced(1, 1, True, Rtr.WRITE | Rtr.READ)), taking)
+    responder.accept(now=0.0)
+    assert only(drained(responder), Agreed).rtr == Rtr.WRITE | Rtr.READ
+    responder, events = request(enhanced(Role.REQUEST, Enhanced(1, 1, False, Rtr.WRITE)), taking)
+    assert only(events, Asked).rtr == NO_RTR  # without A they mean nothing (RFC 6581 9.2)
+    responder.accept(now=0.0)
+    assert only(drained(responder), Agreed).rtr == NO_RTR
+    assert responder.poll_send()[20:24] == bytes.fromhex("00100001")
+
+
+def test_a_rejection_asks_for_nothing() -> None:
+    """It has no M, as there will be no stream."""
+    responder, _ = request(StartFrame(Role.REQUEST), Settings(markers=True))
+    responder.reject()
+    assert responder.poll_send()[16] == 0x60
+
+
 def test_an_initiator_that_does_not_like_the_reply() -> None:
     """The other end is told, by what revision 2 has for that, or by what RDMAP has."""
     for asking, code in ((Settings(), Code.MPA_START_CATASTROPHIC), (PLAIN, Code.RDMAP_CATASTROPHIC)):
@@ -707,6 +733,7 @@ def test_the_table_is_whole() -> None:
 DEPTHS = st.none() | st.integers(0, start_frame.DEPTH_MAX)
 
 
+@settings(deadline=None)
 @given(DEPTHS, DEPTHS, st.booleans(), st.sets(st.sampled_from(list(Rtr))), st.binary(max_size=9))
 def test_enhanced_data(ird: int | None, ord_: int | None, peers: bool, rtr: set[Rtr], behind: bytes) -> None:
     flags = NO_RTR
@@ -717,17 +744,20 @@ def test_enhanced_data(ird: int | None, ord_: int | None, peers: bool, rtr: set[
     assert Enhanced.decode(told.encode() + behind) == told
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=4, max_size=4))
 def test_any_enhanced_data(word: bytes) -> None:
     assert Enhanced.decode(word).encode() == word
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=3))
 def test_too_little_enhanced_data(short: bytes) -> None:
     with pytest.raises(PeerViolation):
         Enhanced.decode(short)
 
 
+@settings(deadline=None)
 @given(
     role=st.sampled_from(Role),
     private_data=st.binary(max_size=512),
@@ -757,6 +787,7 @@ def test_any_frame_is_judged(
         assert (found[1], found[0].revision, found[0].enhanced) == (len(answer), revision, flags[3] and revision > 1)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([F["T01"], F["T02"], F["T05"], F["T06"]]) | st.binary(max_size=30), max_size=4), st.data()
 )

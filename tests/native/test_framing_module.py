@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iwarp_vectors import frames
-from sidestep.native import _framing
+from sidestep import limits
+from sidestep.native import _framing, layout
 from sidestep.native._framing import Inbound, Outbound, crc32c, crc32c_by, crc32c_implementations
 from sidestep.rdma.iwarp.crc32c import crc32c as slow_crc32c
 from sidestep.rdma.iwarp.mpa import fpdu, frame_len
@@ -52,6 +53,7 @@ def put(
 # ---- checksum ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", crc32c_implementations())
 @pytest.mark.spec("RFC 3720 B.4")
 def test_checksum_of_every_length(name: str) -> None:
@@ -64,6 +66,7 @@ def test_checksum_of_every_length(name: str) -> None:
     assert crc32c_by(name, b"") == 0
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=3000), st.integers(0, 3000), U32)
 def test_checksum_goes_on(data: bytes, cut: int, start: int) -> None:
     whole = slow_crc32c(data, start)
@@ -97,6 +100,7 @@ def messages(draw: st.DrawFn, size_max: int = 3000) -> Message:
     return Message(False, draw(st.integers(0, 255)), draw(U32), payload, queue=draw(U32), msn=draw(U32))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data(), crc=st.booleans(), markers=st.booleans())
 def test_what_goes_out(data: st.DataObject, crc: bool, markers: bool) -> None:
@@ -263,6 +267,7 @@ def compare(found: Inbound, reader: Reader, stream: bytes, cuts: list[int]) -> N
             assert found.pending == reader.pending
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(segments(), st.booleans(), st.booleans(), st.lists(st.integers(0, 6000), max_size=12), st.data())
 def test_what_is_found(ulpdus: list[bytes], crc: bool, markers: bool, cuts: list[int], data: st.DataObject) -> None:
@@ -276,6 +281,7 @@ def test_what_is_found(ulpdus: list[bytes], crc: bool, markers: bool, cuts: list
     compare(found, reader, bytes(stream), cuts)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.binary(max_size=3000), st.booleans(), st.booleans(), st.lists(st.integers(0, 3000), max_size=5))
 def test_garbage_is_found_to_be_the_same(stream: bytes, crc: bool, markers: bool, cuts: list[int]) -> None:
@@ -328,6 +334,7 @@ def test_a_segment_too_short_for_its_header(crc: bool, markers: bool) -> None:
                 found.payload(run)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data(), markers=st.booleans())
 def test_placing(data: st.DataObject, markers: bool) -> None:
@@ -572,6 +579,25 @@ def test_buffers_go_with_the_object() -> None:
     assert gone() is None
 
 
+def test_a_release_that_calls_again() -> None:
+    """Memory that goes when it is released, and takes the rest of the stream while it goes."""
+    taken = []
+
+    class Last(bytearray):
+        def __del__(self) -> None:
+            taken.append(out.take(2500))
+
+    out = Outbound(1442, crc=True, markers=False)
+    payload = pattern(1000)
+    for _ in range(6):
+        out.tagged(0x40, 1, 0, (Last(payload), b"", Last(payload)), 0, 2000, True)
+    whole = out.take(1100) + b"".join(taken)
+    message = Message(True, 0x40, 1, 2 * payload)
+    assert len(taken) == 12
+    assert out.waiting == 0
+    assert whole == 6 * message.frames(0, 1442, 0, 2000, True, crc=True, markers=False)
+
+
 def test_trim() -> None:
     out, found = Outbound(1442, crc=True, markers=False), Inbound(crc=True, markers=False)
     payload = pattern(5000)
@@ -651,6 +677,7 @@ def test_after_a_fault_what_comes_is_read_and_dropped() -> None:
         assert found.fill(right.fileno()) == 0
 
 
+@pytest.mark.slow
 def test_many_threads() -> None:
     """One object is for one thread at a time: others are told, and nothing breaks."""
     left, right = socket.socketpair()
@@ -672,11 +699,11 @@ def test_many_threads() -> None:
                     refused.append(type(error))
 
     with left, right:
-        threads = [threading.Thread(target=move) for _ in range(3)]
+        threads = [threading.Thread(target=move) for _ in range(2)]
         for thread in threads:
             thread.start()
         found = Inbound(crc=True, markers=False)
-        while found.position < 20 << 20:
+        while found.position < 4 << 20:
             try:
                 found.fill(right.fileno())
             except BlockingIOError:
@@ -688,9 +715,16 @@ def test_many_threads() -> None:
             thread.join()
 
 
+def test_the_limits_are_those_of_the_module() -> None:
+    assert _framing.CALL_MAX == limits.FRAMING_CALL_MAX
+    assert _framing.WAITING_MAX == limits.FRAMING_WAITING_MAX
+    assert _framing.BUFFERS_MAX == limits.FRAMING_BUFFERS_MAX
+    assert _framing.STAGED_DEFAULT == limits.FRAMING_STAGED_DEFAULT == (256 << 10) + FPDU_MAX
+
+
 def test_the_stub_says_what_there_is() -> None:
     """Of every class and function, by name."""
-    stub = (Path(_framing.__file__).parent / "_framing.pyi").read_text()
+    stub = (Path(layout.__file__).parent / "_framing.pyi").read_text()
     names = set(re.findall(r"^(?:class|def) (\w+)|^(\w+): Final", stub, re.M))
     assert {a or b for a, b in names} == {name for name in dir(_framing) if not name.startswith("_")}
     for kind in (Outbound, Inbound, _framing.Run):

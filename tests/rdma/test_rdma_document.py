@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from loopback_dut import LoopbackUnderTest
 
-from sidestep.rdma import cm, conformance, loopback, verbs
+from sidestep.rdma import cm, conformance, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft import device as soft_device
+from sidestep.rdma.soft import memory as soft_memory
 from sidestep.rdma.soft import qp as soft_qp
+from sidestep.rdma.soft import queues as soft_queues
 from sidestep.rdma.work import Send, Status
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +52,15 @@ def test_the_names_exist() -> None:
         cm,
         soft_device,
         soft_device.SoftDevice,
+        soft_memory,
+        soft_memory.Domain,
         soft_qp,
+        soft_qp.SoftQueuePair,
+        soft_queues,
         verbs.DeviceAttributes,
         verbs.MemoryRegion,
+        verbs.SharedReceiveQueue,
+        work,
         cm.Connection,
         conformance,
         loopback,
@@ -60,7 +68,7 @@ def test_the_names_exist() -> None:
         Send,
     )
     known = {name for place in places for name in dir(place)} | set(Status.__members__)
-    assert names - known == {"memoryview", "bytes", "loopback"}
+    assert names - known == {"memoryview", "bytes", "loopback", "SystemRandom"}
     assert "observer" in inspect.signature(Fabric).parameters
 
 

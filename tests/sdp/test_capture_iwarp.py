@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 from itertools import pairwise
 
 import pytest
-from captures import ACCEPTING, CONNECTING, CONVERSATION, TcpTalk, V, decoded, messages, pcap, pcapng, side_of, texts
+from captures import ACCEPTING, CONNECTING, CONVERSATION, V, decoded, messages, pcap, pcapng, side_of, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.start_frame import Role, StartFrame
+from tcp_talk import TcpTalk
 
 HELLO, HELLO_ACK = V["V51"].message, V["V52"].message
 LONG = struct.pack(">BBHIII", 0xFF, 0, 8, 3016, 1, 0) + bytes(index & 0xFF for index in range(3000))

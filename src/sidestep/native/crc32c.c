@@ -64,9 +64,9 @@ static uint32_t update_portable(uint32_t state, const uint8_t *data, size_t len)
 	for (; len >= 8; data += 8, len -= 8) {
 		uint64_t next = load_le64(data) ^ state;
 
-		state = 0;
-		for (unsigned n = 0; n < 8; n++)
-			state ^= table[7 - n][next >> 8 * n & 0xFF];
+		state = table[7][next & 0xFF] ^ table[6][next >> 8 & 0xFF] ^ table[5][next >> 16 & 0xFF] ^
+		        table[4][next >> 24 & 0xFF] ^ table[3][next >> 32 & 0xFF] ^ table[2][next >> 40 & 0xFF] ^
+		        table[1][next >> 48 & 0xFF] ^ table[0][next >> 56];
 	}
 	while (len--)
 		state = state >> 8 ^ table[0][(state ^ *data++) & 0xFF];
@@ -126,6 +126,8 @@ CPU_FOLD static inline block block_fold(block a, block factors, block b)
 #include <arm_acle.h>
 #include <arm_neon.h>
 #include <sys/auxv.h>
+/* A clang before 16 has the intrinsics only where the whole file is compiled for them. */
+#if !defined(__clang__) || __clang_major__ >= 16 || (defined(__ARM_FEATURE_CRC32) && defined(__ARM_FEATURE_AES))
 #ifdef __clang__
 #define CPU_CRC __attribute__((target("crc")))
 #define CPU_FOLD __attribute__((target("crc,aes")))
@@ -133,9 +135,8 @@ CPU_FOLD static inline block block_fold(block a, block factors, block b)
 #define CPU_CRC __attribute__((target("+crc")))
 #define CPU_FOLD __attribute__((target("+crc+crypto")))
 #endif
-#if !defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_AES)
-#define CPU_FOLDS 1 /* an older clang has the intrinsics only where the whole file is compiled for them */
-#endif
+#define CPU_FOLDS 1
+typedef poly64x2_t block;
 
 CPU_CRC static inline uint32_t crc_8(uint32_t state, uint64_t bytes)
 {
@@ -146,9 +147,6 @@ CPU_CRC static inline uint32_t crc_1(uint32_t state, uint8_t byte)
 {
 	return __crc32cb(state, byte);
 }
-
-#ifdef CPU_FOLDS
-typedef poly64x2_t block;
 
 CPU_FOLD static inline block block_load(const void *at)
 {
@@ -185,7 +183,7 @@ CPU_FOLD static inline block block_fold(block a, block factors, block b)
 #endif
 #endif
 
-#ifdef CPU_CRC
+#ifdef CPU_FOLDS
 CPU_CRC static uint32_t update_instruction(uint32_t state, const uint8_t *data, size_t len)
 {
 	for (; len >= 8; data += 8, len -= 8)
@@ -194,9 +192,7 @@ CPU_CRC static uint32_t update_instruction(uint32_t state, const uint8_t *data, 
 		state = crc_1(state, *data++);
 	return state;
 }
-#endif
 
-#ifdef CPU_FOLDS
 /* The last block, and what is too short to be one. */
 CPU_FOLD static inline uint32_t fold_end(block sum, const uint8_t *data, size_t len)
 {
@@ -211,19 +207,21 @@ CPU_FOLD static uint32_t update_folded(uint32_t state, const uint8_t *data, size
 {
 	if (len < 64)
 		return update_instruction(state, data, len);
-	block sum[4];
-
-	for (unsigned n = 0; n < 4; n++)
-		sum[n] = block_load(data + 16 * n);
-	sum[0] = block_xor(sum[0], block_of(state));
+	block a = block_xor(block_load(data), block_of(state)), b = block_load(data + 16);
+	block c = block_load(data + 32), d = block_load(data + 48);
 	block factors = block_load(&by64);
-	for (data += 64, len -= 64; len >= 64; data += 64, len -= 64)
-		for (unsigned n = 0; n < 4; n++)
-			sum[n] = block_fold(sum[n], factors, block_load(data + 16 * n));
+
+	for (data += 64, len -= 64; len >= 64; data += 64, len -= 64) {
+		a = block_fold(a, factors, block_load(data));
+		b = block_fold(b, factors, block_load(data + 16));
+		c = block_fold(c, factors, block_load(data + 32));
+		d = block_fold(d, factors, block_load(data + 48));
+	}
 	factors = block_load(&by16);
-	for (unsigned n = 1; n < 4; n++)
-		sum[n] = block_fold(sum[n - 1], factors, sum[n]);
-	return fold_end(sum[3], data, len);
+	b = block_fold(a, factors, b);
+	c = block_fold(b, factors, c);
+	d = block_fold(c, factors, d);
+	return fold_end(d, data, len);
 }
 #endif
 
@@ -238,23 +236,34 @@ CPU_WIDE static inline __m512i wide_fold(__m512i a, __m512i factors, __m512i b)
 	return _mm512_ternarylogic_epi64(first, second, b, 0x96); /* the sum of the three */
 }
 
-CPU_WIDE static uint32_t update_wide(uint32_t state, const uint8_t *data, size_t len)
+/* The next 64 bytes; they go to `*to` as well, if there is such a place. */
+CPU_WIDE static inline __m512i wide_load(const uint8_t *at, uint8_t **to)
 {
-	if (len < 128)
-		return update_folded(state, data, len);
-	__m512i sum = _mm512_xor_si512(_mm512_loadu_si512(data), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+	__m512i bytes = _mm512_loadu_si512(at);
+
+	if (*to) {
+		__asm__("" : "+v"(bytes)); /* not to be loaded twice: they may change in between */
+		_mm512_storeu_si512(*to, bytes);
+		*to += sizeof(bytes);
+	}
+	return bytes;
+}
+
+CPU_WIDE static inline uint32_t wide(uint32_t state, const uint8_t *data, size_t len, uint8_t *to)
+{
+	__m512i sum = _mm512_xor_si512(wide_load(data, &to), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
 	__m512i factors = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)&by64));
 
 	if (len >= 512) {
-		__m512i second = _mm512_loadu_si512(data + 64), third = _mm512_loadu_si512(data + 128);
-		__m512i fourth = _mm512_loadu_si512(data + 192);
+		__m512i second = wide_load(data + 64, &to), third = wide_load(data + 128, &to);
+		__m512i fourth = wide_load(data + 192, &to);
 		__m512i far = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)&by256));
 
 		for (data += 256, len -= 256; len >= 256; data += 256, len -= 256) {
-			sum = wide_fold(sum, far, _mm512_loadu_si512(data));
-			second = wide_fold(second, far, _mm512_loadu_si512(data + 64));
-			third = wide_fold(third, far, _mm512_loadu_si512(data + 128));
-			fourth = wide_fold(fourth, far, _mm512_loadu_si512(data + 192));
+			sum = wide_fold(sum, far, wide_load(data, &to));
+			second = wide_fold(second, far, wide_load(data + 64, &to));
+			third = wide_fold(third, far, wide_load(data + 128, &to));
+			fourth = wide_fold(fourth, far, wide_load(data + 192, &to));
 		}
 		sum = wide_fold(wide_fold(wide_fold(sum, factors, second), factors, third), factors, fourth);
 	} else {
@@ -262,20 +271,38 @@ CPU_WIDE static uint32_t update_wide(uint32_t state, const uint8_t *data, size_t
 		len -= 64;
 	}
 	for (; len >= 64; data += 64, len -= 64)
-		sum = wide_fold(sum, factors, _mm512_loadu_si512(data));
+		sum = wide_fold(sum, factors, wide_load(data, &to));
 
 	/* All four blocks onto the last: the factors of that one are 0, so it is put back as it was. */
 	__m512i last = _mm512_maskz_mov_epi64(0xC0, sum);
 	sum = wide_fold(sum, _mm512_loadu_si512(to_last), last);
 	__m256i half = _mm256_xor_si256(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
 	block all = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+	if (to)
+		data = memcpy(to, data, len);
 	return fold_end(all, data, len);
 }
+
+CPU_WIDE static uint32_t update_wide(uint32_t state, const uint8_t *data, size_t len)
+{
+	return len < 128 ? update_folded(state, data, len) : wide(state, data, len, NULL);
+}
+
+CPU_WIDE static uint32_t copy_wide(uint32_t state, uint8_t *to, const uint8_t *from, size_t len)
+{
+	return len < 128 ? update_folded(state, memcpy(to, from, len), len) : wide(state, from, len, to);
+}
 #endif
+
+static uint32_t copy_first(uint32_t state, uint8_t *to, const uint8_t *from, size_t len)
+{
+	return crc32c_update(state, memcpy(to, from, len), len);
+}
 
 static struct crc32c_implementation usable[5];
 const struct crc32c_implementation *crc32c_implementations = usable;
 crc32c_update_fn *crc32c_update = update_portable;
+crc32c_copy_fn *crc32c_copy = copy_first;
 
 static void find_usable(void)
 {
@@ -284,21 +311,21 @@ static void find_usable(void)
 #if defined(__x86_64__)
 	__builtin_cpu_init();
 	bool crc = __builtin_cpu_supports("sse4.2"), folds = crc && __builtin_cpu_supports("pclmul");
-	bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
+	bool wide_registers = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
 
-	if (folds && wide && __builtin_cpu_supports("vpclmulqdq"))
+	if (folds && wide_registers && __builtin_cpu_supports("vpclmulqdq")) {
 		*next++ = (struct crc32c_implementation){"vpclmulqdq", update_wide};
+		crc32c_copy = copy_wide;
+	}
 	if (folds)
 		*next++ = (struct crc32c_implementation){"pclmulqdq", update_folded};
 	if (crc)
 		*next++ = (struct crc32c_implementation){"crc32", update_instruction};
-#elif defined(CPU_CRC)
+#elif defined(CPU_FOLDS)
 	unsigned long found = getauxval(AT_HWCAP);
 
-#ifdef CPU_FOLDS
 	if (found & HWCAP_CRC32 && found & HWCAP_PMULL)
 		*next++ = (struct crc32c_implementation){"pmull", update_folded};
-#endif
 	if (found & HWCAP_CRC32)
 		*next++ = (struct crc32c_implementation){"crc32", update_instruction};
 #endif
@@ -308,6 +335,8 @@ static void find_usable(void)
 
 void crc32c_init(void)
 {
+	if (usable[0].name)
+		return;
 	for (unsigned byte = 0; byte < 256; byte++) {
 		table[0][byte] = byte;
 		for (unsigned bit = 0; bit < 8; bit++)

@@ -8,6 +8,7 @@
 #include "framing.h"
 
 #include <assert.h>
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,20 +46,40 @@ static size_t min_size(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-static uint8_t *put_be(uint8_t *at, uint64_t value, unsigned len)
+static void put_be32(uint8_t *at, uint32_t value)
 {
-	while (len--)
-		*at++ = (uint8_t)(value >> 8 * len);
-	return at;
+	value = htobe32(value);
+	memcpy(at, &value, sizeof(value));
 }
 
-static uint64_t get_be(const uint8_t *at, unsigned len)
+static void put_be64(uint8_t *at, uint64_t value)
 {
-	uint64_t value = 0;
+	value = htobe64(value);
+	memcpy(at, &value, sizeof(value));
+}
 
-	while (len--)
-		value = value << 8 | *at++;
-	return value;
+static uint16_t get_be16(const uint8_t *at)
+{
+	uint16_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return be16toh(value);
+}
+
+static uint32_t get_be32(const uint8_t *at)
+{
+	uint32_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return be32toh(value);
+}
+
+static uint64_t get_be64(const uint8_t *at)
+{
+	uint64_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return be64toh(value);
 }
 
 static uint32_t pad_len(uint32_t ulpdu_len)
@@ -159,6 +180,12 @@ static uint8_t *append_own(struct framing_out *out, size_t len)
 	return at;
 }
 
+static void fpdu_sum(struct fpdu *fpdu, const uint8_t *bytes, size_t len)
+{
+	if (fpdu->out->crc)
+		fpdu->state = crc32c_update(fpdu->state, bytes, len);
+}
+
 /* Bytes until the next marker; one that is due is written. */
 static size_t fpdu_to_marker(struct fpdu *fpdu)
 {
@@ -167,75 +194,79 @@ static size_t fpdu_to_marker(struct fpdu *fpdu)
 	if (!out->markers)
 		return SIZE_MAX;
 	if (out->position % SPACING == 0) {
-		uint64_t pointer = fpdu->started ? out->position - fpdu->start : 0;
 		uint8_t *at = append_own(out, MARKER_LEN);
 
-		put_be(at, pointer, MARKER_LEN);
-		fpdu->state = crc32c_update(fpdu->state, at, MARKER_LEN); /* RFC 5044 4.4: the checksum covers it */
+		put_be32(at, fpdu->started ? (uint32_t)(out->position - MARKER_LEN - fpdu->start) : 0);
+		fpdu_sum(fpdu, at, MARKER_LEN); /* RFC 5044 4.4: it is covered */
 	}
 	return SPACING - out->position % SPACING;
 }
 
-/* The next `len` bytes of an FPDU: copied, or referred to. */
-static void fpdu_put(struct fpdu *fpdu, const uint8_t *bytes, size_t len, bool copy)
+/* The next bytes of an FPDU, into our own memory. */
+static void fpdu_copy(struct fpdu *fpdu, const uint8_t *bytes, size_t len)
+{
+	while (len) {
+		size_t some = min_size(fpdu_to_marker(fpdu), len);
+		uint8_t *at = append_own(fpdu->out, some);
+
+		if (fpdu->out->crc)
+			fpdu->state = crc32c_copy(fpdu->state, at, bytes, some);
+		else
+			memcpy(at, bytes, some);
+		bytes += some;
+		len -= some;
+	}
+}
+
+/* The next bytes, where they are. */
+static void fpdu_refer(struct fpdu *fpdu, const uint8_t *bytes, size_t len)
 {
 	struct framing_out *out = fpdu->out;
 
 	while (len) {
 		size_t some = min_size(fpdu_to_marker(fpdu), len);
 
-		if (!fpdu->started) {
-			fpdu->started = true;
-			fpdu->start = out->position;
-		}
-		if (copy) {
-			/* The checksum is that of the copy: the original may change under our hands. */
-			const uint8_t *at = memcpy(append_own(out, some), bytes, some);
-
-			if (out->crc)
-				fpdu->state = crc32c_update(fpdu->state, at, some);
-		} else {
-			pieces_of(out)[out->pieces.tail++] = (struct piece){.base = bytes, .len = (uint32_t)some};
-			out->position += some;
-			if (out->crc)
-				fpdu->state = crc32c_update(fpdu->state, bytes, some);
-		}
+		pieces_of(out)[out->pieces.tail++] = (struct piece){.base = bytes, .len = (uint32_t)some};
+		out->position += some;
+		fpdu_sum(fpdu, bytes, some);
 		bytes += some;
 		len -= some;
 	}
+}
+
+static void fpdu_begin(struct fpdu *fpdu, const struct framing_message *message, uint64_t offset, size_t ulpdu_len, bool last)
+{
+	struct framing_out *out = fpdu->out;
+	uint32_t control = (message->tagged ? DDP_TAGGED : 0) | (last ? DDP_LAST : 0) | DDP_VERSION;
+	uint64_t first = (uint64_t)ulpdu_len << 48 | (uint64_t)control << 40 | (uint64_t)message->rdmap << 32 | message->stag;
+	uint64_t second = message->tagged ? message->to + offset : (uint64_t)message->queue << 32 | message->msn;
+	size_t len = LENGTH_LEN + (message->tagged ? TAGGED_LEN : UNTAGGED_LEN);
+	uint8_t header[LENGTH_LEN + UNTAGGED_LEN];
+
+	fpdu_to_marker(fpdu); /* the one before the length field, which says 0 */
+	fpdu->started = true;
+	fpdu->start = out->position;
+	uint8_t *at = out->markers ? header : append_own(out, len);
+	put_be64(at, first);
+	put_be64(at + 8, second);
+	if (!message->tagged)
+		put_be32(at + 16, (uint32_t)offset);
+	if (out->markers)
+		fpdu_copy(fpdu, header, len);
+	else
+		fpdu_sum(fpdu, at, len);
 }
 
 static void fpdu_end(struct fpdu *fpdu, uint32_t ulpdu_len)
 {
 	static const uint8_t zeros[PAD_MAX];
 
-	fpdu_put(fpdu, zeros, pad_len(ulpdu_len), true);
+	fpdu_copy(fpdu, zeros, pad_len(ulpdu_len));
 	fpdu_to_marker(fpdu);
-	uint32_t value = fpdu->out->crc ? ~fpdu->state : 0; /* the field is there in any case (RFC 5044 4.1) */
-	uint8_t *at = append_own(fpdu->out, CRC_LEN);
-	for (unsigned n = 0; n < CRC_LEN; n++) /* least significant byte first (RFC 5044 4.4, RFC 3720 B.4) */
-		at[n] = (uint8_t)(value >> 8 * n);
+	/* The field is there in any case (RFC 5044 4.1); least significant byte first (4.4, RFC 3720 B.4). */
+	uint32_t value = fpdu->out->crc ? htole32(~fpdu->state) : 0;
+	memcpy(append_own(fpdu->out, CRC_LEN), &value, CRC_LEN);
 	pieces_of(fpdu->out)[fpdu->out->pieces.tail - 1].ends = true;
-}
-
-static void fpdu_put_header(struct fpdu *fpdu, const struct framing_message *message, uint64_t offset, size_t payload_len,
-                            bool last)
-{
-	uint8_t header[LENGTH_LEN + UNTAGGED_LEN];
-	size_t len = message->tagged ? TAGGED_LEN : UNTAGGED_LEN;
-	uint8_t *at = put_be(header, len + payload_len, LENGTH_LEN);
-
-	*at++ = (uint8_t)((message->tagged ? DDP_TAGGED : 0) | (last ? DDP_LAST : 0) | DDP_VERSION);
-	*at++ = message->rdmap;
-	at = put_be(at, message->stag, 4);
-	if (message->tagged) {
-		put_be(at, message->to + offset, 8);
-	} else {
-		at = put_be(at, message->queue, 4);
-		at = put_be(at, message->msn, 4);
-		put_be(at, offset, 4);
-	}
-	fpdu_put(fpdu, header, LENGTH_LEN + len, true);
 }
 
 /* The sum of the lengths, or the most there can be. */
@@ -249,62 +280,85 @@ static uint64_t spans_total(const struct framing_span *spans, size_t len)
 	return total;
 }
 
+/* Where in a message the next byte is. */
+struct cursor {
+	struct framing_span *span;
+	size_t skip; /* bytes of the span before it */
+};
+
+static void fpdu_payload(struct fpdu *fpdu, struct cursor *cursor, size_t len, bool copy)
+{
+	while (len) {
+		struct framing_span *span = cursor->span;
+		size_t some = min_size(len, span->len - cursor->skip);
+
+		if (!some) {
+			*cursor = (struct cursor){span + 1, 0};
+			continue;
+		}
+		if (copy) {
+			fpdu_copy(fpdu, span->base + cursor->skip, some);
+		} else {
+			fpdu_refer(fpdu, span->base + cursor->skip, some);
+			span->until = fpdu->out->position;
+		}
+		cursor->skip += some;
+		len -= some;
+	}
+}
+
+/* Room for a part of `len` bytes in `count` segments. */
+static int out_reserve(struct framing_out *out, size_t header_len, size_t len, size_t count, size_t spans_len, bool copy)
+{
+	size_t added = count * (LENGTH_LEN + header_len + PAD_MAX + CRC_LEN);
+	size_t markers = out->markers ? (len + added) / BETWEEN + 2 : 0;
+	/* In an FPDU are a piece before the payload and one behind it; a marker or the end of a span divides one. */
+	size_t pieces = 3 * count + spans_len + 2 * markers;
+
+	added += markers * MARKER_LEN;
+	if (framing_out_waiting(out) + len + added > FRAMING_WAITING_MAX)
+		return -ENOBUFS;
+	if (row_reserve(&out->pieces, sizeof(struct piece), pieces) < 0)
+		return -ENOMEM;
+	return arena_reserve(out, added + (copy ? len : 0));
+}
+
 int framing_out_put(struct framing_out *out, const struct framing_message *message, struct framing_span *spans,
                     size_t spans_len, uint64_t begin, uint64_t end, bool last, bool copy)
 {
-	if (spans_len > FRAMING_SPANS_MAX || begin > end || end - begin > FRAMING_CALL_MAX)
+	if (spans_len > FRAMING_BUFFERS_MAX || begin > end || end - begin > FRAMING_CALL_MAX)
 		return -EINVAL;
 	if (end > spans_total(spans, spans_len) || (!message->tagged && end > UINT32_MAX))
 		return -EINVAL;
 	size_t len = (size_t)(end - begin), header_len = message->tagged ? TAGGED_LEN : UNTAGGED_LEN;
 	size_t payload_max = out->mulpdu - header_len;
 	size_t count = len ? (len + payload_max - 1) / payload_max : 1; /* RFC 5041 5.2: of nothing, one segment */
-	size_t added = count * (LENGTH_LEN + header_len + PAD_MAX + CRC_LEN);
-	size_t markers = out->markers ? (len + added) / BETWEEN + 2 : 0;
 
 	copy = copy || len <= COPIED;
-	added += markers * MARKER_LEN;
-	if (framing_out_waiting(out) + len + added > FRAMING_WAITING_MAX)
-		return -ENOBUFS;
-	/* In an FPDU are a piece before the payload and one behind it; a marker or the end of a span divides one. */
-	size_t pieces = 3 * count + spans_len + 2 * markers;
-	if (row_reserve(&out->pieces, sizeof(struct piece), pieces) || arena_reserve(out, added + (copy ? len : 0)))
-		return -ENOMEM;
-
-	struct framing_span *span = spans;
-	size_t skip = 0; /* bytes of the span that are done */
-	uint64_t at = begin;
-
+	int result = out_reserve(out, header_len, len, count, spans_len, copy);
+	if (result < 0)
+		return result;
 	for (size_t n = 0; n < spans_len; n++)
 		spans[n].until = 0;
-	if (len) {
-		uint64_t before = begin;
 
-		for (; before >= span->len; span++)
-			before -= span->len;
-		skip = (size_t)before;
+	struct cursor cursor = {spans, 0};
+	if (len) {
+		uint64_t skip = begin;
+
+		for (; skip >= cursor.span->len; cursor.span++)
+			skip -= cursor.span->len;
+		cursor.skip = (size_t)skip;
 	}
+	uint64_t at = begin;
 	do {
 		struct fpdu fpdu = {.out = out, .state = CRC32C_START};
-		size_t left = min_size(payload_max, (size_t)(end - at));
-		uint32_t ulpdu_len = (uint32_t)(header_len + left);
+		size_t some = min_size(payload_max, (size_t)(end - at));
+		uint32_t ulpdu_len = (uint32_t)(header_len + some);
 
-		fpdu_put_header(&fpdu, message, at, left, last && at + left == end);
-		for (at += left; left;) {
-			size_t some = min_size(left, span->len - skip);
-
-			if (some) {
-				fpdu_put(&fpdu, span->base + skip, some, copy);
-				span->until = copy ? 0 : out->position;
-			}
-			skip += some;
-			left -= some;
-			if (skip == span->len && (left || at < end)) {
-				span++;
-				skip = 0;
-			}
-		}
+		fpdu_begin(&fpdu, message, at, ulpdu_len, last && at + some == end);
+		fpdu_payload(&fpdu, &cursor, some, copy);
 		fpdu_end(&fpdu, ulpdu_len);
+		at += some;
 	} while (at < end);
 	return 0;
 }
@@ -452,7 +506,7 @@ void framing_out_trim(struct framing_out *out)
 
 int framing_in_init(struct framing_in *in, bool crc, bool markers, uint32_t size)
 {
-	if (size < FRAMING_FPDU_MAX || size > FRAMING_STAGING_MAX)
+	if (size < FRAMING_FPDU_MAX || size > FRAMING_STAGED_MAX)
 		return -EINVAL;
 	*in = (struct framing_in){.crc = crc, .markers = markers, .size = size};
 	return 0;
@@ -493,8 +547,12 @@ int framing_in_room(struct framing_in *in, uint8_t **at, size_t *len)
 		if (!in->staging)
 			return -ENOMEM;
 	}
-	/* What is at the front stays until it is read. So no byte is moved twice, and of a long FPDU none unless need be. */
-	if (in->head && (pending <= MOVED || room < READ_ROOM || room < in->wanted)) {
+	/*
+	 * What is at the front stays until it is read, so no byte is moved twice; and of a long FPDU none is unless need be. It
+	 * is completed in any case: what is pending and the room together are more than any FPDU.
+	 */
+	static_assert(MOVED + READ_ROOM >= FRAMING_FPDU_MAX, "room for the rest of any FPDU that is not moved");
+	if (in->head && (pending < MOVED || room < READ_ROOM)) {
 		memmove(in->staging, in->staging + in->head, pending);
 		in->head = 0;
 		in->tail = pending;
@@ -552,11 +610,10 @@ static void content_copy(const struct framing_in *in, const struct framing_segme
 
 static bool crc_is_right(const uint8_t *raw, uint32_t span)
 {
-	uint32_t told = 0;
+	uint32_t told;
 
-	for (unsigned n = CRC_LEN; n--;)
-		told = told << 8 | raw[span - CRC_LEN + n];
-	return ~crc32c_update(CRC32C_START, raw, span - CRC_LEN) == told;
+	memcpy(&told, raw + span - CRC_LEN, CRC_LEN);
+	return ~crc32c_update(CRC32C_START, raw, span - CRC_LEN) == le32toh(told);
 }
 
 /* RFC 5044 4.3: how far before it the length field is; of the two low bits nothing is said. */
@@ -565,7 +622,7 @@ static bool markers_are_right(const uint8_t *raw, uint32_t phase, uint32_t span)
 	uint32_t lead = phase ? 0 : MARKER_LEN;
 
 	for (uint32_t at = phase ? SPACING - phase : 0; at < span; at += SPACING)
-		if ((get_be(raw + at + 2, 2) & 0xFFFC) != ((at < lead ? 0 : at - lead) & 0xFFFC))
+		if ((get_be16(raw + at + 2) & 0xFFFC) != ((at < lead ? 0 : at - lead) & 0xFFFC))
 			return false;
 	return true;
 }
@@ -597,18 +654,18 @@ static struct framing_run run_of(const uint8_t *header, uint32_t payload_len, ui
 		.last = (header[0] & DDP_LAST) != 0,
 		.control = (uint8_t)(header[0] & ~DDP_LAST),
 		.rdmap = header[1],
-		.stag = (uint32_t)get_be(header + 2, 4),
+		.stag = get_be32(header + 2),
 		.first = segment,
 		.count = 1,
 		.len = payload_len,
 	};
 
 	if (run.tagged) {
-		run.offset = get_be(header + 6, 8);
+		run.offset = get_be64(header + 6);
 	} else {
-		run.queue = (uint32_t)get_be(header + 6, 4);
-		run.msn = (uint32_t)get_be(header + 10, 4);
-		run.offset = get_be(header + 14, 4);
+		run.queue = get_be32(header + 6);
+		run.msn = get_be32(header + 10);
+		run.offset = get_be32(header + 14);
 	}
 	return run;
 }
@@ -659,7 +716,6 @@ static void fpdu_take(struct framing_in *in, uint32_t phase, uint32_t span, uint
 int framing_in_parse(struct framing_in *in)
 {
 	runs_end(in);
-	in->wanted = 0;
 	while (!in->fault) {
 		uint32_t there = in->tail - in->head, phase = in->position % SPACING;
 		uint32_t lead = in->markers && !phase ? MARKER_LEN : 0;
@@ -667,12 +723,10 @@ int framing_in_parse(struct framing_in *in)
 		if (there < lead + LENGTH_LEN)
 			break;
 		/* Every FPDU begins at a multiple of 4 in the stream, so no marker divides the length field. */
-		uint32_t ulpdu_len = (uint32_t)get_be(raw_of(in) + lead, LENGTH_LEN);
+		uint32_t ulpdu_len = get_be16(raw_of(in) + lead);
 		uint32_t span = fpdu_span(phase, in->markers, ulpdu_len);
-		if (there < span) {
-			in->wanted = span;
+		if (there < span)
 			break;
-		}
 		if (row_reserve(&in->runs, sizeof(struct framing_run), 1) ||
 		    row_reserve(&in->segments, sizeof(struct framing_segment), 1))
 			return in->runs.tail ? 0 : -ENOMEM; /* what was found stays; the rest is left for the next call */
@@ -716,7 +770,7 @@ int framing_in_place(const struct framing_in *in, const struct framing_run *run,
 	uint64_t total = spans_total(spans, spans_len);
 	size_t header_len = LENGTH_LEN + header_len_of(run);
 
-	if (spans_len > FRAMING_SPANS_MAX || len > run->len || begin > run->len - len || len > total || offset > total - len)
+	if (spans_len > FRAMING_BUFFERS_MAX || len > run->len || begin > run->len - len || len > total || offset > total - len)
 		return -EINVAL;
 	if (!len)
 		return 0;

@@ -17,15 +17,17 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#define FRAMING_MULPDU_MIN 128u
-#define FRAMING_MULPDU_MAX 64768u    /* RFC 5044 3 */
-#define FRAMING_CALL_MAX (256u << 10) /* bytes of payload in one call */
-#define FRAMING_WAITING_MAX (1u << 20) /* bytes framed and not written; a call that would pass it is refused */
-#define FRAMING_SPANS_MAX 1024u      /* pieces of memory in a list */
-#define FRAMING_FPDU_MAX 66064u      /* bytes of the largest FPDU: a ULPDU of 65535 and 130 markers */
-#define FRAMING_STAGING (256u << 10) /* bytes staged for a receiver unless it says otherwise, besides one FPDU */
-#define FRAMING_STAGING_MAX (64u << 20)
-#define FRAMING_HEADER_MAX 18u       /* bytes of the header of an untagged segment */
+/* limits.py tells of these what happens there. */
+#define FRAMING_CALL_MAX (256u << 10)
+#define FRAMING_WAITING_MAX (1u << 20)
+#define FRAMING_BUFFERS_MAX 1024u
+#define FRAMING_STAGED_DEFAULT ((256u << 10) + FRAMING_FPDU_MAX)
+
+#define FRAMING_MULPDU_MIN 128u /* RFC 5044 3 */
+#define FRAMING_MULPDU_MAX 64768u
+#define FRAMING_FPDU_MAX 66064u /* bytes of the largest FPDU: a ULPDU of 65535 and 130 markers */
+#define FRAMING_STAGED_MAX (64u << 20)
+#define FRAMING_HEADER_MAX 18u /* bytes of the header of an untagged segment */
 
 /* Items in a row: added at the end, taken from the front, moved or made room for when the end is reached. */
 struct framing_row {
@@ -124,7 +126,6 @@ struct framing_in {
 	uint8_t *staging;    /* made when it is first needed */
 	uint32_t size;       /* bytes of it */
 	uint32_t head, tail; /* [head, tail) is not read yet */
-	uint32_t wanted;     /* bytes of the FPDU that begins at head; 0 if that is not known */
 	uint64_t position;   /* of head in the stream */
 	struct framing_row segments, runs; /* of the last call of framing_in_parse */
 };

@@ -124,8 +124,8 @@ static struct held *held_get(PyObject *tuple, int flags)
 	if (!PyTuple_Check(tuple))
 		return PyErr_Format(PyExc_TypeError, "buffers come as a tuple, not as %R", Py_TYPE(tuple)), NULL;
 	Py_ssize_t len = PyTuple_Size(tuple);
-	if (len > FRAMING_SPANS_MAX)
-		return PyErr_Format(PyExc_ValueError, "%zd buffers, and %u are the most", len, FRAMING_SPANS_MAX), NULL;
+	if (len > FRAMING_BUFFERS_MAX)
+		return PyErr_Format(PyExc_ValueError, "%zd buffers, and %u are the most", len, FRAMING_BUFFERS_MAX), NULL;
 	size_t before = sizeof(struct held) + (size_t)len * sizeof(Py_buffer);
 	struct held *held = PyMem_Malloc(before + (size_t)len * sizeof(struct framing_span));
 
@@ -179,7 +179,7 @@ struct outbound {
 	PyObject_HEAD
 	struct framing_out out;
 	struct held *first, *last; /* what waiting FPDUs refer to, in the order of the stream */
-	bool busy;
+	bool busy, releasing;
 };
 
 static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -205,26 +205,38 @@ static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 	return (PyObject *)outbound;
 }
 
-/* Releases buffers all of whose bytes are before `position`. */
-static void outbound_release(struct outbound *outbound, uint64_t position)
+/*
+ * Releases the buffers that are written. To release one may run code that calls us again: that leaves it to the call that is
+ * under way, as the memory of the one being released must stay until it is done.
+ */
+static void outbound_release(struct outbound *outbound)
 {
 	struct held *held;
 
+	if (outbound->releasing)
+		return;
+	outbound->releasing = true;
 	while ((held = outbound->first)) {
-		while (held->released < held->len && held->spans[held->released].until <= position) {
-			Py_ssize_t one = held->released++;
-
-			PyBuffer_Release(&held->views[one]); /* may call us again: then this one is done */
-			if (outbound->first != held)
-				return;
-		}
+		while (held->released < held->len && held->spans[held->released].until <= outbound->out.written)
+			PyBuffer_Release(&held->views[held->released++]);
 		if (held->released < held->len)
-			return;
+			break;
 		outbound->first = held->next;
 		if (!held->next)
 			outbound->last = NULL;
 		PyMem_Free(held);
 	}
+	outbound->releasing = false;
+}
+
+/* No byte behind `position` will be written from where it is. */
+static void outbound_forget(struct outbound *outbound, uint64_t position)
+{
+	for (struct held *held = outbound->first; held; held = held->next)
+		for (Py_ssize_t n = held->released; n < held->len; n++)
+			if (held->spans[n].until > position)
+				held->spans[n].until = position;
+	outbound_release(outbound);
 }
 
 /* Keeps the buffers that are referred to until they are written; the others are given back at once. */
@@ -247,6 +259,7 @@ static void outbound_hold(struct outbound *outbound, struct held *held)
 	else
 		outbound->first = held;
 	outbound->last = held;
+	outbound_release(outbound); /* what was just given back may have run code that wrote all of it */
 }
 
 static int outbound_traverse(PyObject *self, visitproc visit, void *arg)
@@ -401,7 +414,7 @@ static PyObject *outbound_send(PyObject *self, PyObject *file)
 		}
 		framing_out_advance(&outbound->out, (size_t)sent);
 		total += (size_t)sent;
-		outbound_release(outbound, outbound->out.written);
+		outbound_release(outbound);
 		if ((size_t)sent < bytes)
 			break;
 	}
@@ -427,7 +440,7 @@ static PyObject *outbound_take(PyObject *self, PyObject *limit)
 		return NULL;
 	framing_out_copy(&outbound->out, (uint8_t *)at, (size_t)len);
 	framing_out_advance(&outbound->out, (size_t)len);
-	outbound_release(outbound, outbound->out.written);
+	outbound_release(outbound);
 	return taken;
 }
 
@@ -463,7 +476,7 @@ static PyObject *outbound_own(PyObject *self, PyObject *unused)
 		return refuse_busy();
 	if (framing_out_own(&outbound->out) < 0)
 		return PyErr_NoMemory();
-	outbound_release(outbound, UINT64_MAX);
+	outbound_forget(outbound, 0);
 	Py_RETURN_NONE;
 }
 
@@ -477,12 +490,7 @@ static PyObject *outbound_clear(PyObject *self, PyObject *unused)
 	if (outbound->busy)
 		return refuse_busy();
 	framing_out_clear(&outbound->out);
-	uint64_t position = outbound->out.position;
-	for (struct held *held = outbound->first; held; held = held->next)
-		for (Py_ssize_t n = held->released; n < held->len; n++)
-			if (held->spans[n].until > position)
-				held->spans[n].until = position;
-	outbound_release(outbound, outbound->out.written);
+	outbound_forget(outbound, outbound->out.position);
 	Py_RETURN_NONE;
 }
 
@@ -669,14 +677,14 @@ static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 {
 	static char *names[] = {"crc", "markers", "capacity", NULL};
 	PyObject *crc_object = NULL, *markers_object = NULL, *capacity_object = NULL;
-	uint64_t capacity = FRAMING_STAGING + FRAMING_FPDU_MAX;
+	uint64_t capacity = FRAMING_STAGED_DEFAULT;
 	bool crc, markers;
 
 	if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOO:Inbound", names, &crc_object, &markers_object, &capacity_object))
 		return NULL;
 	if (settings_get(crc_object, markers_object, &crc, &markers) < 0)
 		return NULL;
-	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGING_MAX, &capacity) < 0)
+	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGED_MAX, &capacity) < 0)
 		return NULL;
 	struct inbound *inbound = (struct inbound *)object_new(type);
 	if (!inbound)
@@ -1088,8 +1096,9 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "MULPDU_MAX", FRAMING_MULPDU_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "CALL_MAX", FRAMING_CALL_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "WAITING_MAX", FRAMING_WAITING_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_SPANS_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0)
+	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_BUFFERS_MAX) < 0 ||
+	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0 ||
+	    PyModule_AddIntConstant(module, "STAGED_DEFAULT", FRAMING_STAGED_DEFAULT) < 0)
 		return -1;
 	return 0;
 }

@@ -96,6 +96,8 @@ class DeviceAttributes:
     read_scatter_max: int = 16  # entries of an RDMA Read; iWARP: 1
     inline_max: int = 256  # bytes of all `bytes` entries of a gather: copied by the device, needs no region
     read_depth_max: int = 16  # RDMA Reads of one queue pair under way, each way
+    zero_based: bool = True  # regions and windows whose first byte has address 0
+    key_part_chosen: bool = True  # the consumer may choose the low 8 bits of a key
     windows_max: int = 65536  # memory windows at a time; 0: not offered
     shared_receive_queues_max: int = 65536  # at a time; 0: not offered
 
@@ -137,7 +139,7 @@ class MemoryRegion(ABC):
         """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing.
 
         Raises:
-            Misuse: A window is bound to it (verbs draft for iWARP 7.10.5; IBTA 11.2.8.4).
+            Misuse: A window is bound to it (verbs draft for iWARP 7.10.5).
         """
 
     @abstractmethod
@@ -164,7 +166,7 @@ class MemoryWindow(ABC):
 
     It is allocated void, opened by a `BindWindow` in the order of a send queue, and voided by `LocalInvalidate`, by a
     Send with Invalidate of the other end, or by `deallocate`; then it can be bound again, to another part or region.
-    While it is open it belongs to the queue pair that bound it and to no other (IBTA 10.6.7.2: type 2B; the verbs draft
+    While it is open it belongs to the queue pair that bound it and to no other (a window of type 2B; the verbs draft
     for iWARP 7.10), and keeps its region from being deregistered, rekeyed or invalidated.
     """
 
@@ -243,8 +245,9 @@ class SharedReceiveQueue(ABC):
 
     @abstractmethod
     def arm(self, limit: int) -> None:
-        """Asks for one SRQ_LIMIT_REACHED when fewer receives than `limit` are left, or if fewer are (IBTA 10.2.9.2).
+        """Asks for one SRQ_LIMIT_REACHED when fewer receives than `limit` are left (verbs draft for iWARP 6.3).
 
+        Where fewer are left already the draft is silent: here that is told as well, so that no message comes between.
         0 takes the question back. Misuse for more than the queue holds.
         """
 
@@ -330,7 +333,7 @@ class ProtectionDomain(ABC):
 
         Raises:
             Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer,
-                more than 8 bits of a key.
+                more than 8 bits of a key, or what the device does not offer.
             LimitReached: Too many regions or keys, or too much memory.
             Unavailable: The device could not; Bcopy needs no registration.
         """

@@ -9,7 +9,18 @@ from sidestep.rdma.cm import Disconnected
 from sidestep.rdma.conformance.harness import ALL
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
-from sidestep.rdma.work import Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
+from sidestep.rdma.work import (
+    Access,
+    BindWindow,
+    LocalInvalidate,
+    Opcode,
+    RdmaRead,
+    RdmaWrite,
+    Receive,
+    RKey,
+    Send,
+    Status,
+)
 
 if TYPE_CHECKING:
     from sidestep.rdma.conformance.harness import Bench
@@ -127,9 +138,14 @@ def posting_in_error_is_flushed(bench: Bench) -> None:
     active.send(2, b"late", signaled=False)
     active.qp.post_send(RdmaWrite(3, (), far.va, far.rkey))
     active.qp.post_send(RdmaRead(4, (), far.va, far.rkey))
-    bench.eventually(lambda: len(active.completions()) == 4, "each completes")
+    kinds = [Opcode.RECEIVE, Opcode.SEND, Opcode.RDMA_WRITE, Opcode.RDMA_READ, Opcode.LOCAL_INVALIDATE]
+    if active.device.attributes.windows_max:
+        window, region = active.domain.alloc_window(), active.memory(8, ALL | Access.WINDOW_BIND)
+        active.qp.post_send(BindWindow(wr_id=6, window=window, region=region, access=Access.REMOTE_READ, length=8))
+        kinds.append(Opcode.BIND_WINDOW)
+    active.qp.post_send(LocalInvalidate(5, far.rkey))
+    bench.eventually(lambda: len(active.completions()) == len(kinds), "each completes")
     told = sorted((each.wr_id, each.status, each.opcode) for each in active.completions())
-    kinds = (Opcode.RECEIVE, Opcode.SEND, Opcode.RDMA_WRITE, Opcode.RDMA_READ)
     wanted = [(index + 1, Status.FLUSHED, kind) for index, kind in enumerate(kinds)]
     bench.equal(told, wanted, "each is flushed")
 

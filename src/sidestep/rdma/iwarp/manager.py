@@ -261,7 +261,7 @@ class _Asking:
     def _nudge_later(self, stream: Stream, delays_s: tuple[float, ...]) -> None:
         """Linux siw as a responder hands the socket to its queue pair after the Reply has gone out, without looking.
 
-        What arrives in between lies there unread until something else comes (6.1 and 6.12): both ends would wait.
+        What arrives in between lies there unread until something else comes (seen with 6.1): both ends would wait.
         """
 
         def nudge() -> None:
@@ -542,14 +542,13 @@ class IwarpRequest(ConnectionRequest):
 class IwarpManager(ConnectionManager):
     """The connection manager of one device."""
 
-    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests", "streams")
+    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests")
 
     def __init__(self, device: IwarpDevice) -> None:
         self.device = device
         self._listeners = Listeners()
         self._sockets: dict[int, TcpListener] = {}  # by port
         self.connections: set[IwarpConnection] = set()
-        self.streams: set[Stream] = set()  # with a socket, those that only end included
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
         self.requests: set[IwarpRequest] = set()  # with one, not answered
 
@@ -616,7 +615,7 @@ class IwarpManager(ConnectionManager):
             request.drop()
         for connection in list(self.connections):
             connection.disconnect()
-        for stream in list(self.streams):
+        for stream in list(self.device.streams):
             stream.abort()
 
     @property

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from sidestep import limits
 from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
+
+_NUDGES_S: Final = tuple(limits.IWARP_NUDGE_S * 10**number for number in range(limits.IWARP_NUDGES_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,5 +23,5 @@ class Settings:
     connect_s: float = 20.0  # for TCP's handshake
     close_s: float = limits.IWARP_CLOSE_S  # for the other end's FIN, once ours is out; then RST
     silence_s: float = limits.IWARP_SILENCE_S  # what is not acknowledged so long breaks the connection
-    nudges_s: tuple[float, ...] = limits.IWARP_NUDGES_S  # who asked: pauses, as long as the other end says nothing
+    nudges_s: tuple[float, ...] = _NUDGES_S  # who asked: pauses, as long as the other end says nothing
     half_open_max: int = limits.IWARP_HALF_OPEN_MAX  # connections whose Request is not here; the oldest gives way

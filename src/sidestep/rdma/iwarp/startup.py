@@ -34,7 +34,8 @@ What the standards leave open, and where other ends do not keep to them:
 
 Nothing here moves a socket: `handle_*` takes what has happened, `poll_send` gives bytes and `poll_event` tells what
 came of it. After `Refused` or `Failed`, or `reject`, the TCP connection is to be closed once the bytes are sent. With
-`Agreed` all later bytes of the connection are the stream's, and no more are taken here.
+`Agreed` all later bytes of the connection are the stream's, and no more are taken here; a responder is still to be told
+of the first FPDU, and of time and the end of the connection until then.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from sidestep.rdma.soft.qp import (
     OPCODES,
     REMOTE_READ,
     REMOTE_WRITE,
+    RESET,
     RTR,
     RTS,
     SUCCESS,
@@ -208,7 +209,7 @@ class LoopbackQueuePair(SoftQueuePair):
 
     def regrant(self, request: RdmaRead, length: int) -> memoryview | Status:
         """The same again, when its answer leaves."""
-        if self.state is QpState.RESET:
+        if self.state is RESET:
             return Status.REMOTE_OPERATION_ERROR
         return self._grant(request.rkey, request.remote_va, length, REMOTE_READ)
 

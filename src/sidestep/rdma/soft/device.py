@@ -169,7 +169,7 @@ class SoftDevice(Device):
         if self.closed:
             raise Misuse(f"the device {self.name} is closed")
 
-    # What memory asks; see `memory.Adapter`.
+    # What memory asks; see `adapter.Adapter`.
 
     def next_va(self, length: int) -> int:
         """An address for a region."""

@@ -14,6 +14,7 @@ Random and get the same keys again.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -47,7 +48,7 @@ class Keys:
         self._held_max = min(held_max, (1 << index_bits) - 1)
         self._half_bits = index_bits // 2
         self._half_mask = (1 << self._half_bits) - 1
-        self._tables = [array("H", rng.randbytes(2 << self._half_bits)) for _ in range(_ROUNDS)]
+        self._tables = [_random_table(rng, self._half_bits) for _ in range(_ROUNDS)]
         self._turn = 0
         self._held: dict[int, Memory | None] = {}  # by index
         self._valid: dict[int, Memory] = {}  # by key
@@ -112,8 +113,17 @@ class Keys:
         del self._held[key >> PART_BITS]
 
     def _index_at(self, turn: int) -> int:
-        bits, mask = self._half_bits, self._half_mask
-        left, right = turn >> bits & mask, turn & mask
-        for table in self._tables:
-            left, right = right, left ^ table[right] & mask
-        return left << bits | right
+        mask = self._half_mask
+        left, right = turn >> self._half_bits & mask, turn & mask
+        first, second, third, fourth = self._tables
+        left ^= first[right]
+        right ^= second[left]
+        left ^= third[right]
+        right ^= fourth[left]
+        return left << self._half_bits | right
+
+
+def _random_table(rng: Random, bits: int) -> array[int]:
+    size = 1 << bits
+    mask = int.from_bytes(array("H", [size - 1]) * size, sys.byteorder)
+    return array("H", (rng.getrandbits(16 * size) & mask).to_bytes(2 * size, sys.byteorder))

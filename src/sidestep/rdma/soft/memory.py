@@ -4,14 +4,17 @@
 Terminate code. Addresses come from the device, and 0 is the first byte of a region that is zero-based.
 
 After a call that ends access (`deregister`, `rekey`, an invalidation) not one more byte is placed or read; a device
-that has the memory queued for sending is told by `Adapter.access_ended` while the call still runs, and copies it.
+that has the memory queued for sending is told while the call still runs (`Adapter.access_ended`), and copies it.
+
+A region is good on every queue pair of its domain, and the other end of each may also void it (RFC 5042 6.4.5). Who
+talks to peers that do not trust each other gives each a domain of its own, or windows: they belong to one queue pair.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
@@ -21,18 +24,15 @@ from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, LKey, RKey
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from typing_extensions import Buffer
 
-    from sidestep.rdma.soft.keys import Keys, Memory
+    from sidestep.rdma.soft.adapter import Adapter
+    from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
-    from sidestep.rdma.soft.queues import Notice
     from sidestep.rdma.verbs import (
-        AsyncEvent,
         CompletionQueue,
-        DeviceAttributes,
         EventHandler,
         Registered,
         SharedReceiveQueue,
@@ -53,51 +53,6 @@ class Refusal(IntEnum):
     WRAP = 4  # address and length pass the end of the 64 bits
     BOUNDS = 5  # before the first byte or behind the last one
     IN_USE = 6  # of an invalidation only: windows are bound to the region (verbs draft for iWARP 7.8)
-
-
-class Adapter(Protocol):
-    """What memory needs of its device."""
-
-    attributes: DeviceAttributes
-    keys: Keys
-    notices: deque[Notice]
-    closed: bool
-    region_count: int  # of all domains, like the next ones
-    window_count: int
-    srq_count: int
-
-    def tell(self, event: AsyncEvent) -> None:
-        """An event for the device's handler."""
-
-    def next_va(self, length: int) -> int:
-        """An address for a region of so many bytes."""
-
-    def registration_fails(self) -> bool:
-        """Whether this registration shall fail, as one of a hardware device may."""
-
-    def registration_due(self, finish: Callable[[], None]) -> None:
-        """Calls when a slow registration is done, from where the device is driven."""
-
-    def access_ended(self, memory: Memory) -> None:
-        """The other end has no access any more, and the user may change the memory: what still refers to it is copied.
-
-        Called before the call that ends the access returns, when the key is void already.
-        """
-
-    def create_qp(
-        self,
-        domain: Domain,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        capabilities: QpCapabilities,
-        remote_access: Access,
-        srq: SharedReceiveQueue | None,
-        on_event: EventHandler | None,
-    ) -> SoftQueuePair:
-        """Makes a queue pair, which adds itself to `Domain.queue_pairs`."""
-
-    def forget(self, domain: Domain) -> None:
-        """A domain was deallocated."""
 
 
 class Region(MemoryRegion):
@@ -208,7 +163,7 @@ class Domain(ProtectionDomain):
         """Makes a region at once."""
         self._check_usable()
         view = self._view(buffer, access)
-        return self._register(view, access, zero_based, self.device.keys.part(key_part))
+        return self._register(view, access, zero_based, self.part(key_part, zero_based=zero_based))
 
     def register_later(
         self,
@@ -222,7 +177,7 @@ class Domain(ProtectionDomain):
         """Makes a region when the device says that it is time."""
         self._check_usable()
         view = self._view(buffer, access)
-        part = self.device.keys.part(key_part)
+        part = self.part(key_part, zero_based=zero_based)
 
         def finish() -> None:
             result: MemoryRegion | LimitReached | Unavailable
@@ -353,6 +308,15 @@ class Domain(ProtectionDomain):
         if isinstance(memory, Refusal):
             return memory
         return memory if memory.rights & REMOTE and qp.remote_access & REMOTE else Refusal.ACCESS
+
+    def part(self, chosen: int | None, *, zero_based: bool) -> int:
+        """The low 8 bits of a key; Misuse if the device does not offer what the consumer wants."""
+        attributes = self.device.attributes
+        if zero_based and not attributes.zero_based:
+            raise Misuse("the device has no zero-based memory")
+        if chosen is not None and not attributes.key_part_chosen:
+            raise Misuse("the device chooses all of a key")
+        return self.device.keys.part(chosen)
 
     # For the regions.
 

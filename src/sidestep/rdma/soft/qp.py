@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 RTS: Final = QpState.RTS
 RTR: Final = QpState.RTR
 ERROR: Final = QpState.ERROR
+RESET: Final = QpState.RESET
 SUCCESS: Final = Status.SUCCESS
 FLUSHED: Final = Status.FLUSHED
 OP_SEND: Final = Opcode.SEND
@@ -133,7 +134,7 @@ class SoftQueuePair(QueuePair):
             raise Misuse(f"a receive of {len(receive.scatter)} entries")
         if self.state is ERROR:
             self.recv_cq.add(Completion(receive.wr_id, FLUSHED, OP_RECEIVE, 0, self.number))
-        elif self.state is QpState.RESET:
+        elif self.state is RESET:
             raise Misuse("the queue pair is destroyed")
         else:
             receives.append(receive)
@@ -182,7 +183,9 @@ class SoftQueuePair(QueuePair):
         if sum(len(entry) for entry in entries if isinstance(entry, bytes)) > attributes.inline_max:
             raise Misuse(f"more than {attributes.inline_max} bytes of inline data")
         if isinstance(request, BindWindow):
-            self.device.keys.part(request.key_part)
+            if not attributes.windows_max:
+                raise Misuse("the device has no memory windows")
+            self.domain.part(request.key_part, zero_based=request.zero_based)
         return True
 
     def begin(self, request: SendRequest) -> Status:
@@ -243,7 +246,7 @@ class SoftQueuePair(QueuePair):
 
     def end(self) -> None:
         """Flushes everything; what becomes of the connection is the caller's matter."""
-        if self.state in (ERROR, QpState.RESET):
+        if self.state in (ERROR, RESET):
             return
         self._set_state(ERROR)
         self.stop_waiting()
@@ -251,16 +254,16 @@ class SoftQueuePair(QueuePair):
         for request in self.take_unfinished():
             add(Completion(request.wr_id, FLUSHED, OPCODES[type(request)], 0, number))
         self._flush_receives()
-        if self.srq is not None:  # IBTA 11.6.3.2: from now on it takes nothing out of the shared queue
+        if self.srq is not None:  # from now on it takes nothing out of the shared queue
             self.tell(EventKind.QP_LAST_WQE_REACHED)
 
     def destroy(self) -> None:
         """Gives it back."""
-        if self.state is QpState.RESET:
+        if self.state is RESET:
             return
         if self.windows:
             raise Misuse(f"{len(self.windows)} windows are bound to the queue pair")
-        self._set_state(QpState.RESET)
+        self._set_state(RESET)
         self.stop_waiting()
         self.take_unfinished()
         if self.srq is None:
@@ -273,7 +276,7 @@ class SoftQueuePair(QueuePair):
 
     def break_off(self, kind: EventKind, why: str) -> None:
         """Ends the queue pair for a reason that no completion tells."""
-        if self.state in (ERROR, QpState.RESET):
+        if self.state in (ERROR, RESET):
             return
         self.modify_to_error()
         self.tell(kind, why)
