@@ -73,13 +73,14 @@ def table(*columns: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _figure(value: float | tuple[float, ...]) -> str:
-    return ", ".join(map(_figure, value)) if isinstance(value, tuple) else f"{value:,}"
+def in_words(bound: float | tuple[float, ...]) -> str:
+    """A bound, or several in order."""
+    return ", ".join(f"{each:,}" for each in bound) if isinstance(bound, tuple) else f"{bound:,}"
 
 
 def limits_page() -> str:
     """Every bound of the Python side, and the environment of the shim."""
-    bounds = [(f"`{name}`", _figure(getattr(limits, name)), text) for name, text in comments_of(Path(limits.__file__))]
+    bounds = [(f"`{name}`", in_words(getattr(limits, name)), text) for name, text in comments_of(Path(limits.__file__))]
     variables = [(f"`{getattr(config, name)}`", text) for name, text in comments_of(Path(config.__file__), "ENV_")]
     return f"""{NOTICE}
 

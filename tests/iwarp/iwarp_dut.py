@@ -29,8 +29,8 @@ def addresses() -> tuple[str, str, str]:
 class IwarpUnderTest:
     """Two devices on one loop, and an address where TCP answers and nobody else."""
 
-    def __init__(self, settings: Settings, attributes: DeviceAttributes = ATTRIBUTES) -> None:
-        self.loop = Loop()
+    def __init__(self, settings: Settings, attributes: DeviceAttributes = ATTRIBUTES, loop: Loop | None = None) -> None:
+        self.loop = loop or Loop()
         one, two, three = addresses()
         self.active: Device = IwarpDevice(one, self.loop, settings, name="active", attributes=attributes)
         self.passive: Device = IwarpDevice(two, self.loop, settings, name="passive", attributes=attributes)

@@ -67,7 +67,7 @@ def _around(patch: pytest.MonkeyPatch, owner: type, name: str, make: Callable[[A
 # The data path.
 
 
-@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole")
+@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole", "both_ways_at_once")
 def loses_the_last_byte(patch: pytest.MonkeyPatch) -> None:
     def make(place: Any) -> Any:
         def short(
@@ -180,6 +180,28 @@ def knows_no_fence(patch: pytest.MonkeyPatch) -> None:
         return unfenced
 
     _around(patch, TimedQueuePair, "_may_leave", make)
+
+
+@caught_by("fenced_invalidation_waits")
+def invalidates_at_once(patch: pytest.MonkeyPatch) -> None:
+    def make(may_leave: Any) -> Any:
+        return lambda self, request: isinstance(request, LocalInvalidate) or may_leave(self, request)
+
+    _around(patch, TimedQueuePair, "_may_leave", make)
+
+
+@caught_by("memory_is_let_go")
+def remembers_memory(patch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+
+    def make(deregister: Any) -> Any:
+        def remembering(self: Region) -> None:
+            kept.append(self.view)
+            deregister(self)
+
+        return remembering
+
+    _around(patch, Region, "deregister", make)
 
 
 @caught_by("requests_complete_in_order")

@@ -256,20 +256,7 @@ class _Asking:
         self._connection.established(agreed.private_data)
         stream.begin(agreed.leftover)
         stream.pump()
-        self._nudge_later(stream, device.settings.nudges_s)
-
-    def _nudge_later(self, stream: Stream, delays_s: tuple[float, ...]) -> None:
-        """Linux siw as a responder hands the socket to its queue pair after the Reply has gone out, without looking.
-
-        What arrives in between lies there unread until something else comes (seen with 6.1): both ends would wait.
-        """
-
-        def nudge() -> None:
-            if stream.nudge():
-                self._nudge_later(stream, delays_s[1:])
-
-        if delays_s:
-            self._loop.call_later(delays_s[0], nudge)
+        stream.nudge_after(device.settings.nudges_s)
 
     def _send(self) -> None:
         assert self._machine is not None

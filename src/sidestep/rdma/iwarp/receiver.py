@@ -23,6 +23,7 @@ from sidestep.rdma.work import Access, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
+    from sidestep.rdma.iwarp.counting import Tally
     from sidestep.rdma.work import Receive, Scatter, SendRequest
 
 _WRITE: Final = 0
@@ -50,6 +51,7 @@ _WRITE_REFUSED: Final = {
     Refusal.WRAP: Condition.TAGGED_WRAP,
     Refusal.BOUNDS: Condition.TAGGED_BOUNDS,
 }
+_FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 READ_REFUSED: Final = {
     Refusal.INVALID_STAG: Condition.READ_STAG,
     Refusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
@@ -189,15 +191,19 @@ class Receiver:
         "_read_msn",
         "_reads",
         "_send_msn",
+        "_stopped",
+        "_tally",
         "_terminate_msn",
         "_turn",
         "fault",
         "may_read",
         "may_write",
+        "run_count",
     )
 
-    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding]) -> None:
+    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding], tally: Tally) -> None:
         self._owner = owner
+        self._tally = tally  # of what is good
         self._reads = reads  # in the order of their requests
         self.may_read = bool(remote_access & _REMOTE_READ)
         self.may_write = bool(remote_access & _REMOTE_WRITE)
@@ -206,8 +212,9 @@ class Receiver:
         self._open: tuple[int, int, int] | None = None  # tagged message: opcode, STag, next TO
         self._early: dict[int, _Kept] = {}
         self._turn = 0  # everything before it was delivered; of runs that come early
-        self._heard = False
+        self._heard = self._stopped = False
         self.fault: Fault | None = None
+        self.run_count = 0  # those that came in order
 
     @property
     def heard(self) -> bool:
@@ -215,14 +222,36 @@ class Receiver:
         return self._heard
 
     def give_up(self) -> list[Receive]:
-        """Takes out the receives of messages that are not complete."""
+        """Takes nothing any more; the receives of messages that are not complete."""
+        self._stopped = True
         receives = [message.receive for message in self._messages]
         self._messages.clear()
         return receives
 
+    def take_all(self, inbound: Inbound) -> Fault | None:
+        """What has arrived, in the order of the stream."""
+        if self.fault is not None or self._stopped:
+            return self.fault
+        for run in inbound.parse():
+            self.run_count += 1
+            if (fault := self.take(inbound, run)) is None:
+                self._count(run)
+            if fault is not None or self._stopped:
+                return fault
+        if inbound.fault is not None:
+            self.fault = Fault(_FRAMING_FAULTS[inbound.fault])
+        return self.fault
+
+    def _count(self, run: Run) -> None:
+        tally, opcode = self._tally, run.rdmap & 0xF
+        tally.bytes_received[opcode] += run.length
+        tally.segments_received += run.segments
+        if run.last:
+            tally.messages_received[opcode] += 1
+
     def take(self, source: Inbound, run: Run) -> Fault | None:
         """One run in the order of the stream."""
-        if self.fault is None:
+        if self.fault is None and not self._stopped:
             self.fault = (
                 self._check_turn(source, run) or self._place(source, run, early=False) or self._deliver(source, run)
             )
@@ -236,7 +265,7 @@ class Receiver:
         Raises:
             LimitReached: EARLY_MAX of them wait already; this one has to come again.
         """
-        if self.fault is not None or order < self._turn:
+        if self.fault is not None or self._stopped or order < self._turn:
             return
         if order not in self._early and len(self._early) >= EARLY_MAX:
             raise LimitReached(f"{EARLY_MAX} runs wait for their turn already")
@@ -250,7 +279,7 @@ class Receiver:
         self._turn = max(self._turn, order)
         for each in sorted(each for each in self._early if each < order):
             kept = self._early.pop(each)
-            if self.fault is None:
+            if self.fault is None and not self._stopped:
                 self.fault = self._check_turn(kept, kept.run) or kept.fault or self._deliver(kept, kept.run)
         return self.fault
 
@@ -359,7 +388,7 @@ class Receiver:
         missing = ahead + 1 - len(messages)
         if missing > 0:
             if missing > owner.receives_left:  # RFC 5041 7.1: between the first and the last available buffer
-                return _fault(Condition.MSN_UNEXPECTED if ahead else Condition.NO_RECEIVE, source, run)
+                return _fault(Condition.NO_RECEIVE, source, run)
             for _ in range(missing):
                 receive = owner.take_receive()
                 messages.append(_Message(receive, sum(map(len, receive.scatter))))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep.native._framing import Inbound, Outbound
 from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp
-from sidestep.rdma.iwarp.receiver import Fault, Receiver
+from sidestep.rdma.iwarp.receiver import Receiver
 from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sidestep.errors import InternalError
     from sidestep.rdma.iwarp.counting import Tally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
+    from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.settings import Settings
     from sidestep.rdma.iwarp.start_terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
@@ -40,7 +41,6 @@ _RUNS_MAX: Final = 4096  # runs, after which no more is read: a hostile peer mak
 _WRITES_MAX: Final = 16
 _SEEN_LEN: Final = 64 << 10  # bytes that are read at a time while somebody looks on
 _TERMINATE: Final = 0x40 | RdmapOp.TERMINATE
-_FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 
 
 class _Phase(Enum):
@@ -86,7 +86,7 @@ class Stream:
         self.sender = Sender(self._outbound, qp, qp.sink_stag)
         self.sender.depth = agreed.ord
         self.sender.resources = agreed.ird
-        self.receiver = Receiver(qp, qp.remote_access, self.sender.reads)
+        self.receiver = Receiver(qp, qp.remote_access, self.sender.reads, self.sender.tally)
         tcp.handler = self
         tcp.wire.streams(self, len(agreed.leftover))
         qp.device.streams.add(self)
@@ -112,6 +112,11 @@ class Stream:
     def remote_address(self) -> str:
         """Of the other end."""
         return self._tcp.remote_address
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that are framed and that TCP has not taken."""
+        return self._outbound.waiting
 
     @property
     def leaving(self) -> bool:
@@ -175,7 +180,7 @@ class Stream:
         if self._phase is not _Phase.OPEN:
             self._drain()
             return
-        runs = 0
+        runs_max = self.receiver.run_count + _RUNS_MAX
         for _ in range(_FILLS_MAX):
             try:
                 count = self._fill_seen() if self._wire.live else self._inbound.fill(self._tcp.fileno())
@@ -187,10 +192,10 @@ class Stream:
             if not count:
                 self._ended_by_peer()
                 return
-            runs += self._process()
+            self._process()
             if self._phase is not _Phase.OPEN:
                 return
-            if runs >= _RUNS_MAX:
+            if self.receiver.run_count >= runs_max:
                 break
         self.pump()
 
@@ -203,26 +208,10 @@ class Stream:
         assert taken == len(found), "there is room for more once everything is parsed"
         return taken
 
-    def _process(self) -> int:
-        """Everything that has come; how many runs it was."""
-        inbound, receiver, tally = self._inbound, self.receiver, self.sender.tally
-        runs = inbound.parse()
-        for run in runs:
-            fault = receiver.take(inbound, run)
-            if fault is None:
-                opcode = run.rdmap & 0xF
-                tally.bytes_received[opcode] += run.length
-                tally.segments_received += run.segments
-                if run.last:
-                    tally.messages_received[opcode] += 1
-            if self._phase is not _Phase.OPEN:
-                return len(runs)
-            if fault is not None:
-                self.fault(fault)
-                return len(runs)
-        if inbound.fault is not None:
-            self.fault(Fault(_FRAMING_FAULTS[inbound.fault]))
-        return len(runs)
+    def _process(self) -> None:
+        fault = self.receiver.take_all(self._inbound)
+        if fault is not None and self._phase is _Phase.OPEN:
+            self.fault(fault)
 
     def _ended_by_peer(self) -> None:
         if self._inbound.pending:
@@ -258,13 +247,21 @@ class Stream:
                 return
         self.pump_soon()  # the other end takes it as fast as it is made
 
-    def nudge(self) -> bool:
-        """Makes the other end look again if nothing has been heard of it; False if there is no need any more."""
-        if self._phase is not _Phase.OPEN or self.receiver.heard:
-            return False
+    def nudge_after(self, delays_s: tuple[float, ...]) -> None:
+        """Makes the other end look again after each of these times, until something is heard of it.
+
+        Linux siw as a responder hands the socket to its queue pair after the Reply has gone out, without looking.
+        What arrives in between lies there unread until something else comes (6.1 and 6.12): both ends would wait.
+        """
+        if delays_s and self._phase is _Phase.OPEN and not self.receiver.heard:
+            nudge = partial(self._tcp.run, partial(self._nudge, delays_s[1:]))
+            self._first = self._loop.call_later(delays_s[0], nudge)
+
+    def _nudge(self, later_s: tuple[float, ...]) -> None:
+        self._first = None
         self.sender.nudge()
         self.pump()
-        return True
+        self.nudge_after(later_s)
 
     def on_writable(self) -> None:
         """There is room again."""

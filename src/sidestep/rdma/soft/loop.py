@@ -78,6 +78,16 @@ class Loop:
         return max(0.0, self._timers[0][0] - self.now) if self._timers else None
 
     @property
+    def idle(self) -> bool:
+        """Whether it has nothing left to wait for: no descriptor, no timer, no call."""
+        return not self._handlers and self.next_in_s is None
+
+    @property
+    def timers_held(self) -> int:
+        """Those that memory is held for, cancelled ones included."""
+        return len(self._timers)
+
+    @property
     def now(self) -> float:
         """Monotonic seconds."""
         return time.monotonic()
