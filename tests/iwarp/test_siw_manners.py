@@ -33,7 +33,9 @@ def _mirrored(message: bytes) -> bytes:
 
 
 @pytest.mark.spec("RFC 5040 4.8")
-@pytest.mark.parametrize("condition", set(Condition) - _AMBIGUOUS, ids=lambda condition: condition.name)
+@pytest.mark.parametrize(
+    "condition", [each for each in Condition if each not in _AMBIGUOUS], ids=lambda condition: condition.name
+)
 def test_a_terminate_of_siw(condition: Condition) -> None:
     told = Terminate.about(condition, _SEGMENTS[CONDITIONS[condition].includes])
     assert Terminate.decode(told.encode()) == told

@@ -212,7 +212,8 @@ def test_what_is_left_out_may_be_zeros() -> None:
 
 
 def test_reserved_bits_mean_nothing() -> None:
-    assert Terminate.decode(b"\x20\x02\x1f\xff") == Terminate(Code.MPA_CRC)
+    """But for three, by which siw on a little-endian machine is known (test_siw_manners)."""
+    assert Terminate.decode(b"\x20\x02\x18\xff") == Terminate(Code.MPA_CRC)
 
 
 def test_no_read_header_behind_a_tagged_one() -> None:
@@ -305,5 +306,7 @@ def test_garbage_is_read_or_refused(payload: bytes) -> None:
     except PeerViolation:
         assert len(payload) < 4
         return
-    assert Terminate.decode(found.encode()) == found
-    assert found.code == int.from_bytes(payload[:2])
+    if found.code in CODE_TEXT:  # one that is not could be taken for a mirrored one
+        assert Terminate.decode(found.encode()) == found
+    first = payload[0]
+    assert found.code in (int.from_bytes(payload[:2]), (first << 4 & 0xF0 | first >> 4) << 8 | payload[1])
