@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from iwarp_pair import IwarpPair
 
 from dissector import numbers, shown, told
+from sidestep.errors import Unavailable
 from sidestep.observe.capture.cutter import Cutter
 from sidestep.observe.capture.files import read_frames
 from sidestep.observe.capture.frame import Frame
@@ -219,6 +222,22 @@ def test_nobody_is_left_behind(make: Make) -> None:
         assert [wire.live for wire in wires] == [True, False]
     assert [wire.live for wire in wires] == [False, False]
     pair.disconnect()
+
+
+def test_a_full_disk_disturbs_no_connection(make: Make) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            if self.tell() > 400:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)  # type: ignore[arg-type]
+
+    pair = make()
+    taking = capture(pair.active.device, Full())
+    taking.__enter__()
+    pair.connect()
+    every_operation(pair, 1000)
+    with pytest.raises(Unavailable, match="No space left"):
+        taking.__exit__(None, None, None)
 
 
 def test_frames_have_times_and_directions(make: Make) -> None:

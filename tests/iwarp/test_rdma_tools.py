@@ -19,6 +19,7 @@ from iwarp_pair import End, IwarpPair
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.files import read_frames
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established
+from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import Place
 from sidestep.rdma.tools.echo import Echo
 from sidestep.rdma.tools.server import Server
@@ -161,6 +162,41 @@ def test_bandwidth(programs: Programs, port: int, op: str, both: tuple[str, ...]
     assert found["messages"] > 0
     assert (found["remote_messages"] > 0) == bool(both)
     assert found["bytes_per_s"] == pytest.approx(found["messages_per_s"] * 50000, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", ["write", "read", "send"])
+def test_bandwidth_sees_other_contents(programs: Programs, op: str) -> None:
+    """A server whose memory is not as it should be."""
+
+    class Liar(Bandwidth):
+        def begin(self, remote: Terms) -> None:
+            if remote.op is Op.READ:
+                self._target[7] ^= 1
+            super().begin(remote)
+
+        def received(self, index: int, length: int) -> None:
+            self.slots[index][length - 1] ^= 1
+            super().received(index, length)
+
+        def noted(self, note: Note) -> None:
+            if self.terms.op is Op.WRITE:
+                self._target[-1] ^= 1
+            super().noted(note)
+
+    def answer(end: End, request: ConnectionRequest) -> None:
+        asked = Terms.decode(request.private_data)
+        talk = Liar(end.device, asked, lambda why: None, active=False)
+
+        def handle(connection: object, event: object) -> None:
+            if isinstance(event, Established):
+                talk.begin(asked)
+
+        talk.connection = request.accept(talk.qp, talk.terms.encode(), handle)
+
+    code, stdout, stderr = against(programs, answer, "bw", "--op", op, "--duration", "0.05", "-s", "100")
+    assert code == 1
+    assert "differ" in stderr
+    assert stdout.count(op) == 1
 
 
 def test_bandwidth_as_a_table(programs: Programs, port: int) -> None:

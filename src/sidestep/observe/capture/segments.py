@@ -21,6 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from sidestep import __version__
+from sidestep.errors import Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
 from sidestep.observe.capture.pcapng import PcapngWriter
 from sidestep.observe.capture.sides import Side
@@ -196,15 +197,26 @@ def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags
 
 @contextmanager
 def capture(device: Observed, stream: BinaryIO) -> Iterator[SegmentWriter]:
-    """Captures a device of this process while the block runs; the stream stays open."""
+    """Captures a device of this process while the block runs; the stream stays open.
+
+    Raises:
+        Unavailable: At the end, if the stream could not be written: the device was not disturbed by that.
+    """
     writer = SegmentWriter(stream)
+    failed: list[OSError] = []
 
     def see(seen: Seen) -> None:
-        writer.see("", seen)
+        try:
+            writer.see("", seen)
+        except OSError as error:
+            failed.append(error)
+            device.taps.remove(see)
 
     device.taps.add(see)
     try:
         yield writer
     finally:
         device.taps.remove(see)
-        writer.close()
+    if failed:
+        raise Unavailable(f"the capture cannot be written: {failed[0].strerror}") from failed[0]
+    writer.close()
