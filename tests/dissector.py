@@ -19,11 +19,11 @@ def _output(capture: bytes, folder: Path, *options: str) -> str:
     ).stdout
 
 
-def shown(capture: bytes, folder: Path, fields: Sequence[str], only: str = "frame") -> list[list[str]]:
+def shown(capture: bytes, folder: Path, fields: Sequence[str], only: str = "frame", *options: str) -> list[list[str]]:
     """These fields of all frames that a filter lets through."""
     columns = [part for field in fields for part in ("-e", field)]
     text = _output(
-        capture, folder, "-Y", only, "-T", "fields", "-E", "separator=|", "-E", "occurrence=f", *columns
+        capture, folder, "-Y", only, "-T", "fields", "-E", "separator=|", "-E", "occurrence=f", *columns, *options
     )  # fmt: skip
     return [line.split("|") for line in text.splitlines()]
 

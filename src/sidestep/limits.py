@@ -164,6 +164,7 @@ RDMA_CAPTURE_WAITING_MAX: Final = 16 << 20  # bytes that wait for one capture; w
 # The tools of `sidestep rdma`. What a client asks of a server is checked against these.
 RDMA_TOOL_MESSAGE_MAX: Final = 64 << 20  # bytes of one message; a longer one is refused
 RDMA_TOOL_MEMORY_MAX: Final = 512 << 20  # bytes of one conversation at one end; more is refused
+RDMA_TOOL_SERVER_MEMORY_MAX: Final = 1 << 30  # bytes of all conversations of one server; more is rejected
 RDMA_TOOL_DEPTH_MAX: Final = 128  # messages under way; more are refused
 RDMA_TOOL_CLIENTS_MAX: Final = 16  # conversations of one server at a time; the next one is rejected
 

@@ -122,6 +122,7 @@ def test_what_goes_out(data: st.DataObject, crc: bool, markers: bool) -> None:
             taken += out.take(data.draw(st.integers(0, 4000)))
         if data.draw(st.booleans()):
             out.own()
+        assert out.peek() == expected[len(taken) :]
     while part := out.take(data.draw(st.integers(1, 4000))):
         taken += part
     assert taken == expected
@@ -215,6 +216,32 @@ def test_a_message_worked_out() -> None:
     assert [(int.from_bytes(header[6:]), length - 14) for header, length in found.segments(tagged)] == [
         (16384, 1486), (17870, 562),
     ]  # fmt: skip
+
+
+@modes
+def test_what_an_fpdu_still_has(crc: bool, markers: bool) -> None:
+    """Wherever what is written ends: `rest` is as much as `clear` leaves."""
+    payload = pattern(1500)
+    message = Message(False, 0x43, 0, payload, msn=7)
+    whole = message.frames(0, 600, 0, len(payload), True, crc=crc, markers=markers)
+    for size in range(0, len(whole) + 1, 7):
+        out = Outbound(600, crc=crc, markers=markers)
+        put(out, message, 0, len(payload), True, (payload,), False)
+        out.take(size)
+        rest = out.rest
+        assert (rest > 0) == out.partial
+        frames = Inbound(crc=crc, markers=markers)
+        frames.feed(whole[: size + rest])
+        frames.parse()
+        assert frames.pending == 0, "it ends where an FPDU does"
+        frames = Inbound(crc=crc, markers=markers)
+        frames.feed(whole[:size])
+        frames.parse()
+        begun = frames.staged()
+        assert (len(begun), bool(begun)) == (frames.pending, rest > 0)
+        assert whole[frames.position :].startswith(begun)
+        out.clear()
+        assert out.waiting == rest
 
 
 # ---- Inbound ----

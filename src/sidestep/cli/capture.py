@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -54,9 +55,9 @@ def capture(
     until = time.monotonic() + duration if duration is not None else float("inf")
     frames_max = count if count is not None else sys.maxsize
     with _opened(file) as stream, _stopped() as stopped:
-        writer = SegmentWriter(stream)
-        stream.flush()
         try:
+            writer = SegmentWriter(stream)
+            stream.flush()
             with RemoteCapture(writer, interface, places) as remote:
                 remote.turn(0, frames_max)
                 if not remote.following:
@@ -68,8 +69,7 @@ def capture(
                     stream.flush()
             writer.close()
         except BrokenPipeError:  # whoever read it has seen enough
-            with suppress(OSError):
-                stream.close()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is buffered goes nowhere at exit
             sys.exit(0)
         except OSError as error:
             raise Unavailable(f"{file} cannot be written: {error.strerror}") from error

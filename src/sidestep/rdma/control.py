@@ -44,6 +44,7 @@ _UCRED: Final = Struct("iII")  # struct ucred: pid, uid, gid
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
 PACKET_MAX: Final = limits.RDMA_PIECE_MAX + _HEADER_AT_MOST
+_PAUSE_S: Final = 0.1  # after an accept() that failed
 _PATH_MAX: Final = 107  # bytes of struct sockaddr_un, but for the final zero
 _numbers = count(1)
 
@@ -161,7 +162,7 @@ class Control:
         except OSError as error:
             self._sock.close()
             raise Unavailable(f"cannot listen at {self.path}: {error.strerror}") from error
-        loop.watch(self._sock.fileno(), READ, self._on_ready)
+        self._watch()
 
     def close(self) -> None:
         """Nobody can ask any more. Calling it again does nothing."""
@@ -177,11 +178,18 @@ class Control:
         """It has gone."""
         self._clients.discard(client)
 
+    def _watch(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock.fileno(), READ, self._on_ready)
+
     def _on_ready(self, events: int) -> None:
         del events
         try:
             sock, _ = self._sock.accept()
-        except OSError:  # gone again; or no descriptors are left, and the device goes on without
+        except OSError:
+            # Gone again, or there are no descriptors left: then it would be ready all the time.
+            self._loop.forget(self._sock.fileno())
+            self._loop.call_later(_PAUSE_S, self._watch)
             return
         _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         if uid not in (0, os.geteuid()) or len(self._clients) >= limits.RDMA_WATCHERS_MAX:
@@ -280,7 +288,9 @@ class _Client:
         if not self._wanted(seen):
             return
         for piece in in_pieces(seen):
-            if self._waiting_len + len(piece.data) > limits.RDMA_CAPTURE_WAITING_MAX:
+            # Once something is lost, one long gap is better than many: nothing is kept before half of the room is free.
+            room = limits.RDMA_CAPTURE_WAITING_MAX // (2 if self._lost else 1)
+            if self._waiting_len + len(piece.data) > room:
                 self._lost += 1
             else:
                 self._tell_lost(seen.time_ns)

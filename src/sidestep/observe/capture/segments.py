@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from struct import Struct
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from sidestep import __version__
+from sidestep.errors import Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
 from sidestep.observe.capture.pcapng import PcapngWriter
 from sidestep.observe.capture.sides import Side
@@ -30,6 +31,7 @@ from sidestep.rdma.iwarp.tap import Ends, Seen, What
 if TYPE_CHECKING:
     from sidestep.rdma.control import Observed
 
+_End: TypeAlias = tuple[IpAddress, int]
 _TCP: Final = Struct("!HHIIBBHHH")
 _PROTOCOL_TCP: Final = 6
 _FIN, _SYN, _RST, _PSH, _ACK = 0x01, 0x02, 0x04, 0x08, 0x10
@@ -48,13 +50,13 @@ class _Wire:
 
     ends: Ends
     interface: int
-    local: tuple[IpAddress, int]
-    remote: tuple[IpAddress, int]
+    local: _End
+    remote: _End
     halves: dict[bool, Cutter]  # by `outbound`
     ended: set[bool] = field(default_factory=set)
 
     @property
-    def key(self) -> frozenset[tuple[IpAddress, int]]:
+    def key(self) -> frozenset[_End]:
         """The same for the other end."""
         return frozenset((self.local, self.remote))
 
@@ -70,7 +72,7 @@ class SegmentWriter:
         self._file = PcapngWriter(stream, f"sidestep {__version__}")
         self._interfaces: dict[tuple[str, str], int] = {}
         self._wires: dict[tuple[str, int], _Wire] = {}
-        self._owners: dict[frozenset[tuple[IpAddress, int]], str] = {}
+        self._owners: dict[frozenset[_End], tuple[str, _End]] = {}  # which end is in the file
         self._dropped: dict[str, int] = {}  # by source, not told yet
         self.frames = self.connections = self.dropped = 0
 
@@ -83,9 +85,9 @@ class SegmentWriter:
                     seen = Seen(What.BYTES, number, time.time_ns(), outbound, half.end, back)
                     self._write_pieces(source, wire, seen, half.finish())
         for source, count in self._dropped.items():
-            interface = next((found for (each, _), found in self._interfaces.items() if each == source), None)
-            if interface is not None:
-                self._file.lost(interface, count)
+            first = next((found for (each, _), found in self._interfaces.items() if each == source), None)
+            if first is not None:
+                self._file.lost(first, count)
         self._dropped.clear()
         self._file.close(time.time_ns())
 
@@ -115,7 +117,7 @@ class SegmentWriter:
         except ValueError:  # it was gone before its addresses could be asked for
             return
         # Both ends of a connection may be captured: a dissector would take the second for retransmissions.
-        if self._owners.setdefault(wire.key, source) != source:
+        if self._owners.setdefault(wire.key, (source, wire.local)) != (source, wire.local):
             return
         self._wires[source, seen.wire] = wire
         self.connections += 1
@@ -182,10 +184,7 @@ class SegmentWriter:
         return self._interfaces[key]
 
 
-def tcp_segment(
-    source: tuple[IpAddress, int], destination: tuple[IpAddress, int], numbers: tuple[int, int], flags: int,
-    payload: bytes,
-) -> bytes:  # fmt: skip
+def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags: int, payload: bytes) -> bytes:
     """A segment with its checksum (RFC 9293 3.1); `numbers` are sequence and acknowledgement."""
     (address, port), (to, to_port) = source, destination
     sequence, acknowledged = (number & _SEQUENCE for number in numbers)
@@ -198,15 +197,26 @@ def tcp_segment(
 
 @contextmanager
 def capture(device: Observed, stream: BinaryIO) -> Iterator[SegmentWriter]:
-    """Captures a device of this process while the block runs; the stream stays open."""
+    """Captures a device of this process while the block runs; the stream stays open.
+
+    Raises:
+        Unavailable: At the end, if the stream could not be written: the device was not disturbed by that.
+    """
     writer = SegmentWriter(stream)
+    failed: list[OSError] = []
 
     def see(seen: Seen) -> None:
-        writer.see("", seen)
+        try:
+            writer.see("", seen)
+        except OSError as error:
+            failed.append(error)
+            device.taps.remove(see)
 
     device.taps.add(see)
     try:
         yield writer
     finally:
         device.taps.remove(see)
-        writer.close()
+    if failed:
+        raise Unavailable(f"the capture cannot be written: {failed[0].strerror}") from failed[0]
+    writer.close()

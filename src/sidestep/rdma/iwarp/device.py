@@ -58,7 +58,7 @@ class IwarpDevice(SoftDevice):
         attributes: Fewer than `ATTRIBUTES`, if wanted.
     """
 
-    __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "taps")
+    __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
 
     cm: IwarpManager
 
@@ -78,6 +78,7 @@ class IwarpDevice(SoftDevice):
         self._qp_number = 0
         self.taps = Taps(name)
         self.events = Counters(EVENTS)
+        self.streams: set[Stream] = set()  # with a socket, those that only end included
         self._ended = Tally()  # of those that had one
         self.cm = IwarpManager(self)
 
@@ -114,14 +115,15 @@ class IwarpDevice(SoftDevice):
 
     def stream_closed(self, stream: Stream) -> None:
         """What it counted stays."""
-        if stream in self.cm.streams:
+        if stream in self.streams:
+            self.streams.discard(stream)
             self._ended.add(stream.tally)
 
     def counters(self) -> dict[str, int]:
         """What happened so far and is not zero, and what there is now, by the names of `counting.NAMES`."""
         whole = Tally()
         whole.add(self._ended)
-        for stream in self.cm.streams:
+        for stream in self.streams:
             whole.add(stream.tally)
         present = {
             "connections": len(self.cm.connections),

@@ -529,14 +529,13 @@ class IwarpRequest(ConnectionRequest):
 class IwarpManager(ConnectionManager):
     """The connection manager of one device."""
 
-    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests", "streams")
+    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests")
 
     def __init__(self, device: IwarpDevice) -> None:
         self.device = device
         self._listeners = Listeners()
         self._sockets: dict[int, TcpListener] = {}  # by port
         self.connections: set[IwarpConnection] = set()
-        self.streams: set[Stream] = set()  # with a socket, those that only end included
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
         self.requests: set[IwarpRequest] = set()  # with one, not answered
 
@@ -603,7 +602,7 @@ class IwarpManager(ConnectionManager):
             request.drop()
         for connection in list(self.connections):
             connection.disconnect()
-        for stream in list(self.streams):
+        for stream in list(self.device.streams):
             stream.abort()
 
     @property

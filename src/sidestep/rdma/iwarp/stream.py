@@ -89,7 +89,7 @@ class Stream:
         self.receiver = Receiver(qp, qp.remote_access, self.sender.reads, self.sender.tally)
         tcp.handler = self
         tcp.wire.streams(self, len(agreed.leftover))
-        qp.device.cm.streams.add(self)
+        qp.device.streams.add(self)
 
     def begin(self, leftover: bytes, *, first_s: float | None = None) -> None:
         """Bytes may flow.
@@ -386,9 +386,9 @@ class Stream:
 
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
-        self._qp.device.stream_closed(self)
         self._stop_timers()
         self._outbound.clear()
+        self._qp.device.stream_closed(self)
         self._outbound.own()
 
 

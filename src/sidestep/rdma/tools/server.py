@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep import limits
-from sidestep.errors import PeerViolation, SidestepError
+from sidestep.errors import LimitReached, PeerViolation, SidestepError
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Established
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.echo import Echo
@@ -56,6 +56,7 @@ class Server:
             request.reject(private_data=_BUSY)
             return
         try:
+            self._check_memory(request)
             talk, reply = self._talk(request)
         except PeerViolation as error:
             self._log(f"{request.remote_address}: rejected: {error.message}")
@@ -77,6 +78,15 @@ class Server:
                 self._end(talk, "")
 
         talk.connection = request.accept(talk.qp, reply, handle)
+
+    def _check_memory(self, request: ConnectionRequest) -> None:
+        """Raises LimitReached if there would be too much."""
+        wanted = asked_terms(request).memory_len if speaks(request.private_data) else limits.RDMA_TOOL_MESSAGE_MAX
+        taken = sum(
+            limits.RDMA_TOOL_MESSAGE_MAX if isinstance(talk, Rping) else talk.terms.memory_len for talk in self._served
+        )
+        if taken + wanted > limits.RDMA_TOOL_SERVER_MEMORY_MAX:
+            raise LimitReached(f"{taken} bytes are in use, and {wanted} wanted")
 
     def _talk(self, request: ConnectionRequest) -> tuple[Served, bytes]:
         def failed(why: str) -> None:
