@@ -188,7 +188,7 @@ class End:
             self.now = max(self.now, deadline)
             self.connection.handle_timeout(self.now)
             self.run()
-        raise Surprise(f"timers fire for ever: {self.connection._timers}")
+        raise Surprise(f"timers fire for ever: {self.connection.timers}")
 
     # --- what it orders ---
 
@@ -357,10 +357,10 @@ class End:
             "control": (len(connection._control), 8 + 2 * self.settings.max_adverts),
             "advertisements of the other end": (peer_adverts, self.settings.max_adverts),
             "ready": (len(sink.ready), 3 * limits.SDP_BUFFERS_MAX),
-            "events": (len(connection._events), 0),
+            "events": (len(connection.events), 0),
             "work": (len(flow.work), 0),
             "in flight": (len(flow.in_flight), 4096 + self.settings.send_queue),
-            "timers": (len(connection._timers), 8),
+            "timers": (len(connection.timers), 8),
         }
         for name, (count, bound) in bounds.items():
             if count > bound:

@@ -460,6 +460,6 @@ def test_the_judge_sees_what_it_is_there_for() -> None:
     peer.hold_completions = True
     send = peer.send(b"abc", bcopy_only=True)
     send.done = True
-    peer.connection._events.append(send)
+    peer.connection.events.append(send)
     with pytest.raises(Surprise, match="uses it"):
         peer.run()

@@ -351,7 +351,7 @@ class End:
             assert self.connection.ended, "the end of a stream that has not ended"
             assert not self.other.writing, "the end of a stream that nobody has ended"
             self.read_over = True
-        if self.connection.at_mark and not self.connection._events:
+        if self.connection.at_mark and not self.connection.events:
             byte = self.connection.take_urgent()
             if byte is not None:
                 self.urgent_taken.append(byte)
@@ -469,7 +469,7 @@ class End:
         flow, source, sink = connection._flow, connection._source, connection._sink
         return (
             f"{self.name}: {connection.state.value}, {len(self.sends)} sends, {len(self.receives)} receives, "
-            f"{dict(self.events)}, error {self.error!r}, timers {connection._timers}\n"
+            f"{dict(self.events)}, error {self.error!r}, timers {connection.timers}\n"
             f"  sends {source.mode.name}, queue {len(source.queue)}, adverts {len(source.adverts)}, "
             f"forced {len(source.forced)}, sinks {len(source.sinks)}, pnd {source.pnd}, cancel {source.cancel_mseq}\n"
             f"  receives {sink.mode.name}, {len(sink.receives)} of them, shown {len(sink.shown)}, "

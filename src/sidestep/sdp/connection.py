@@ -8,7 +8,8 @@
 
 The connection does no I/O, has no clock and starts nothing by itself: `handle_*` takes things in, `poll_*` gives things
 out. All times are monotonic seconds. Work is polled before events: when an event tells that memory is the user's
-again, the order that makes it unreachable for the other end has been given before.
+again, the order that makes it unreachable for the other end has been given before. A driver for which a call is much
+(`endpoint.Stream.run`) looks at `work`, `dirty`, `events` and `timers` itself.
 
 What the transport must do: deliver messages in order, each into the receive posted first; complete the send queue in
 order; flush what is outstanding when the queue pair ends, and only then call `handle_disconnected`. It must have
@@ -81,9 +82,9 @@ class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
-        "_control", "_dirty", "_events", "_fast", "_flow", "_halves", "_handshake", "_incoming", "_keepalive",
-        "_outgoing", "_resize", "_settings", "_sink", "_source", "_suspend", "_teardown", "_timers", "_updates",
-        "_waiting", "accepting", "addresses", "cause", "error", "now", "readable_told", "state", "suspended",
+        "_control", "_fast", "_flow", "_halves", "_handshake", "_incoming", "_keepalive", "_outgoing", "_resize",
+        "_settings", "_sink", "_source", "_suspend", "_teardown", "_updates", "_waiting", "accepting", "addresses",
+        "cause", "dirty", "error", "events", "now", "readable_told", "state", "suspended", "timers", "work",
     )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
@@ -97,13 +98,14 @@ class Connection:
         self.readable_told = False
         self._settings = settings
         self._fast = False  # Data is taken without a look at the tables
-        self._dirty = False  # something has happened since the last pump
+        self.dirty = False  # something has happened since the last pump
         self._waiting = False  # something waits for credit, room or an answer: whatever comes in may set it going
         self._control: deque[object] = deque()  # messages without payload, or what sends them, in order
-        self._events: deque[Told] = deque()
-        self._timers: dict[str, float] = {}  # when which is due
-        control, events, timers = self._control, self._events, self._timers
+        self.events: deque[Told] = deque()  # what `poll_event` gives before anything else
+        self.timers: dict[str, float] = {}  # when which is due
+        control, events, timers = self._control, self.events, self.timers
         self._flow = flow = Flow(settings.receive_count, settings.send_queue)
+        self.work = flow.work  # what `poll_work` gives
         self._resize = resize = Resize(flow, self, settings.receive_size, settings.receive_size_max)
         self._halves = halves = Halves(flow, resize, settings, events, timers, self)
         self._source, self._sink = halves.source, halves.sink
@@ -133,7 +135,7 @@ class Connection:
     def handle_buffers(self, buffers: list[Receive], now: float) -> None:
         """Receives that NeedBuffers asked for, all or some of them."""
         self.now = now
-        self._dirty = True
+        self.dirty = True
         flow = self._flow
         if flow.down:
             flow.work.extend(ReturnBuffer(buffer) for buffer in buffers)
@@ -148,7 +150,7 @@ class Connection:
     def handle_buffers_failed(self, error: SidestepError, now: float) -> None:
         """There are none: no connection, or no larger buffers."""
         self.now = now
-        self._dirty = True
+        self.dirty = True
         if self._flow.down:
             return
         if self._handshake.waits:
@@ -163,6 +165,8 @@ class Connection:
     def handle_accepted(self, private_data: bytes | memoryview, now: float) -> None:
         """The other end has accepted, with this HelloAck; both ends may send."""
         self.now = now
+        if self.state is not State.REQ_SENT:
+            return
         self._handshake.accepted(private_data)
         early, self._handshake.early = self._handshake.early, []
         for buffer, length in early:
@@ -215,7 +219,7 @@ class Connection:
             source.enqueue(send)
         else:
             source.queue.append(send)
-        self._dirty = True
+        self.dirty = True
         return send
 
     def receive(self, view: memoryview, now: float, *, waitall: bool = False) -> StreamReceive:
@@ -243,7 +247,7 @@ class Connection:
             self._halves.give_up_receives()
         self.readable_told = False
         if self._waiting or sink.mode is _PIPELINED or self._flow.credit_low():
-            self._dirty = True
+            self.dirty = True
         return receive
 
     def cancel_send(self, send: StreamSend, now: float) -> None:
@@ -251,14 +255,14 @@ class Connection:
         self.now = now
         if not send.done:
             self._source.cancel_send(send)
-            self._dirty = True
+            self.dirty = True
 
     def cancel_receive(self, receive: StreamReceive, now: float) -> None:
         """Takes the room back; it ends with what it holds, once no device uses it."""
         self.now = now
         if not receive.done:
             self._sink.cancel_receive(receive)
-            self._dirty = True
+            self.dirty = True
 
     def peek(self, now: float) -> memoryview:
         """Bytes that could be received now, in one piece; they stay. Advertised ones are asked for by Bcopy (§20)."""
@@ -267,7 +271,7 @@ class Connection:
             return self._sink.peek()
         if self._sink.adverts and not self._sink.receives:
             self._sink.refuse()
-            self._dirty = True
+            self.dirty = True
         return memoryview(b"")
 
     def peek_into(self, room: memoryview, now: float) -> int:
@@ -282,7 +286,7 @@ class Connection:
         self.now = now
         self._sink.put_back(data)
         self.readable_told = False
-        self._dirty = True
+        self.dirty = True
 
     @property
     def available(self) -> int:
@@ -349,14 +353,14 @@ class Connection:
         """Asks for a mode of the send half; it changes when the rules allow."""
         self.now = now
         self._source.want_mode(mode)
-        self._dirty = True
+        self.dirty = True
 
     def want_combined(self, now: float) -> None:
         """Ends Buffered mode of the receive half, of which this end is then the master."""
         self.now = now
         if self.sendable:
             self._sink.ask_combined()
-            self._dirty = True
+            self.dirty = True
 
     def resize_remote(self, size: int, now: float) -> None:
         """Asks the other end for private buffers of that many bytes; RESIZED tells of the answer."""
@@ -364,7 +368,7 @@ class Connection:
         if not self.sendable:
             raise Misuse("not connected")
         self._resize.ask(size)
-        self._dirty = True
+        self.dirty = True
 
     @property
     def remote_size(self) -> int:
@@ -392,19 +396,19 @@ class Connection:
         """No more sends; DisConn goes when everything queued has been delivered."""
         self.now = now
         self._source.ending = True
-        self._dirty = True
+        self.dirty = True
 
     def shutdown_read(self, now: float) -> None:
         """Receives end; bytes that come from now on are a violation, and reset the connection (§16.1)."""
         self.now = now
         self._teardown.shutdown_read()
-        self._dirty = True
+        self.dirty = True
 
     def close(self, now: float, linger_s: float | None = None) -> None:
         """Ends both directions. Unread bytes make it a reset, as in TCP, and so does a linger of 0."""
         self.now = now
         self._teardown.close(linger_s)
-        self._dirty = True
+        self.dirty = True
 
     def abort(self, now: float) -> None:
         """Resets the connection."""
@@ -428,7 +432,7 @@ class Connection:
         """Asks the other end to connect anew to this port; SUSPENDED tells when another process may go on."""
         self.now = now
         self._suspend.begin(port)
-        self._dirty = True
+        self.dirty = True
 
     def resume(self, now: float) -> None:
         """There is a new queue pair (at the end that did not move): connect it to where the other end's socket is."""
@@ -444,11 +448,11 @@ class Connection:
     def handle_message(self, buffer: Receive, length: int, now: float) -> None:
         """A message has come into this receive."""
         self.now = now
-        message = buffer.scatter[0][:length]
+        room = buffer.scatter[0]
         flow = self._flow
         try:
-            if self._fast and length >= 16 and message[0] == _DATA and not self._resize.busy:
-                _, flags, bufs, size, mseq, ack = _unpack(message)
+            if self._fast and length >= 16 and room[0] == _DATA and not self._resize.busy:
+                _, flags, bufs, size, mseq, ack = _unpack(room)
                 if size != length:
                     raise PeerViolation(f"Len {size} in a message of {length} bytes", rule="length")
                 flow.take_header(bufs, mseq, ack)
@@ -460,16 +464,16 @@ class Connection:
                     flow.posted += 1  # not by post(): a mere update is nothing to answer
                     flow.work.append(buffer)
                     if self._waiting or flow.credit_low():
-                        self._dirty = True
+                        self.dirty = True
                     return
                 if self._teardown.reader_closed:
                     raise PeerViolation(f"{length - 16} bytes after close", rule="payload_closed")
-                self._sink.deliver(message[16:], buffer, flags & OOB_PRES != 0)
+                self._sink.deliver(room[16:length], buffer, flags & OOB_PRES != 0)
                 if self._waiting or flow.credit_low():
-                    self._dirty = True
+                    self.dirty = True
                 return
-            self._dirty = True
-            self._incoming.take(buffer, message)
+            self.dirty = True
+            self._incoming.take(buffer, room[:length])
             if self._suspend.answered or self._suspend.confirmed:
                 self._fast = False  # what comes now is looked at
         except PeerViolation as violation:
@@ -511,26 +515,26 @@ class Connection:
                 if not send.pending and not send.done:
                     if send.offset == send.length and send.region is None:
                         send.done = True
-                        self._events.append(send)
+                        self.events.append(send)
                     else:
                         self._halves.end_send(send)
             if then is not None:
                 then()
-                self._dirty = True
+                self.dirty = True
         if self._waiting:
-            self._dirty = True
+            self.dirty = True
 
     def handle_registered(self, request: StreamSend | StreamReceive, region: Region, now: float) -> None:
         """The region that Register asked for."""
         self.now = now
         self._halves.registered(request, region)
-        self._dirty = True
+        self.dirty = True
 
     def handle_registration_failed(self, request: StreamSend | StreamReceive, now: float) -> None:
         """There is none: the bytes go by Bcopy."""
         self.now = now
         self._halves.registration_failed(request)
-        self._dirty = True
+        self.dirty = True
 
     def senders(self, wr_id: int) -> list[StreamSend]:
         """Whose bytes a request of the send queue carries; see `Flow.senders`."""
@@ -544,15 +548,15 @@ class Connection:
 
     def next_deadline(self) -> float | None:
         """When `handle_timeout` is to be called, or None."""
-        return min(self._timers.values()) if self._timers else None
+        return min(self.timers.values()) if self.timers else None
 
     def handle_timeout(self, now: float) -> None:
         """Does what is due."""
         self.now = now
-        for name in [name for name, at in self._timers.items() if at <= now]:
-            self._timers.pop(name, None)
+        for name in [name for name, at in self.timers.items() if at <= now]:
+            self.timers.pop(name, None)
             self._TIMEOUTS[name](self)
-        self._dirty = True
+        self.dirty = True
 
     def _cancel_timeout(self) -> None:
         error = Unavailable("the other end does not give advertised memory back")
@@ -574,24 +578,23 @@ class Connection:
 
     def poll_work(self) -> Work | None:
         """The next thing to do, in order; None when there is none."""
-        work = self._flow.work
-        if not work:
-            if not self._dirty:
-                return None
-            self._dirty = False
-            self._waiting = self._outgoing.pump()
-            if not work:
-                return None
-        return work.popleft()
+        if not self.work and self.dirty:
+            self.pump()
+        return self.work.popleft() if self.work else None
+
+    def pump(self) -> None:
+        """Adds to `work` what may be sent now; to be called when it is empty and the connection is `dirty`."""
+        self.dirty = False
+        self._waiting = self._outgoing.pump()
 
     def quiet(self) -> bool:
         """Whether nothing was caused that would have to be polled: worth a look before polling."""
-        return not (self._dirty or self._events or self._flow.work)
+        return not (self.dirty or self.events or self.work)
 
     def poll_event(self) -> Told | None:
         """The next thing to tell; None when there is none. Work is to be polled first."""
-        if self._events:
-            return self._events.popleft()
+        if self.events:
+            return self.events.popleft()
         if not self.readable_told:
             sink = self._sink
             if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
@@ -621,7 +624,7 @@ class Connection:
         self.move(stimulus)
         self._keepalive.start()
         self._suspend.established()
-        self._dirty = True
+        self.dirty = True
         self.tell(EventKind.ESTABLISHED)
 
     def refuse(self, error: SidestepError, cause: Cause) -> None:
@@ -630,17 +633,17 @@ class Connection:
 
     def forget(self) -> None:
         """No timer runs any more, and no message without payload waits."""
-        self._timers.clear()
+        self.timers.clear()
         self._control.clear()
 
     def tell(self, kind: EventKind, error: SidestepError | None = None) -> None:
         """Tells the user."""
-        self._events.append(Event(kind, error))
+        self.events.append(Event(kind, error))
 
     def control(self, action: object) -> None:
         """Queues a message without payload: a header, or a callable that sends it."""
         self._control.append(action)
-        self._dirty = True
+        self.dirty = True
 
     def withdraw_control(self, action: object) -> bool:
         """Takes a queued message back."""

@@ -512,29 +512,35 @@ class Stream:
             return
         self._running = True
         connection = self.connection
-        poll_work, poll_event = connection.poll_work, connection.poll_event
+        work, events = connection.work, connection.events  # as `poll_work` and `poll_event` give them
         try:
             while True:
-                while (work := poll_work()) is not None:
-                    kind = type(work)
+                if work:
+                    item = work.popleft()
+                    kind = type(item)
                     if kind is Receive:
-                        self.posted.append(work)  # type: ignore[arg-type]
-                        self._poster.post_recv(work)  # type: ignore[arg-type, union-attr]
+                        self.posted.append(item)  # type: ignore[arg-type]
+                        self._poster.post_recv(item)  # type: ignore[arg-type, union-attr]
                     elif kind is Send or kind is RdmaWrite or kind is RdmaRead:
-                        self._poster.post_send(work)  # type: ignore[arg-type, union-attr]
+                        self._poster.post_send(item)  # type: ignore[arg-type, union-attr]
                     else:
-                        self._ORDERS[kind](self, work)
-                event = poll_event()
-                if event is None:
+                        self._ORDERS[kind](self, item)
+                elif connection.dirty:
+                    connection.pump()
+                elif events:
+                    self.tell(self, events.popleft())
+                elif (event := connection.poll_event()) is not None:
+                    self.tell(self, event)
+                else:
                     break
-                self.tell(self, event)
         finally:
             self._running = False
-        deadline = connection.next_deadline()
-        if deadline != self.deadline:
-            self.deadline = deadline
-            if deadline is not None:
-                self.stack.arm(self, deadline)
+        if connection.timers or self.deadline is not None:
+            deadline = connection.next_deadline()
+            if deadline != self.deadline:
+                self.deadline = deadline
+                if deadline is not None:
+                    self.stack.arm(self, deadline)
 
     def flushed(self, buffer: Receive, status: Status) -> None:
         """A receive that no message came into."""

@@ -181,8 +181,6 @@ class Handshake:
 
     def accepted(self, private_data: bytes | memoryview) -> None:
         """The other end has accepted, with this HelloAck."""
-        if self._host.state is not State.REQ_SENT:
-            return
         try:
             bsdh, ack = self._reply(private_data)
         except PeerViolation as violation:

@@ -59,7 +59,7 @@ class Outgoing:
             sink.serve()  # there may be room for RDMA Reads now
         if control:
             self._send_control()
-        if not control and sink.pump():
+        if not control and (not sink.cancel_wanted or sink.pump()):
             if suspend.port is not None:
                 if suspend.send():
                     return True
@@ -72,8 +72,7 @@ class Outgoing:
                 sink.show()
             if source.urgent and flow.announce is not None and source.announce_alone() and flow.may_send_bare():
                 flow.send_update()
-        update_waits = self._updates.refresh()
-        self._updates.probe()
+        update_waits = self._updates.look()
         return bool(
             update_waits
             or source.queue

@@ -182,7 +182,15 @@ class Source:
             if last:
                 queue.popleft()
             view = head.view if taken == head.length else head.view[offset : offset + taken]
-            self._payload(view, taken, head, OOB_PRES if last and head.urgent else 0, last)
+            urgent = last and head.urgent
+            if urgent or not self.transact or not self._transact(view, taken, head):
+                self._count_payload()
+                self._flow.send_data((view,), taken, head, OOB_PRES if urgent else 0, last)
+            self.passed += taken
+            if urgent:
+                self.urgent.popleft()
+                self.announced = False
+                self._watch_urgent()
             return
         views: list[memoryview] = []
         total = 0
@@ -206,27 +214,18 @@ class Source:
         self._flow.send_data(tuple(views), total, head)
         self.passed += total
 
-    def _payload(self, view: memoryview, length: int, send: StreamSend, flags: int, signaled: bool) -> None:
-        """A piece of one send, as Data, or with a SinkAvail of ours if there is one to send (Transaction)."""
-        if (
-            self.transact
-            and not flags
-            and not self.sinks  # not every stack knows that the payload uses one up (docs/wire/sdp.md §10.4)
-            and (offer := self._host.transaction())
-            and length <= self._flow.remote_size - _SINK_AVAIL_LEN
-        ):
-            header, receive = offer
-            self._count_payload()
-            self._flow.send_header(header, (view,), send=send)
-            self._host.advertised(receive)
-        else:
-            self._count_payload()
-            self._flow.send_data((view,), length, send, flags, signaled)
-        self.passed += length
-        if flags:
-            self.urgent.popleft()
-            self.announced = False
-            self._watch_urgent()
+    def _transact(self, view: memoryview, length: int, send: StreamSend) -> bool:
+        """Sends a piece with a SinkAvail of ours, if there is one to send (Transaction, §10.4)."""
+        if self.sinks:
+            return False  # not every stack knows that the payload uses one up
+        offer = self._host.transaction()
+        if offer is None or length > self._flow.remote_size - _SINK_AVAIL_LEN:
+            return False
+        header, receive = offer
+        self._count_payload()
+        self._flow.send_header(header, (view,), send=send)
+        self._host.advertised(receive)
+        return True
 
     def _room(self) -> int:
         """Bytes of payload that the next message may carry: they must fit into a SinkAvail that they use up as well.

@@ -47,6 +47,14 @@ class Updates:
         self._probe_wait = settings.probe_s
         self._refresh_wait = settings.refresh_s
 
+    def look(self) -> bool:
+        """Does both, after all else has gone that may go; True if an update waits for room in the send queue."""
+        flow, timers = self._flow, self._timers
+        waits = (timers or flow.credit_low()) and self.refresh()
+        if timers or flow.credit < flow.payload_credit:
+            self.probe()
+        return bool(waits)
+
     def refresh(self) -> bool:
         """Tells of new credit, if the other end is short of it and nothing else has told; True if it has to wait."""
         flow, sink, timers = self._flow, self._sink, self._timers

@@ -83,9 +83,10 @@ class ImmediateQueuePair(LoopbackQueuePair):
         readable = self._readable
         length = inline = 0
         for part in gather:
-            length += len(part)
+            size = len(part)
+            length += size
             if type(part) is bytes:
-                inline += len(part)
+                inline += size
             elif id(part.obj) not in readable:  # type: ignore[union-attr]
                 self._post(request)
                 return

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 RTS: Final = QpState.RTS
 RTR: Final = QpState.RTR
 ERROR: Final = QpState.ERROR
+RESET: Final = QpState.RESET
 SUCCESS: Final = Status.SUCCESS
 FLUSHED: Final = Status.FLUSHED
 OP_SEND: Final = Opcode.SEND
@@ -151,7 +152,7 @@ class LoopbackQueuePair(QueuePair):
             raise Misuse(f"a receive of {len(receive.scatter)} entries")
         if self.state is ERROR:
             self.recv_cq.add(Completion(receive.wr_id, FLUSHED, OP_RECEIVE, 0, self.number))
-        elif self.state is QpState.RESET:
+        elif self.state is RESET:
             raise Misuse("the queue pair is destroyed")
         else:
             receives.append(receive)
@@ -165,7 +166,7 @@ class LoopbackQueuePair(QueuePair):
 
     def end(self) -> None:
         """Flushes everything; what becomes of the connection is the caller's matter."""
-        if self.state in (ERROR, QpState.RESET):
+        if self.state in (ERROR, RESET):
             return
         self._set_state(ERROR)
         self.stop_waiting()
@@ -176,9 +177,9 @@ class LoopbackQueuePair(QueuePair):
 
     def destroy(self) -> None:
         """Gives it back."""
-        if self.state is QpState.RESET:
+        if self.state is RESET:
             return
-        self._set_state(QpState.RESET)
+        self._set_state(RESET)
         self.stop_waiting()
         self.take_unfinished()
         self._receives.clear()
@@ -292,7 +293,7 @@ class LoopbackQueuePair(QueuePair):
 
     def regrant(self, request: RdmaRead, length: int) -> memoryview | Status:
         """The same again, when its answer leaves."""
-        if self.state is QpState.RESET:
+        if self.state is RESET:
             return Status.REMOTE_OPERATION_ERROR
         return self._grant(request.rkey, request.remote_va, length, REMOTE_READ)
 
@@ -397,7 +398,7 @@ class LoopbackQueuePair(QueuePair):
 
     def break_off(self, kind: EventKind, why: str) -> None:
         """Ends the queue pair for a reason that no completion tells."""
-        if self.state in (ERROR, QpState.RESET):
+        if self.state in (ERROR, RESET):
             return
         self.modify_to_error()
         self.tell(kind, why)

@@ -110,7 +110,7 @@ def _check_progress(user: User, reader: User) -> None:
     if not reader.waits_for_bytes or not sink.receives:
         return
     tiny = min(connection._flow.receive_count, reader.connection._flow.receive_count) < limits.SDP_BUFFERS_MIN
-    if tiny and ("refresh" in connection._timers or "probe" in connection._timers):
+    if tiny and ("refresh" in connection.timers or "probe" in connection.timers):
         return  # credit is short, and what there is comes late: another implementation's pool
     _need(not sink.ready_bytes, f"{reader.name} holds bytes and a receive")
     _need(not sink.adverts or sink.due > 0, f"{reader.name} has a SrcAvail and a receive, and does not read")
@@ -295,7 +295,7 @@ def describe(conversation: Conversation, index: int) -> str:
     forced = sum(end - start for _, start, end in source.forced)
     return "\n".join(
         (
-            f"{user.name}: {connection.state.value}, error {connection.error!r}, timers {connection._timers}",
+            f"{user.name}: {connection.state.value}, error {connection.error!r}, timers {connection.timers}",
             f"  credit {flow.credit}, posted {flow.posted}, held {held_buffers(connection)} of {flow.receive_count}, "
             f"the other end thinks {flow.remote_credit()}, in flight {len(flow.in_flight)} of {flow.send_queue}",
             f"  sends: {len(source.queue)} queued, {len(source.adverts)} advertised, {forced} bytes demanded, "

@@ -269,7 +269,7 @@ class User:
             self._maybe_later(self._read_on)
 
     def _look_for_mark(self, connection: Connection) -> None:
-        if not connection.at_mark or connection._events:  # other receives have ended before that byte
+        if not connection.at_mark or connection.events:  # other receives have ended before that byte
             return
         offset = len(self.book.stream) + sum(receive.filled for receive, _ in self._open_receives.values())
         if not self.book.marks or self.book.marks[-1][0] != offset:
