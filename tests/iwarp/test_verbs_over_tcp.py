@@ -24,7 +24,7 @@ from sidestep.rdma.iwarp.sender import CHUNK
 from sidestep.rdma.iwarp.settings import Settings
 from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
 from sidestep.rdma.soft.loop import Loop
-from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QpState
+from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QpState, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, Send, Status
 
 OPEN = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
@@ -143,21 +143,22 @@ def test_unsignaled_requests_hold_the_queue_until_a_signaled_one_is_done(bench: 
 
 # ---- the end, in every phase ----
 
-PHASES = ["asked", "accepted", "idle", "half-way", "answering", "leaving", "failed"]
+PHASES = ["asked", "accepted", "idle", "half-way", "receiving", "answering", "leaving", "failed"]
 
 
 @pytest.mark.parametrize("act", ["destroy", "disconnect", "error", "close"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_end_in_every_phase(phase: str, act: str) -> None:
     """Nothing completes after `destroy`, memory is let go, and nothing is left in the loop."""
-    buffers = end_of(phase, act)
+    buffers, kept = end_of(phase, act)
     gc.collect()
     for each in buffers:
         each.append(0)  # BufferError if something still refers to it
+    assert all(qp.state is QpState.RESET for qp in kept)
 
 
-def end_of(phase: str, act: str) -> list[bytearray]:
-    """The memory that was used."""
+def end_of(phase: str, act: str) -> tuple[list[bytearray], list[QueuePair]]:
+    """The memory that was used, and who used it: a user may keep a queue pair that he has destroyed."""
     used = descriptors()
     dut = IwarpUnderTest(Settings(startup=STARTUP), loop=LeapingLoop())
     bench = Bench(dut)
@@ -201,13 +202,18 @@ def end_of(phase: str, act: str) -> list[bytearray]:
     dut.loop.notices.clear()
     assert dut.loop.idle
     assert descriptors() == used
-    return buffers
+    return buffers, [asks.qp, asked.qp]
 
 
 def begin(phase: str, asks: Side, asked: Side, near: MemoryRegion, far: MemoryRegion, loop: Loop) -> None:
     """Brings a connection that is made into a phase."""
     if phase == "half-way":
         asks.qp.post_send(RdmaWrite(1, (near.view,), far.va, far.rkey))
+        loop.turn(0)
+    elif phase == "receiving":
+        asks.qp.post_recv(Receive(1, (near.view,)))
+        asked.qp.post_send(Send(1, (far.view,)))
+        loop.turn(0)
         loop.turn(0)
     elif phase == "answering":
         asked.qp.post_send(RdmaRead(1, (far.view,), near.va, near.rkey))
