@@ -20,7 +20,7 @@ class End:
     """One of them, with a queue pair."""
 
     def __init__(self, address: str, loop: Loop, name: str, *, markers: bool) -> None:
-        settings = Settings(startup=StartupSettings(peer_to_peer=True, markers=markers))
+        settings = Settings(startup=StartupSettings(peer_to_peer=True, markers=markers), nudges_s=())
         self.device = IwarpDevice(address, loop, settings, name=name)
         self.domain = self.device.alloc_pd()
         self.completions: list[Completion] = []
