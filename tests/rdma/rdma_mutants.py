@@ -293,7 +293,7 @@ def keys_live_on(patch: pytest.MonkeyPatch) -> None:
 @caught_by("registering_again_gives_another_key")
 def uses_a_key_again_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keys, "_index_at", lambda self, turn: next(i for i in range(1, 1 << 24) if i not in self._held))
-    patch.setattr(Keys, "part", lambda self, chosen: 0)
+    patch.setattr(Keys, "part", lambda self, chosen=None: 0)
 
 
 @caught_by("bounds_are_those_of_the_region")
@@ -435,7 +435,7 @@ def forgets_the_base_when_rekeyed(patch: pytest.MonkeyPatch) -> None:
 @caught_by("consumer_chooses_8_bits_of_a_key")
 def chooses_all_of_a_key(patch: pytest.MonkeyPatch) -> None:
     def make(take: Any) -> Any:
-        return lambda self, part=None: take(self)
+        return lambda self, part: take(self, self.part())
 
     _around(patch, Keys, "take", make)
 
@@ -602,7 +602,7 @@ def _void_all(windows: set[Window]) -> None:
 
 @caught_by("region_with_a_window_stays")
 def takes_windows_along(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Region, "_check_unbound", lambda self: _void_all(self.windows))
+    patch.setattr(Region, "_refuse_windows", lambda self: _void_all(self.windows))
 
 
 @caught_by("region_with_a_window_is_not_voided")

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sidestep.errors import Misuse
 from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.soft.keys import Memory
 from sidestep.rdma.soft.memory import Domain, Refusal, Region
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.windows import Window
@@ -158,7 +159,8 @@ class Lives(RuleBasedStateMachine):
     def invalidate(self, whose: int, which: int, remote: bool) -> None:
         qp = self.qps[_QP[whose % 5]]
         key = list(self.ever)[which % len(self.ever)]
-        found = next((each for each in (*self.regions, *self.windows) if each.rkey == key), None)
+        there: list[Memory] = [*self.regions, *self.windows]
+        found = next((each for each in there if each.rkey == key), None)
         may = (
             found is not None
             and found.domain is qp.domain

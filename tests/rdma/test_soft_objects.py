@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -28,11 +29,9 @@ def queue_pair(domain: Domain) -> SoftQueuePair:
     return domain.create_qp(queue, queue)
 
 
-def bind(qp: SoftQueuePair, region: MemoryRegion, **more: int) -> BindWindow:
+def bind(qp: SoftQueuePair, region: MemoryRegion) -> BindWindow:
     window = qp.domain.alloc_window()
-    request = BindWindow(
-        wr_id=1, window=window, region=region, access=Access.REMOTE_READ, **({"offset": 4, "length": 8} | more)
-    )
+    request = BindWindow(wr_id=1, window=window, region=region, access=Access.REMOTE_READ, offset=4, length=8)
     assert qp.begin(request) is Status.SUCCESS
     return request
 
@@ -46,14 +45,15 @@ def test_what_is_not_offered_is_misuse() -> None:
     qp = queue_pair(domain)
     qp.ready_to_receive()  # type: ignore[attr-defined]
     qp.ready_to_send()  # type: ignore[attr-defined]
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         domain.alloc_window,
         lambda: domain.create_srq(1),
         lambda: domain.register(bytearray(8), ALL, zero_based=True),
         lambda: domain.register_later(bytearray(8), ALL, print, zero_based=True),
         lambda: domain.register(bytearray(8), ALL, key_part=1),
         lambda: qp.post_send(request),
-    ):
+    )
+    for call in calls:
         with pytest.raises(Misuse):
             call()
     assert len(domain.device.keys) == 1
@@ -64,7 +64,11 @@ def test_each_kind_has_a_bound_of_its_own() -> None:
     regions = [domain.register(bytearray(8), ALL) for _ in range(2)]
     windows = [domain.alloc_window() for _ in range(2)]
     queues = [domain.create_srq(1) for _ in range(2)]
-    makers = (lambda: domain.register(bytearray(8), ALL), domain.alloc_window, lambda: domain.create_srq(1))
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: domain.register(bytearray(8), ALL),
+        domain.alloc_window,
+        lambda: domain.create_srq(1),
+    )
     ends = (regions[0].deregister, windows[0].deallocate, queues[0].destroy)
     for make, end in zip(makers, ends, strict=True):
         with pytest.raises(LimitReached):
@@ -82,13 +86,17 @@ def test_a_window_is_granted_like_a_region() -> None:
     own, other = queue_pair(domain), queue_pair(domain)
     region = domain.register(bytearray(range(16)), ALL)
     window = bind(own, region).window
-    assert domain.grant(window.rkey, region.va + 4, 8, READ, own) == bytes(range(4, 12))
-    assert domain.grant(window.rkey, region.va + 4, 8, READ, other) is Refusal.NOT_ASSOCIATED
-    assert domain.grant(window.rkey, region.va + 4, 8, int(Access.REMOTE_WRITE), own) is Refusal.ACCESS
-    assert domain.grant(window.rkey, region.va + 4, 9, READ, own) is Refusal.BOUNDS
-    assert domain.grant(window.rkey, region.va, 4, READ, own) is Refusal.BOUNDS
+
+    def ask(qp: SoftQueuePair, va: int, length: int, right: int = READ) -> object:
+        return domain.grant(window.rkey, region.va + va, length, right, qp)
+
+    assert ask(own, 4, 8) == bytes(range(4, 12))
+    assert ask(other, 4, 8) is Refusal.NOT_ASSOCIATED
+    assert ask(own, 4, 8, int(Access.REMOTE_WRITE)) is Refusal.ACCESS
+    assert ask(own, 4, 9) is Refusal.BOUNDS
+    assert ask(own, 0, 4) is Refusal.BOUNDS
     assert own.begin(LocalInvalidate(1, window.rkey)) is Status.SUCCESS
-    assert domain.grant(window.rkey, region.va + 4, 8, READ, own) is Refusal.INVALID_STAG
+    assert ask(own, 4, 8) is Refusal.INVALID_STAG
 
 
 @pytest.mark.spec("RFC 5040 5.3")
@@ -146,7 +154,12 @@ def test_a_device_that_is_closed_holds_nothing() -> None:
     one.close()
     one.close()
     assert (len(one.keys), one.region_count, one.window_count, one.srq_count, srq.receives_posted) == (0, 0, 0, 0, 0)
-    for call in (domain.alloc_window, lambda: domain.create_srq(1), lambda: domain.register(bytearray(8), ALL)):
+    calls: tuple[Callable[[], object], ...] = (
+        domain.alloc_window,
+        lambda: domain.create_srq(1),
+        lambda: domain.register(bytearray(8), ALL),
+    )
+    for call in calls:
         with pytest.raises(Misuse):
             call()
 
@@ -165,7 +178,7 @@ def test_another_part_of_the_key_even_if_the_same_is_drawn(monkeypatch: pytest.M
     one = device()
     qp = queue_pair(one.alloc_pd())
     region = qp.domain.register(bytearray(16), ALL)
-    monkeypatch.setattr(one.keys, "part", lambda chosen: 7)
+    monkeypatch.setattr(one.keys, "part", lambda chosen=None: 7)
     request = bind(qp, region)
     keys = {request.window.rkey}
     for _ in range(2):

@@ -65,16 +65,14 @@ class Keys:
         found = self._held.get(key >> PART_BITS)
         return found if found is not None and found.rkey == key else None
 
-    def take(self, part: int | None = None) -> int:
-        """A key that nothing has.
+    def take(self, part: int) -> int:
+        """A key with these low 8 bits that nothing has.
 
         Raises:
-            Misuse: The part is not a number of 8 bits.
             LimitReached: Too many are held.
         """
         if len(self._held) >= self._held_max:
             raise LimitReached(f"{self._held_max} keys are in use already")
-        part = self.part(part)
         while True:
             index = self._index_at(self._turn)
             self._turn += 1  # the network looks at the low bits only
@@ -83,8 +81,12 @@ class Keys:
         self._held[index] = None
         return index << PART_BITS | part
 
-    def part(self, chosen: int | None) -> int:
-        """The low 8 bits of a key: those that the consumer chose, or any."""
+    def part(self, chosen: int | None = None) -> int:
+        """The low 8 bits of a key: those that the consumer chose, or any.
+
+        Raises:
+            Misuse: It is not a number of 8 bits.
+        """
         if chosen is None:
             return self._rng.getrandbits(PART_BITS)
         if not 0 <= chosen <= PART_MASK:

@@ -80,7 +80,8 @@ class Region(MemoryRegion):
     def deregister(self) -> None:
         """The keys are void from now on."""
         if self in self.domain.regions:
-            self._check_unbound()
+            if self.windows:
+                self._refuse_windows()
             self.invalidate()
             self.domain.regions.discard(self)
             device = self.domain.device
@@ -91,15 +92,20 @@ class Region(MemoryRegion):
         """Another index as well: who knows the old key cannot tell the new one (RFC 5042 6.1.1)."""
         if self not in self.domain.regions:
             raise Misuse("the region is deregistered")
-        self._check_unbound()
-        self.invalidate()
-        keys = self.domain.device.keys
+        if self.windows:
+            self._refuse_windows()
+        device = self.domain.device
+        keys = device.keys
+        if self.valid:  # and stays so: for requests of this end nothing changes
+            keys.withdraw(self)
+            device.access_ended(self)
+        else:
+            self.valid = True
+            self.domain.note(self)
         keys.free(self)
-        self.rkey = RKey(keys.take())
+        self.rkey = RKey(keys.take(keys.part()))
         self.lkey = LKey(self.rkey)
-        self.valid = True
         keys.offer(self)
-        self.domain.note(self)
 
     def invalidate(self) -> None:
         """Nobody has access any more; the memory stays registered. No window may be bound to it."""
@@ -111,10 +117,9 @@ class Region(MemoryRegion):
             self.domain.withdraw(self)
             device.access_ended(self)
 
-    def _check_unbound(self) -> None:
+    def _refuse_windows(self) -> None:
         # The verbs draft for iWARP 7.10.5: neither deallocate nor reregister a region with windows.
-        if self.windows:
-            raise Misuse(f"{len(self.windows)} windows are bound to the region")
+        raise Misuse(f"{len(self.windows)} windows are bound to the region")
 
 
 class _Everything(set[int]):
@@ -136,6 +141,7 @@ class Domain(ProtectionDomain):
     __slots__ = (
         "_by_object",
         "_deallocated",
+        "_lenient",
         "device",
         "queue_pairs",
         "readable",
@@ -153,9 +159,9 @@ class Domain(ProtectionDomain):
         self.shared_receives: set[SharedReceives] = set()
         self._by_object: dict[int, list[Region]] = {}  # the valid ones, by identity of what they are views of
         self._deallocated = False
-        lenient = not device.attributes.checks_local_memory
-        self.readable: set[int] = _Everything() if lenient else set()
-        self.writable: set[int] = _Everything() if lenient else set()
+        self._lenient = not device.attributes.checks_local_memory
+        self.readable: set[int] = _Everything() if self._lenient else set()
+        self.writable: set[int] = _Everything() if self._lenient else set()
 
     def register(
         self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
@@ -237,7 +243,7 @@ class Domain(ProtectionDomain):
             raise Misuse("the device has no memory windows")
         if device.window_count >= device.attributes.windows_max:
             raise LimitReached(f"the device has {device.window_count} memory windows already")
-        window = Window(self, device.keys.take())
+        window = Window(self, device.keys.take(device.keys.part()))
         device.keys.hold(window)
         self.windows.add(window)
         device.window_count += 1
@@ -285,7 +291,7 @@ class Domain(ProtectionDomain):
 
     def covers(self, entry: memoryview, rights: int) -> bool:
         """Whether the entry lies in one region with these rights: the long way, by address."""
-        if not len(entry) or not self.device.attributes.checks_local_memory:
+        if self._lenient or not len(entry):
             return True
         near = self._by_object.get(id(entry.obj), ())
         # The same memory may be seen through another object: then all regions are looked at.
@@ -322,6 +328,8 @@ class Domain(ProtectionDomain):
 
     def withdraw(self, region: Region) -> None:
         """A region is good for nothing any more: what covered its object is counted anew."""
+        if self._lenient:
+            return
         exporter = id(region.view.obj)
         left = self._by_object[exporter]
         left.remove(region)
@@ -334,6 +342,8 @@ class Domain(ProtectionDomain):
 
     def note(self, region: Region) -> None:
         """A region is good from now on."""
+        if self._lenient:
+            return
         self._by_object.setdefault(id(region.view.obj), []).append(region)
         self._note_whole(region)
 
