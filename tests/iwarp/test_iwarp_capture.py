@@ -23,6 +23,7 @@ from sidestep.observe.capture.frame import Frame
 from sidestep.observe.capture.segments import SegmentWriter, capture
 from sidestep.rdma.iwarp.ddp import RdmapOp, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.start_frame import Role, StartFrame
 from sidestep.rdma.iwarp.tap import Ends, Seen, What
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Send
@@ -172,6 +173,7 @@ def middle(make: Make, size: int) -> bytes:
         done += 16
 
     go_on()
+    assert isinstance(active.qp, IwarpQueuePair)
     stream = active.qp.stream
     assert stream is not None
     # Both directions are within an FPDU.
