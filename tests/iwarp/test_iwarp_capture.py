@@ -174,9 +174,10 @@ def middle(make: Make, size: int) -> bytes:
 
     go_on()
     assert isinstance(active.qp, IwarpQueuePair)
-    outbound = active.qp.stream
-    assert outbound is not None
-    pair.until(lambda: len(active.completions) > 2)
+    stream = active.qp.stream
+    assert stream is not None
+    # Both directions are within an FPDU.
+    pair.until(lambda: len(active.completions) > 2 and stream.sent_len()[1] > 0 and stream.received_len()[1] != b"")
     file = io.BytesIO()
     with capture(active.device, file):
         pair.until(lambda: len(active.completions) > done - 4 and len(passive.completions) > done - 4)
