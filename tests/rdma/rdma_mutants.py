@@ -20,19 +20,33 @@ from sidestep.rdma.loopback.fabric import Fabric
 from sidestep.rdma.loopback.manager import (
     TRANSITIONS,
     LoopbackConnection,
-    LoopbackListener,
     LoopbackManager,
     LoopbackRequest,
 )
-from sidestep.rdma.loopback.memory import Keys, LoopbackDomain, LoopbackRegion
 from sidestep.rdma.loopback.observer import CmMessage, Kind
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
-from sidestep.rdma.loopback.queues import HandledQueue, PolledQueue
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
-from sidestep.rdma.verbs import QpState
-from sidestep.rdma.work import Completion, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
+from sidestep.rdma.soft.keys import Keys
+from sidestep.rdma.soft.listeners import Listeners, SoftListener
+from sidestep.rdma.soft.memory import Domain, Refusal, Region
+from sidestep.rdma.soft.qp import SoftQueuePair
+from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
+from sidestep.rdma.soft.receives import SharedReceives
+from sidestep.rdma.soft.windows import Window
+from sidestep.rdma.verbs import EventKind, QpState
+from sidestep.rdma.work import (
+    Access,
+    BindWindow,
+    Completion,
+    LocalInvalidate,
+    Opcode,
+    RdmaRead,
+    RdmaWrite,
+    Send,
+    Status,
+)
 
 Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, tuple[Mutant, tuple[str, ...]]] = {}
@@ -53,7 +67,7 @@ def _around(patch: pytest.MonkeyPatch, owner: type, name: str, make: Callable[[A
 # The data path.
 
 
-@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole")
+@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole", "both_ways_at_once")
 def loses_the_last_byte(patch: pytest.MonkeyPatch) -> None:
     def make(place: Any) -> Any:
         def short(
@@ -91,7 +105,7 @@ def scatters_backwards(patch: pytest.MonkeyPatch) -> None:
     _around(patch, LoopbackQueuePair, "place", make)
 
 
-@caught_by("messages_arrive_in_order", "poll_takes_the_oldest")
+@caught_by("messages_arrive_in_order", "poll_takes_the_oldest", "shared_receives_are_used_in_order")
 def uses_the_newest_receive(patch: pytest.MonkeyPatch) -> None:
     def make(take: Any) -> Any:
         def newest(self: LoopbackQueuePair, request: Send, length: int) -> Any:
@@ -105,11 +119,11 @@ def uses_the_newest_receive(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("write_places_its_bytes", "bounds_do_not_hide_the_rest_of_a_buffer")
 def forgets_the_offset(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> memoryview | Status:
-        region = self.own(key)
-        return Status.REMOTE_ACCESS_ERROR if region is None else region.view[:length]
+    def grant(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> memoryview | Refusal:
+        region = self.device.keys.get(key)
+        return Refusal.INVALID_STAG if region is None else region.view[:length]
 
-    patch.setattr(LoopbackDomain, "grant", grant)
+    patch.setattr(Domain, "grant", grant)
 
 
 @caught_by("write_comes_before_a_later_send")
@@ -168,6 +182,28 @@ def knows_no_fence(patch: pytest.MonkeyPatch) -> None:
     _around(patch, TimedQueuePair, "_may_leave", make)
 
 
+@caught_by("fenced_invalidation_waits")
+def invalidates_at_once(patch: pytest.MonkeyPatch) -> None:
+    def make(may_leave: Any) -> Any:
+        return lambda self, request: isinstance(request, LocalInvalidate) or may_leave(self, request)
+
+    _around(patch, TimedQueuePair, "_may_leave", make)
+
+
+@caught_by("memory_is_let_go")
+def remembers_memory(patch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+
+    def make(deregister: Any) -> Any:
+        def remembering(self: Region) -> None:
+            kept.append(self.view)
+            deregister(self)
+
+        return remembering
+
+    _around(patch, Region, "deregister", make)
+
+
 @caught_by("requests_complete_in_order")
 def swaps_completions(patch: pytest.MonkeyPatch) -> None:
     held: list[Any] = []
@@ -220,10 +256,10 @@ def completes_before_it_reads(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("empty_write_checks_no_key")
 def checks_the_key_of_nothing(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: LoopbackQueuePair, key: int, va: int, length: int, right: int) -> Any:
-        return self.domain.grant(key, va, length, right)
+    def make(grant: Any) -> Any:
+        return lambda self, key, va, length, right, qp: grant(self, key, va, length or 1, right, qp)
 
-    patch.setattr(LoopbackQueuePair, "_grant", grant)
+    _around(patch, Domain, "grant", make)
 
 
 # Memory.
@@ -232,36 +268,46 @@ def checks_the_key_of_nothing(patch: pytest.MonkeyPatch) -> None:
 @caught_by("unknown_key_is_refused")
 def takes_any_key(patch: pytest.MonkeyPatch) -> None:
     def get(self: Keys, key: int) -> Any:
-        return self._regions.get(key) or next(iter(self._regions.values()), None)
+        return self._valid.get(key) or next(iter(self._valid.values()), None)
 
     patch.setattr(Keys, "get", get)
 
 
-@caught_by("all_32_bits_of_a_key_count", "registering_again_gives_another_key")
+@caught_by("all_32_bits_of_a_key_count")
 def looks_at_the_index_only(patch: pytest.MonkeyPatch) -> None:
     def get(self: Keys, key: int) -> Any:
-        return next((region for own, region in self._regions.items() if own >> 8 == key >> 8), None)
+        return self._held.get(key >> 8)
 
     patch.setattr(Keys, "get", get)
 
 
-@caught_by("deregistered_key_is_refused", "send_with_invalidate_voids_the_key", "rekey_shuts_out_who_had_the_key")
+@caught_by(
+    "deregistered_key_is_refused",
+    "send_with_invalidate_voids_the_key",
+    "rekey_shuts_out_who_had_the_key",
+)
 def keys_live_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keys, "withdraw", lambda self, region: None)
+
+
+@caught_by("registering_again_gives_another_key")
+def uses_a_key_again_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keys, "_index_at", lambda self, turn: next(i for i in range(1, 1 << 24) if i not in self._held))
+    patch.setattr(Keys, "part", lambda self, chosen=None: 0)
 
 
 @caught_by("bounds_are_those_of_the_region")
 def knows_no_end(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def endless(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
-            region = self.own(key)
+        def endless(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
+            region = self.device.keys.get(key)
             if region is not None and va + length > region.va + region.length:
                 va = region.va + region.length - length
-            return grant(self, key, va, length, right)
+            return grant(self, key, va, length, right, qp)
 
         return endless
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("bounds_do_not_hide_the_rest_of_a_buffer")
@@ -269,33 +315,33 @@ def registers_all_of_the_buffer(patch: pytest.MonkeyPatch) -> None:
     def make(view_of: Any) -> Any:
         return lambda self, buffer, access: memoryview(view_of(self, buffer, access).obj).cast("B")
 
-    _around(patch, LoopbackDomain, "_view", make)
+    _around(patch, Domain, "_view", make)
 
 
 @caught_by("addresses_do_not_wrap")
 def wraps_addresses(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def wrapping(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
-            region = self.own(key)
+        def wrapping(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
+            region = self.device.keys.get(key)
             if region is not None and va + length >= 1 << 64:
                 return region.view[:length]
-            return grant(self, key, va, length, right)
+            return grant(self, key, va, length, right, qp)
 
         return wrapping
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("rights_are_those_of_the_region")
 def asks_for_no_rights(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def lax(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
-            region = self.own(key)
-            return grant(self, key, va, length, right if region is None or not region.rights else region.rights)
+        def lax(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
+            region = self.device.keys.get(key)
+            return grant(self, key, va, length, right if region is None or not region.rights else region.rights, qp)
 
         return lax
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("rights_are_those_of_the_queue_pair")
@@ -313,48 +359,47 @@ def lets_every_queue_pair(patch: pytest.MonkeyPatch) -> None:
 @caught_by("keys_are_good_in_their_domain_only")
 def knows_no_domains(patch: pytest.MonkeyPatch) -> None:
     def make(grant: Any) -> Any:
-        def everywhere(self: LoopbackDomain, key: int, va: int, length: int, right: int) -> Any:
+        def everywhere(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
             region = self.device.keys.get(key)
-            return grant(region.domain if region else self, key, va, length, right)
+            return grant(region.domain if region else self, key, va, length, right, qp)
 
         return everywhere
 
-    _around(patch, LoopbackDomain, "grant", make)
+    _around(patch, Domain, "grant", make)
 
 
 @caught_by("impossible_regions_are_misuse")
 def registers_anything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackDomain, "_view", lambda self, buffer, access: memoryview(buffer).cast("B"))
+    patch.setattr(Domain, "_view", lambda self, buffer, access: memoryview(buffer).cast("B"))
 
 
 @caught_by("later_registration_is_told_later")
 def calls_from_inside(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        LoopbackDomain, "register_later", lambda self, buffer, access, done: done(self.register(buffer, access))
-    )
+    patch.setattr(Domain, "register_later", lambda self, buffer, access, done: done(self.register(buffer, access)))
 
 
 @caught_by("gather_lies_in_a_region")
 def sends_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackQueuePair, "_may_read", lambda self, gather: True)
+    patch.setattr(LoopbackQueuePair, "may_read", lambda self, gather: True)
 
 
 @caught_by("part_of_a_buffer_is_not_all_of_it")
 def takes_a_part_for_the_whole(patch: pytest.MonkeyPatch) -> None:
-    def covers(self: LoopbackDomain, entry: memoryview, rights: int) -> bool:
+    def covers(self: Domain, entry: memoryview, rights: int) -> bool:
         return any(region.valid and region.view.obj is entry.obj for region in self.regions)
 
-    patch.setattr(LoopbackDomain, "covers", covers)
+    patch.setattr(Domain, "covers", covers)
 
 
 @caught_by("scatter_lies_in_a_writable_region", "read_sink_is_writable")
 def writes_what_is_not_registered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackQueuePair, "_may_write", lambda self, scatter: True)
+    for name in ("may_receive", "may_sink"):
+        patch.setattr(LoopbackQueuePair, name, lambda self, scatter: True)
 
 
 @caught_by("only_open_regions_are_invalidated")
 def invalidates_what_is_not_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackDomain, "may_invalidate", LoopbackDomain.own)
+    patch.setattr(Domain, "may_be_invalidated", lambda self, key, qp: self.device.keys.find(key))
 
 
 @caught_by("local_invalidate_voids_the_key")
@@ -363,6 +408,338 @@ def invalidates_nothing(patch: pytest.MonkeyPatch) -> None:
         return lambda self, request: Status.SUCCESS if isinstance(request, LocalInvalidate) else begin(self, request)
 
     _around(patch, LoopbackQueuePair, "begin", make)
+
+
+@caught_by("void_keys_may_be_voided_again")
+def knows_valid_keys_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keys, "find", Keys.get)
+
+
+@caught_by("closed_queue_pair_voids_nothing")
+def voids_on_every_queue_pair(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Domain, "may_be_invalidated", Domain.may_invalidate)
+
+
+@caught_by("region_may_be_zero_based")
+def forgets_the_base_when_rekeyed(patch: pytest.MonkeyPatch) -> None:
+    def make(rekey: Any) -> Any:
+        def rebased(self: Region) -> None:
+            rekey(self)
+            self.va = self.domain.device.next_va(self.length)
+
+        return rebased
+
+    _around(patch, Region, "rekey", make)
+
+
+@caught_by("consumer_chooses_8_bits_of_a_key")
+def chooses_all_of_a_key(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        return lambda self, part: take(self, self.part())
+
+    _around(patch, Keys, "take", make)
+
+
+# Memory windows.
+
+
+def _bound(patch: pytest.MonkeyPatch, change: Callable[[Window, BindWindow], object]) -> None:
+    """Changes a window after it was bound."""
+
+    def make(bind: Any) -> Any:
+        def changed(self: Window, request: BindWindow, qp: SoftQueuePair) -> str | None:
+            why: str | None = bind(self, request, qp)
+            if why is None:
+                change(self, request)
+            return why
+
+        return changed
+
+    _around(patch, Window, "bind", make)
+
+
+def _lax(patch: pytest.MonkeyPatch, ease: Callable[[Window, BindWindow, SoftQueuePair], BindWindow | None]) -> None:
+    """Changes what is to be bound so that it may be."""
+
+    def make(bind: Any) -> Any:
+        def eased(self: Window, request: BindWindow, qp: SoftQueuePair) -> Any:
+            return bind(self, ease(self, request, qp) or request, qp)
+
+        return eased
+
+    _around(patch, Window, "bind", make)
+
+
+@caught_by("window_opens_a_part_of_a_region")
+def opens_the_begin(patch: pytest.MonkeyPatch) -> None:
+    _bound(patch, lambda window, request: setattr(window, "view", request.region.view[: request.length]))
+
+
+@caught_by("window_has_bounds")
+def opens_all_of_the_region(patch: pytest.MonkeyPatch) -> None:
+    def widen(window: Window, request: BindWindow) -> None:
+        begin = request.offset - 1
+        window.view, window.length = request.region.view[begin:], request.region.length - begin
+        window.va -= 1
+
+    _bound(patch, widen)
+
+
+@caught_by("window_has_rights_of_its_own")
+def takes_the_rights_of_the_region(patch: pytest.MonkeyPatch) -> None:
+    _bound(patch, lambda window, request: setattr(window, "rights", int(request.region.access)))
+
+
+@caught_by("window_is_good_on_its_queue_pair_only")
+def opens_windows_to_all(patch: pytest.MonkeyPatch) -> None:
+    def make(grant: Any) -> Any:
+        def everywhere(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> Any:
+            memory = self.device.keys.get(key)
+            return grant(self, key, va, length, right, (memory and memory.qp) or qp)
+
+        return everywhere
+
+    _around(patch, Domain, "grant", make)
+
+
+@caught_by("bind_comes_before_what_is_behind_it")
+def binds_late(patch: pytest.MonkeyPatch) -> None:
+    def make(begin: Any) -> Any:
+        def late(self: LoopbackQueuePair, request: Any) -> Any:
+            if not isinstance(request, BindWindow):
+                return begin(self, request)
+            self.fabric.call_later(1e-3, lambda: begin(self, request))
+            return Status.SUCCESS
+
+        return late
+
+    _around(patch, LoopbackQueuePair, "begin", make)
+
+
+@caught_by("bind_needs_a_region_open_to_windows")
+def binds_to_any_region(patch: pytest.MonkeyPatch) -> None:
+    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> None:
+        request.region.access |= Access.WINDOW_BIND
+
+    _lax(patch, ease)
+
+
+@caught_by("bind_needs_a_region_with_addresses")
+def binds_to_zero_based_regions(patch: pytest.MonkeyPatch) -> None:
+    _lax(patch, lambda window, request, qp: setattr(request.region, "zero_based", False))
+
+
+@caught_by("bind_stays_in_the_domain")
+def binds_across_domains(patch: pytest.MonkeyPatch) -> None:
+    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> None:
+        if isinstance(request.region, Region):
+            qp.domain.regions.add(request.region)
+        qp.domain.windows.add(window)
+
+    _lax(patch, ease)
+
+
+@caught_by("bind_stays_in_the_region")
+def cuts_windows_off(patch: pytest.MonkeyPatch) -> None:
+    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> BindWindow:
+        begin = max(request.offset, 0)
+        return replace(request, offset=begin, length=min(request.length, request.region.length - begin))
+
+    _lax(patch, ease)
+
+
+@caught_by("bind_needs_rights")
+def binds_without_rights(patch: pytest.MonkeyPatch) -> None:
+    _lax(patch, lambda window, request, qp: replace(request, access=Access.REMOTE_READ))
+
+
+@caught_by("bind_needs_a_void_window")
+def binds_over(patch: pytest.MonkeyPatch) -> None:
+    _lax(patch, lambda window, request, qp: window.invalidate())
+
+
+@caught_by("bind_needs_a_valid_region")
+def binds_to_void_regions(patch: pytest.MonkeyPatch) -> None:
+    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> None:
+        if request.region in qp.domain.regions and not request.region.valid:
+            request.region.rekey()
+
+    _lax(patch, ease)
+
+
+@caught_by("windows_are_voided_by_their_queue_pair_only")
+def voids_windows_of_others(patch: pytest.MonkeyPatch) -> None:
+    def make(may: Any) -> Any:
+        def lax(self: Domain, key: int, qp: SoftQueuePair) -> Any:
+            memory = self.device.keys.find(key)
+            return may(self, key, (memory and memory.qp) or qp)
+
+        return lax
+
+    _around(patch, Domain, "may_invalidate", make)
+
+
+@caught_by("window_is_bound_again_with_another_key")
+def binds_with_the_last_key(patch: pytest.MonkeyPatch) -> None:
+    _lax(patch, lambda window, request, qp: replace(request, key_part=window.rkey & 0xFF))
+
+
+@caught_by("local_invalidate_closes_a_window", "send_with_invalidate_closes_a_window", "deallocated_window_is_closed")
+def closes_no_window(patch: pytest.MonkeyPatch) -> None:
+    def invalidate(self: Window) -> None:
+        self.valid = False
+        if self.region is not None and self.qp is not None:
+            self.region.windows.discard(self)
+            self.qp.windows.discard(self)
+
+    patch.setattr(Window, "invalidate", invalidate)
+
+
+def _void_all(windows: set[Window]) -> None:
+    for window in list(windows):
+        window.invalidate()
+
+
+@caught_by("region_with_a_window_stays")
+def takes_windows_along(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Region, "_refuse_windows", lambda self: _void_all(self.windows))
+
+
+@caught_by("region_with_a_window_is_not_voided")
+def voids_windows_with_their_region(patch: pytest.MonkeyPatch) -> None:
+    def make(may: Any) -> Any:
+        def lax(self: Domain, key: int, qp: SoftQueuePair) -> Any:
+            if isinstance(memory := self.device.keys.find(key), Region):
+                _void_all(memory.windows)
+            return may(self, key, qp)
+
+        return lax
+
+    _around(patch, Domain, "may_invalidate", make)
+
+
+@caught_by("queue_pair_with_a_window_stays")
+def destroys_with_windows(patch: pytest.MonkeyPatch) -> None:
+    def make(destroy: Any) -> Any:
+        def lax(self: LoopbackQueuePair) -> None:
+            _void_all(self.windows)
+            destroy(self)
+
+        return lax
+
+    _around(patch, LoopbackQueuePair, "destroy", make)
+
+
+@caught_by("window_may_be_zero_based")
+def knows_no_zero_base(patch: pytest.MonkeyPatch) -> None:
+    _lax(patch, lambda window, request, qp: replace(request, zero_based=False))
+
+
+@caught_by("window_key_is_known_before_the_bind")
+def chooses_the_key_of_a_window(patch: pytest.MonkeyPatch) -> None:
+    _lax(patch, lambda window, request, qp: replace(request, key_part=None))
+
+
+# Shared receive queues.
+
+
+@caught_by("shared_receives_serve_all")
+def uses_shared_receives_twice(patch: pytest.MonkeyPatch) -> None:
+    def make(take: Any) -> Any:
+        def twice(self: LoopbackQueuePair) -> Any:
+            receive = take(self)
+            if self.srq is not None and receive.wr_id % 2 == 0:
+                self.srq.receives.appendleft(replace(receive, wr_id=receive.wr_id + 1))
+            return receive
+
+        return twice
+
+    _around(patch, LoopbackQueuePair, "take_receive", make)
+
+
+@caught_by("sharing_queue_pair_has_no_receives_of_its_own")
+def posts_to_the_shared_queue(patch: pytest.MonkeyPatch) -> None:
+    def make(post: Any) -> Any:
+        def lax(self: LoopbackQueuePair, receive: Any) -> None:
+            if self.srq is None:
+                post(self, receive)
+            else:
+                self.srq.post_recv(receive)
+
+        return lax
+
+    _around(patch, LoopbackQueuePair, "post_recv", make)
+
+
+@caught_by("shared_queue_has_bounds")
+def shares_without_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedReceives, "post_recv", lambda self, receive: self.receives.append(receive))
+
+
+@caught_by("low_shared_queue_is_told_once")
+def tells_low_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    def make(taken: Any) -> Any:
+        def again(self: SharedReceives) -> None:
+            limit = self._limit
+            taken(self)
+            self._limit = limit
+
+        return again
+
+    _around(patch, SharedReceives, "taken", make)
+
+
+@caught_by("shared_queue_that_is_low_already_tells_at_once")
+def waits_for_a_message_to_tell(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedReceives, "arm", lambda self, limit: setattr(self, "_limit", limit))
+
+
+@caught_by("error_leaves_shared_receives")
+def flushes_shared_receives(patch: pytest.MonkeyPatch) -> None:
+    def flush(self: LoopbackQueuePair) -> None:
+        while self._receives:
+            wr_id = self._receives.popleft().wr_id
+            self.recv_cq.add(Completion(wr_id, Status.FLUSHED, Opcode.RECEIVE, 0, self.number))
+
+    patch.setattr(LoopbackQueuePair, "_flush_receives", flush)
+
+
+@caught_by("error_leaves_shared_receives")
+def does_not_tell_that_it_takes_no_more(patch: pytest.MonkeyPatch) -> None:
+    def make(tell: Any) -> Any:
+        def silent(self: LoopbackQueuePair, kind: EventKind, why: str = "") -> None:
+            if kind is not EventKind.QP_LAST_WQE_REACHED:
+                tell(self, kind, why)
+
+        return silent
+
+    _around(patch, LoopbackQueuePair, "tell", make)
+
+
+@caught_by("message_too_long_takes_one_shared_receive")
+def leaves_the_receive_that_failed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoopbackQueuePair, "take_receive", LoopbackQueuePair.next_receive)
+
+
+@caught_by("shared_queue_in_use_stays")
+def destroys_shared_queues_in_use(patch: pytest.MonkeyPatch) -> None:
+    def make(destroy: Any) -> Any:
+        def lax(self: SharedReceives) -> None:
+            self.users.clear()
+            destroy(self)
+
+        return lax
+
+    _around(patch, SharedReceives, "destroy", make)
+
+
+@caught_by("shared_receives_lie_in_their_own_domain")
+def looks_for_receives_in_the_wrong_domain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        LoopbackQueuePair,
+        "may_receive",
+        lambda self, scatter: all(self.domain.covers(entry, Access.LOCAL_WRITE) for entry in scatter),
+    )
 
 
 # The end of a queue pair.
@@ -392,8 +769,10 @@ def queues_without_end(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("capabilities_have_bounds")
 def promises_anything(patch: pytest.MonkeyPatch) -> None:
-    def create(self: LoopbackDevice, domain: Any, send: Any, recv: Any, caps: Any, access: Any, on_event: Any) -> Any:
-        return TimedQueuePair(domain, send, recv, caps, int(access), on_event)
+    def create(
+        self: LoopbackDevice, domain: Any, send: Any, recv: Any, caps: Any, access: Any, srq: Any, on_event: Any
+    ) -> Any:
+        return TimedQueuePair(self, domain, send, recv, caps, int(access), srq, on_event)
 
     patch.setattr(LoopbackDevice, "create_qp", create)
 
@@ -435,7 +814,7 @@ def cuts_messages_off(patch: pytest.MonkeyPatch) -> None:
     _around(patch, LoopbackQueuePair, "take_send", make)
 
 
-@caught_by("message_without_a_receive_is_not_lost")
+@caught_by("message_without_a_receive_is_not_lost", "message_without_a_shared_receive_is_not_lost")
 def loses_messages(patch: pytest.MonkeyPatch) -> None:
     def make(take: Any) -> Any:
         return lambda self, request, length: take(self, request, length) if self._receives else Status.SUCCESS
@@ -577,16 +956,12 @@ def matches_anything(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("one_listener_for_each_match")
 def listens_twice(patch: pytest.MonkeyPatch) -> None:
-    def listen(self: LoopbackManager, service_id: int, handler: Any, *, match: Any = None, backlog: int = 9) -> Any:
-        self.listeners.append(LoopbackListener(self, service_id, handler, match, backlog))
-        return self.listeners[-1]
-
-    patch.setattr(LoopbackManager, "listen", listen)
+    patch.setattr(Listeners, "check", lambda self, service_id, match, backlog: None)
 
 
 @caught_by("backlog_is_bounded")
 def counts_no_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackListener, "count", lambda self, change: None)
+    patch.setattr(SoftListener, "count", lambda self, change: None)
 
 
 @caught_by("a_request_is_answered_once")
@@ -707,7 +1082,7 @@ def remembers_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("rdma_pool_remembers_buffers")
 def never_changes_a_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackRegion, "rekey", lambda self: None)
+    patch.setattr(Region, "rekey", lambda self: None)
 
 
 @caught_by("rdma_pool_is_shared_and_joined")

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from loopback_dut import LoopbackUnderTest
 
-from sidestep.rdma import cm, conformance, loopback, verbs
+from sidestep.rdma import cm, conformance, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import Fabric
+from sidestep.rdma.soft import device as soft_device
+from sidestep.rdma.soft import memory as soft_memory
+from sidestep.rdma.soft import qp as soft_qp
+from sidestep.rdma.soft import queues as soft_queues
 from sidestep.rdma.work import Send, Status
 
 ROOT = Path(__file__).parents[2]
@@ -43,16 +47,35 @@ def test_the_files_exist() -> None:
 
 def test_the_names_exist() -> None:
     names = set(re.findall(r"`([a-zA-Z_]+)(?:=\w+)?`", PAGE))
-    places = (verbs, cm, verbs.DeviceAttributes, verbs.MemoryRegion, cm.Connection, conformance, loopback, Fabric, Send)
+    places = (
+        verbs,
+        cm,
+        soft_device,
+        soft_device.SoftDevice,
+        soft_memory,
+        soft_memory.Domain,
+        soft_qp,
+        soft_qp.SoftQueuePair,
+        soft_queues,
+        verbs.DeviceAttributes,
+        verbs.MemoryRegion,
+        verbs.SharedReceiveQueue,
+        work,
+        cm.Connection,
+        conformance,
+        loopback,
+        Fabric,
+        Send,
+    )
     known = {name for place in places for name in dir(place)} | set(Status.__members__)
-    assert names - known == {"memoryview", "bytes", "loopback"}
+    assert names - known == {"memoryview", "bytes", "loopback", "SystemRandom"}
     assert "observer" in inspect.signature(Fabric).parameters
 
 
 def test_who_writes_a_device_is_told_every_class() -> None:
     classes = [one for place in (verbs, cm) for one in vars(place).values() if inspect.isabstract(one)]
     ours = {one.__name__ for one in classes if one.__module__.startswith("sidestep")}
-    assert len(ours) == 9
+    assert len(ours) == 11
     assert {name for name in ours if f"`{name}`" not in PAGE} == set()
 
 

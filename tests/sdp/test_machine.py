@@ -37,8 +37,8 @@ from hypothesis.stateful import (
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma.loopback import Fabric, Faults, Kind, LoopbackDevice, QpMessage, Recorder, Timing
-from sidestep.rdma.loopback.memory import LoopbackDomain
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
+from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Receive, Status
 from sidestep.sdp.connection import Connection
@@ -490,7 +490,7 @@ class End:
         for room in self.ended:
             assert bytes(room.memory) == room.content, "a receive changed after it had ended"
         domain = self.stack.domain
-        assert isinstance(domain, LoopbackDomain)
+        assert isinstance(domain, Domain)
         assert not self.stack.buffers.lent, f"{self.name}: {self.stack.buffers.lent} private buffers are still lent"
         assert not self.stack.streams
         self.stack.close()

@@ -13,7 +13,7 @@ what is beneath. Rules that hold for every device:
 - **Nothing is placed before everything was checked**: key (all 32 bits), protection domain, rights, bounds, wrap.
 
 What a device can do is in its `DeviceAttributes`; what it cannot, it refuses with `Misuse` or `LimitReached` at the
-call. Not offered: shared receive queues, memory windows, atomics, immediate data, unreliable datagrams.
+call. Not offered: atomics, immediate data, unreliable datagrams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,6 +60,8 @@ class EventKind(IntEnum):
     DEVICE_FATAL = 8  # nothing works any more; all queue pairs are in error
     PORT_ACTIVE = 9
     PORT_ERROR = 10  # the link is down; connections live on until they give up
+    SRQ_LIMIT_REACHED = 15  # a shared receive queue has fewer receives than the limit it was armed with
+    QP_LAST_WQE_REACHED = 16  # a queue pair in error takes no more receives out of its shared receive queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class AsyncEvent:
     """One event, told once."""
 
     kind: EventKind
-    source: QueuePair | CompletionQueue | Device
+    source: QueuePair | CompletionQueue | SharedReceiveQueue | Device
     why: str = ""  # for people
 
 
@@ -79,6 +81,7 @@ class DeviceAttributes:
     request_private_data_max: int = 92  # bytes; SDP needs 76 at least
     reply_private_data_max: int = 196  # bytes
     reject_private_data_max: int = 148  # bytes
+    reject_reasons: bool = True  # a rejection tells its reason; else it is REJECT_CONSUMER always
     private_data_padded: bool = True  # arrives with zeros up to the size above; else as long as it was sent
 
     # Bounds.
@@ -93,6 +96,10 @@ class DeviceAttributes:
     read_scatter_max: int = 16  # entries of an RDMA Read; iWARP: 1
     inline_max: int = 256  # bytes of all `bytes` entries of a gather: copied by the device, needs no region
     read_depth_max: int = 16  # RDMA Reads of one queue pair under way, each way
+    zero_based: bool = True  # regions and windows whose first byte has address 0
+    key_part_chosen: bool = True  # the consumer may choose the low 8 bits of a key
+    windows_max: int = 65536  # memory windows at a time; 0: not offered
+    shared_receive_queues_max: int = 65536  # at a time; 0: not offered
 
     # What differs between transports.
     acknowledged: bool = True  # a Send or Write completes when the other end has it (iWARP: when TCP has it)
@@ -120,7 +127,7 @@ class MemoryRegion(ABC):
     __slots__ = ("access", "length", "lkey", "rkey", "va", "valid", "view")
 
     view: memoryview  # the registered bytes
-    va: int  # opaque 64-bit address of the first byte, chosen by the device; need not be aligned
+    va: int  # opaque 64-bit address of the first byte, chosen by the device, or 0; need not be aligned
     length: int  # bytes
     access: Access
     rkey: RKey
@@ -129,7 +136,11 @@ class MemoryRegion(ABC):
 
     @abstractmethod
     def deregister(self) -> None:
-        """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing."""
+        """Ends every access, at once: after this call no byte is placed or read. Calling it again does nothing.
+
+        Raises:
+            Misuse: A window is bound to it (verbs draft for iWARP 7.10.5).
+        """
 
     @abstractmethod
     def rekey(self) -> None:
@@ -138,7 +149,7 @@ class MemoryRegion(ABC):
         Address, memory and access stay, so it costs much less than registering; an invalidated region is valid again.
 
         Raises:
-            Misuse: The region is deregistered.
+            Misuse: The region is deregistered, or a window is bound to it.
         """
 
     def __enter__(self) -> Self:
@@ -148,6 +159,32 @@ class MemoryRegion(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.deregister()
+
+
+class MemoryWindow(ABC):
+    """A part of a region, opened to the other end of one queue pair: costs less than a region, and ends by itself.
+
+    It is allocated void, opened by a `BindWindow` in the order of a send queue, and voided by `LocalInvalidate`, by a
+    Send with Invalidate of the other end, or by `deallocate`; then it can be bound again, to another part or region.
+    While it is open it belongs to the queue pair that bound it and to no other (a window of type 2B; the verbs draft
+    for iWARP 7.10), and keeps its region from being deregistered, rekeyed or invalidated.
+    """
+
+    __slots__ = ("access", "length", "rkey", "va", "valid")
+
+    access: Access  # what the other end may do; meaningless unless valid, as are the next two
+    va: int  # opaque 64-bit address of the first byte, or 0
+    length: int  # bytes
+    rkey: RKey  # the last one while it is void; the upper 24 bits stay
+    valid: bool  # it is bound
+
+    @abstractmethod
+    def deallocate(self) -> None:
+        """Ends every access, at once, and the window. Calling it again does nothing."""
+
+    def key(self, part: int) -> RKey:
+        """The key of this window with other low 8 bits: with `BindWindow.key_part` it is known before the bind."""
+        return cast("RKey", self.rkey & 0xFFFF_FF00 | part)
 
 
 class CompletionQueue(ABC):
@@ -178,6 +215,47 @@ class CompletionQueue(ABC):
         """Misuse while a queue pair uses it."""
 
 
+class SharedReceiveQueue(ABC):
+    """Receives that serve several queue pairs: each message takes the oldest, on whichever queue pair it comes.
+
+    Which message takes which receive is known at completion only; completions of one queue pair keep the order of its
+    messages. The entries of a receive lie in regions of this queue's domain, which need not be that of a queue pair.
+    The end of a queue pair leaves the receives here to the others.
+    """
+
+    __slots__ = ("on_event",)
+
+    domain: ProtectionDomain
+    max_wr: int  # receives it holds
+    on_event: EventHandler | None  # of this queue's events; without one they go to the device's
+
+    @property
+    @abstractmethod
+    def receives_posted(self) -> int:
+        """Receives posted and not yet used by a message."""
+
+    @abstractmethod
+    def post_recv(self, receive: Receive) -> None:
+        """Hands over room for one message.
+
+        Raises:
+            Misuse: After `destroy`, or more entries than the device takes.
+            LimitReached: The queue is full.
+        """
+
+    @abstractmethod
+    def arm(self, limit: int) -> None:
+        """Asks for one SRQ_LIMIT_REACHED when fewer receives than `limit` are left (verbs draft for iWARP 6.3).
+
+        Where fewer are left already the draft is silent: here that is told as well, so that no message comes between.
+        0 takes the question back. Misuse for more than the queue holds.
+        """
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Gives it back; what is posted never completes. Misuse while a queue pair uses it."""
+
+
 class QueuePair(ABC):
     """One end of a connection: a queue of work to send and a queue of receives."""
 
@@ -189,13 +267,14 @@ class QueuePair(ABC):
     domain: ProtectionDomain
     send_cq: CompletionQueue
     recv_cq: CompletionQueue
+    srq: SharedReceiveQueue | None  # where its receives come from, unless they are its own
     initiator_depth: int  # as agreed with the other end; 0 before the connection is made
     on_event: EventHandler | None  # of this queue pair's events; without one they go to the device's
 
     @property
     @abstractmethod
     def receives_posted(self) -> int:
-        """Receives posted and not yet used by a message."""
+        """Receives posted to this queue pair and not yet used by a message."""
 
     @property
     @abstractmethod
@@ -209,7 +288,7 @@ class QueuePair(ABC):
         In ERROR the request is flushed.
 
         Raises:
-            Misuse: Before RTS, after `destroy`, or more entries or bytes than the device takes.
+            Misuse: Before RTS, after `destroy`, more entries or bytes than the device takes, or what it does not offer.
             LimitReached: The send queue is full.
         """
 
@@ -218,7 +297,7 @@ class QueuePair(ABC):
         """Hands over room for one message; messages take them in the order of posting. In ERROR it is flushed.
 
         Raises:
-            Misuse: After `destroy`, or more entries than the device takes.
+            Misuse: After `destroy`, more entries than the device takes, or the receives come from a shared queue.
             LimitReached: The receive queue is full.
         """
 
@@ -228,7 +307,11 @@ class QueuePair(ABC):
 
     @abstractmethod
     def destroy(self) -> None:
-        """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost."""
+        """Gives the queue pair back. Nothing of it completes any more; completions not yet polled may be lost.
+
+        Raises:
+            Misuse: Windows are bound to it (verbs draft for iWARP 6.1).
+        """
 
 
 class ProtectionDomain(ABC):
@@ -237,17 +320,34 @@ class ProtectionDomain(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def register(self, buffer: Buffer, access: Access) -> MemoryRegion:
+    def register(
+        self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
+    ) -> MemoryRegion:
         """Makes a region of contiguous memory; a hardware device pins it, which takes time and counts against a limit.
 
+        Args:
+            buffer: Contiguous, of at least a byte.
+            access: What may be done with it.
+            zero_based: The address of the first byte is 0, and tells the other end nothing.
+            key_part: The low 8 bits of the keys; the device chooses unless given, and always the other 24.
+
         Raises:
-            Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer.
-            LimitReached: Too many regions, or too much memory.
+            Misuse: REMOTE_WRITE without LOCAL_WRITE, LOCAL_WRITE on read-only memory, an empty or scattered buffer,
+                more than 8 bits of a key, or what the device does not offer.
+            LimitReached: Too many regions or keys, or too much memory.
             Unavailable: The device could not; Bcopy needs no registration.
         """
 
     @abstractmethod
-    def register_later(self, buffer: Buffer, access: Access, done: Registered) -> None:
+    def register_later(
+        self,
+        buffer: Buffer,
+        access: Access,
+        done: Registered,
+        *,
+        zero_based: bool = False,
+        key_part: int | None = None,
+    ) -> None:
         """The same without waiting: `done` is called with the region, or with what `register` would have raised.
 
         Misuse is raised at once.
@@ -261,11 +361,13 @@ class ProtectionDomain(ABC):
         capabilities: QpCapabilities | None = None,
         *,
         remote_access: Access | None = None,
+        srq: SharedReceiveQueue | None = None,
         on_event: EventHandler | None = None,
     ) -> QueuePair:
         """Makes a queue pair in INIT; the connection manager brings it to RTS.
 
-        `remote_access` is what the other end may do at most, whatever a region says; everything unless given.
+        `remote_access` is what the other end may do at most, whatever a region says; everything unless given. With
+        `srq` its receives are posted there.
 
         Raises:
             Misuse: More than the device's attributes allow, or a queue of another device.
@@ -273,8 +375,26 @@ class ProtectionDomain(ABC):
         """
 
     @abstractmethod
+    def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceiveQueue:
+        """Makes a queue of so many receives for several queue pairs.
+
+        Raises:
+            Misuse: The device does not offer it, or not so many receives.
+            LimitReached: The device has no more of them.
+        """
+
+    @abstractmethod
+    def alloc_window(self) -> MemoryWindow:
+        """Makes a window that is bound to nothing yet.
+
+        Raises:
+            Misuse: The device does not offer it.
+            LimitReached: Too many windows or keys.
+        """
+
+    @abstractmethod
     def deallocate(self) -> None:
-        """Misuse while it has regions or queue pairs."""
+        """Misuse while it has regions, windows, queue pairs or shared receive queues."""
 
 
 class Device(ABC):

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Final, NewType, TypeAlias
+from typing import TYPE_CHECKING, Final, NewType, TypeAlias
+
+if TYPE_CHECKING:
+    from sidestep.rdma.verbs import MemoryRegion, MemoryWindow
 
 RKey = NewType("RKey", int)  # 32 bits: what the other end shows to read or write a region (iWARP: STag)
 LKey = NewType("LKey", int)  # 32 bits: what this end shows
@@ -30,6 +33,7 @@ class Access(IntFlag):
     LOCAL_WRITE = 1
     REMOTE_WRITE = 2  # asks for LOCAL_WRITE as well (IBTA 10.6.3.1)
     REMOTE_READ = 4
+    WINDOW_BIND = 16  # of a region: parts of it may be opened by windows, whatever its own remote rights are
 
 
 class Opcode(IntEnum):
@@ -38,6 +42,7 @@ class Opcode(IntEnum):
     SEND = 0
     RDMA_WRITE = 1
     RDMA_READ = 2
+    BIND_WINDOW = 5
     LOCAL_INVALIDATE = 6
     RECEIVE = 128
 
@@ -50,6 +55,7 @@ class Status(IntEnum):
     LOCAL_QP_OPERATION_ERROR = 2
     LOCAL_PROTECTION_ERROR = 4  # the entries do not name memory that the request may use
     FLUSHED = 5  # the queue pair was in error before this request was begun
+    WINDOW_BIND_ERROR = 6  # window, region, range and rights do not go together
     REMOTE_INVALID_REQUEST = 9  # the other end could not take the message: too long, or not allowed on this queue pair
     REMOTE_ACCESS_ERROR = 10  # key, bounds or rights of an RDMA Read or Write
     REMOTE_OPERATION_ERROR = 11
@@ -96,10 +102,34 @@ class RdmaRead:
 
 @dataclass(slots=True)
 class LocalInvalidate:
-    """Voids a key of this end, in the order of the send queue."""
+    """Voids a key of this end, of a region or a window, in the order of the send queue, behind all before it.
+
+    It fails for a key that is none, of another domain, of a window bound to another queue pair, and of a region with
+    windows. One that is void already stays so.
+    """
 
     wr_id: int
     rkey: RKey
+    signaled: bool = True
+    fence: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class BindWindow:
+    """Opens a part of a region to the other end of this queue pair, before any request posted behind it begins.
+
+    The window must be void, the region valid, not zero-based and open to windows, both of the queue pair's domain, and
+    the range must lie in the region; else WINDOW_BIND_ERROR (verbs draft for iWARP 7.10.2, 7.10.6).
+    """
+
+    wr_id: int
+    window: MemoryWindow
+    region: MemoryRegion
+    access: Access  # REMOTE_READ, or REMOTE_WRITE where the region has LOCAL_WRITE, or both
+    offset: int = 0  # bytes from the begin of the region
+    length: int  # bytes, one at least
+    zero_based: bool = False  # the address of the first byte is 0
+    key_part: int | None = None  # the low 8 bits of the key; None: not those before; the window tells once it is bound
     signaled: bool = True
     fence: bool = False
 
@@ -112,7 +142,7 @@ class Receive:
     scatter: Scatter
 
 
-SendRequest: TypeAlias = Send | RdmaWrite | RdmaRead | LocalInvalidate
+SendRequest: TypeAlias = Send | RdmaWrite | RdmaRead | LocalInvalidate | BindWindow
 
 
 @dataclass(slots=True)

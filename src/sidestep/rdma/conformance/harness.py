@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.rdma.cm import Connection, ConnectionEvent, Listener
-    from sidestep.rdma.verbs import CompletionQueue, Device, EventKind, MemoryRegion, ProtectionDomain, QueuePair
+    from sidestep.rdma.verbs import (
+        CompletionQueue,
+        Device,
+        EventKind,
+        MemoryRegion,
+        ProtectionDomain,
+        QueuePair,
+        SharedReceiveQueue,
+    )
     from sidestep.rdma.work import Completion
 
 READ: Final = Access.REMOTE_READ
@@ -172,6 +180,7 @@ class Bench:
         capacity: int = 1024,
         remote_access: Access | None = None,
         like: Side | None = None,
+        srq: SharedReceiveQueue | None = None,
     ) -> Side:
         """A queue pair with its surroundings; `like` gives domain and completion queues of another one."""
         side: Side
@@ -182,7 +191,9 @@ class Bench:
             handler = (lambda batch: side.on_completions(batch)) if handled else None
             send_cq, recv_cq = device.create_cq(capacity, handler), device.create_cq(capacity, handler)
         events: list[AsyncEvent] = []
-        qp = domain.create_qp(send_cq, recv_cq, capabilities, remote_access=remote_access, on_event=events.append)
+        qp = domain.create_qp(
+            send_cq, recv_cq, capabilities, remote_access=remote_access, srq=srq, on_event=events.append
+        )
         side = Side(device, domain, send_cq, recv_cq, qp, events=events, handled=handled)
         return side
 

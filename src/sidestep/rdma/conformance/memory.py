@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep.errors import Misuse, SidestepError
-from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, WRITE, Side
+from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, WRITE
+from sidestep.rdma.conformance.refusing import read_refused, write_refused
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import EventKind, MemoryRegion, QpState
 from sidestep.rdma.work import Access, LocalInvalidate, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
@@ -13,36 +14,15 @@ from sidestep.rdma.work import Access, LocalInvalidate, RdmaRead, RdmaWrite, Rec
 if TYPE_CHECKING:
     from sidestep.rdma.conformance.harness import Bench
 
-_BAD = Status.REMOTE_ACCESS_ERROR
-_EVENT = EventKind.QP_ACCESS_ERROR
-
-
-def _write_refused(bench: Bench, target: MemoryRegion, sides: tuple[Side, Side], va: int, key: int, rule: str) -> None:
-    """A Write of four bytes is refused, and the memory is as it was."""
-    active, passive = sides
-    before = bytes(target.view)
-    word = active.memory(b"EVIL")
-    active.qp.post_send(RdmaWrite(66, (word.view,), va, RKey(key)))
-    bench.is_refused(active, passive, 66, _BAD, _EVENT, rule)
-    bench.equal(bytes(target.view), before, f"{rule}: nothing is placed")
-
-
-def _read_refused(bench: Bench, sides: tuple[Side, Side], va: int, key: int, rule: str, size: int = 4) -> None:
-    active, passive = sides
-    sink = active.memory(size)
-    active.qp.post_send(RdmaRead(66, (sink.view,), va, RKey(key)))
-    bench.is_refused(active, passive, 66, _BAD, _EVENT, rule)
-    bench.equal(bytes(sink.view), bytes(size), f"{rule}: nothing is read")
-
 
 @check("RFC 5042 6.1.1; IBTA 10.6.2")
 def unknown_key_is_refused(bench: Bench) -> None:
     """A key that names no region is refused."""
     sides = bench.pair()
     target = sides[1].memory(8, ALL)
-    _write_refused(bench, target, sides, target.va, target.rkey ^ 0x5A00, "an unknown index")
+    write_refused(bench, target, sides, target.va, target.rkey ^ 0x5A00, "an unknown index")
     sides = bench.pair()
-    _read_refused(bench, sides, target.va, 0, "key 0")
+    read_refused(bench, sides, target.va, 0, "key 0")
 
 
 @check("RFC 5042 6.1.1")
@@ -50,7 +30,7 @@ def all_32_bits_of_a_key_count(bench: Bench) -> None:
     """A key of which only the low 8 bits are wrong is refused."""
     sides = bench.pair()
     target = sides[1].memory(8, ALL)
-    _write_refused(bench, target, sides, target.va, target.rkey ^ 0x01, "a wrong key part")
+    write_refused(bench, target, sides, target.va, target.rkey ^ 0x01, "a wrong key part")
 
 
 @check("RFC 5042 6.2.2; IBTA 10.6.4")
@@ -61,7 +41,7 @@ def deregistered_key_is_refused(bench: Bench) -> None:
     target.deregister()
     target.deregister()
     bench.expect(not target.valid, "a deregistered region says so")
-    _write_refused(bench, target, sides, target.va, target.rkey, "a key after deregister")
+    write_refused(bench, target, sides, target.va, target.rkey, "a key after deregister")
 
 
 @check("RFC 5042 6.1.1")
@@ -78,9 +58,9 @@ def registering_again_gives_another_key(bench: Bench) -> None:
             old_va = region.va
     region = passive.domain.register(memory, ALL)
     old = min(keys - {region.rkey})
-    _write_refused(bench, region, sides, region.va, old, "an old key with the new address")
+    write_refused(bench, region, sides, region.va, old, "an old key with the new address")
     sides = bench.pair(passive=bench.side(bench.passive, domain=passive.domain))
-    _read_refused(bench, sides, old_va, old, "an old key with its address")
+    read_refused(bench, sides, old_va, old, "an old key with its address")
 
 
 @check("IBTA 10.6.7.2; RFC 5042 6.3.2")
@@ -97,7 +77,7 @@ def rekey_shuts_out_who_had_the_key(bench: Bench) -> None:
     bench.dut.run()
     bench.all_ok(sides[0], "the new key is good")
     bench.equal(bytes(target.view), b"good\0\0\0\0", "and its bytes are placed")
-    _write_refused(bench, target, sides, va, old, "the key from before")
+    write_refused(bench, target, sides, va, old, "the key from before")
     target.deregister()
     bench.refused(Misuse, target.rekey, "a deregistered region has no new key")
 
@@ -108,10 +88,10 @@ def bounds_are_those_of_the_region(bench: Bench) -> None:
     for what, offset in (("a byte before", -1), ("across the end", 13), ("behind the end", 16), ("far away", 1 << 40)):
         sides = bench.pair()
         memory = sides[1].memory(b"." * 16, ALL)
-        _write_refused(bench, memory, sides, memory.va + offset, memory.rkey, f"a Write {what}")
+        write_refused(bench, memory, sides, memory.va + offset, memory.rkey, f"a Write {what}")
         sides = bench.pair()
         memory = sides[1].memory(b"." * 16, ALL)
-        _read_refused(bench, sides, memory.va + offset, memory.rkey, f"a Read {what}")
+        read_refused(bench, sides, memory.va + offset, memory.rkey, f"a Read {what}")
 
 
 @check("RFC 5041 7.1")
@@ -126,7 +106,7 @@ def bounds_do_not_hide_the_rest_of_a_buffer(bench: Bench) -> None:
     bench.dut.run()
     bench.all_ok(sides[0], "the whole region may be written")
     bench.equal(bytes(memory), b"........12345678........", "the bytes are where the region is")
-    _read_refused(bench, sides, region.va - 8, region.rkey, "the bytes before it")
+    read_refused(bench, sides, region.va - 8, region.rkey, "the bytes before it")
 
 
 @check("RFC 5041 7.1")
@@ -135,7 +115,7 @@ def addresses_do_not_wrap(bench: Bench) -> None:
     for va in (0xFFFF_FFFF_FFFF_FFFE, 0xFFFF_FFFF_FFFF_FFFC):
         sides = bench.pair()
         target = sides[1].memory(b"." * 16, ALL)
-        _write_refused(bench, target, sides, va, target.rkey, "a Write across the end of all addresses")
+        write_refused(bench, target, sides, va, target.rkey, "a Write across the end of all addresses")
 
 
 @check("IBTA 10.6.3.1; RFC 5040 8.1.1")
@@ -143,13 +123,13 @@ def rights_are_those_of_the_region(bench: Bench) -> None:
     """A region that was not opened for reading is not read, one not opened for writing not written."""
     sides = bench.pair()
     target = sides[1].memory(b"." * 8, LOCAL | READ)
-    _write_refused(bench, target, sides, target.va, target.rkey, "a Write into a region for reading")
+    write_refused(bench, target, sides, target.va, target.rkey, "a Write into a region for reading")
     sides = bench.pair()
     target = sides[1].memory(b"." * 8, WRITE)
-    _read_refused(bench, sides, target.va, target.rkey, "a Read of a region for writing")
+    read_refused(bench, sides, target.va, target.rkey, "a Read of a region for writing")
     sides = bench.pair()
     target = sides[1].memory(b"." * 8, LOCAL)
-    _read_refused(bench, sides, target.va, target.rkey, "a Read of a region for nobody")
+    read_refused(bench, sides, target.va, target.rkey, "a Read of a region for nobody")
 
 
 @check("IBTA 10.3.1, 9.7.4.1")
@@ -175,7 +155,7 @@ def keys_are_good_in_their_domain_only(bench: Bench) -> None:
     sides = bench.pair()
     other = bench.passive.alloc_pd()
     target = other.register(bytearray(b"." * 8), ALL)
-    _write_refused(bench, target, sides, target.va, target.rkey, "a key of another domain")
+    write_refused(bench, target, sides, target.va, target.rkey, "a key of another domain")
 
 
 @check("IBTA 10.6.3.1")
@@ -296,7 +276,7 @@ def send_with_invalidate_voids_the_key(bench: Bench) -> None:
     bench.eventually(lambda: bool(passive.received), "the message arrives")
     bench.equal((bytes(room.view[:4]), passive.received[0].invalidated), (b"done", old), "bytes and key are told")
     bench.expect(not target.valid, "the region says that its key is void")
-    _write_refused(bench, target, sides, target.va, old, "the voided key")
+    write_refused(bench, target, sides, target.va, old, "the voided key")
     sides = bench.pair(passive=bench.side(bench.passive, domain=passive.domain))
     target.rekey()
     word = sides[0].memory(b"again")
@@ -334,11 +314,74 @@ def local_invalidate_voids_the_key(bench: Bench) -> None:
     bench.eventually(lambda: bool(active.sent), "it completes")
     bench.all_ok(active, "it succeeds")
     bench.expect(not mine.valid, "the region says that its key is void")
-    _write_refused(bench, mine, (passive, active), mine.va, mine.rkey, "the voided key")
+    write_refused(bench, mine, (passive, active), mine.va, mine.rkey, "the voided key")
     active, passive = bench.pair()
     active.qp.post_send(LocalInvalidate(1, RKey(0x7777_7700)))
     bench.eventually(lambda: bool(active.sent), "one of a key that is none completes")
     bench.expect(not active.sent[0].ok, "and fails", active.sent)
+
+
+@check("iWARP verbs draft 7.8")
+def void_keys_may_be_voided_again(bench: Bench) -> None:
+    """Voiding a key that is void already succeeds at both ends, and changes nothing."""
+    active, passive = bench.pair()
+    far, near = passive.memory(8, ALL), active.memory(8, ALL)
+    for index in range(2):
+        passive.post_recv(index, 8)
+    for index in range(2):
+        active.qp.post_send(LocalInvalidate(2 * index, near.rkey))
+        active.qp.post_send(Send(2 * index + 1, (b"void",), invalidate=far.rkey))
+    bench.eventually(lambda: len(active.sent) == 4 and len(passive.received) == 2, "all complete")
+    bench.all_ok(active, "here it succeeds twice")
+    bench.all_ok(passive, "there too")
+    bench.equal((near.valid, far.valid), (False, False), "the keys are void")
+    near.rekey()
+    bench.expect(near.valid, "and can be made new")
+
+
+@check("RFC 5040 5.3; iWARP verbs draft 7.8")
+def closed_queue_pair_voids_nothing(bench: Bench) -> None:
+    """A Send with Invalidate fails on a queue pair that allows the other end no access."""
+    active, passive = bench.pair(passive=bench.side(bench.passive, remote_access=Access.LOCAL_READ))
+    kept, room = passive.memory(8, ALL), passive.post_recv(1, 8)
+    active.qp.post_send(Send(1, (b"done",), invalidate=kept.rkey))
+    bench.is_refused(active, passive, 1, Status.REMOTE_ACCESS_ERROR, EventKind.QP_ACCESS_ERROR, "a closed queue pair")
+    bench.equal((kept.valid, bytes(room.view)), (True, bytes(8)), "nothing is voided or delivered")
+
+
+@check("iWARP verbs draft 7.3.1.1, 7.6.1")
+def region_may_be_zero_based(bench: Bench) -> None:
+    """The addresses of a zero-based region begin at 0, and its bounds are as strict as any, with a new key too."""
+    bench.needs(bench.passive.attributes.zero_based, "the device has no zero-based regions")
+    sides = active, passive = bench.pair()
+    memory = bytearray(b"." * 24)
+    region = passive.domain.register(memoryview(memory)[8:16], ALL, zero_based=True)
+    bench.equal(region.va, 0, "it begins at 0")
+    region.rekey()
+    sink = active.memory(8)
+    active.qp.post_send(RdmaWrite(1, (b"low",), 2, region.rkey))
+    active.qp.post_send(RdmaRead(2, (sink.view,), 0, region.rkey, fence=True))
+    bench.eventually(lambda: len(active.sent) == 2, "Write and Read complete")
+    bench.all_ok(active, "they succeed")
+    bench.equal((bytes(memory), bytes(sink.view)), (b"..........low...........", b"..low..."), "its bytes are moved")
+    write_refused(bench, region, sides, 5, region.rkey, "a Write across the end")
+
+
+@check("iWARP verbs draft 7.2")
+def consumer_chooses_8_bits_of_a_key(bench: Bench) -> None:
+    """The low 8 bits of a key may be chosen, and are good and compared like the others; more bits are refused."""
+    bench.needs(bench.passive.attributes.key_part_chosen, "the device chooses all of a key")
+    sides = active, passive = bench.pair()
+    for part in (0, 1, 255):
+        region = passive.domain.register(bytearray(8), ALL, key_part=part)
+        bench.equal(region.rkey & 0xFF, part, "the low 8 bits are those")
+        active.qp.post_send(RdmaWrite(part, (b"good",), region.va, region.rkey))
+        bench.eventually(lambda wanted=part: any(each.wr_id == wanted for each in active.sent), "a Write completes")  # type: ignore[misc]
+        bench.dut.run()
+        bench.equal(bytes(region.view), b"good\0\0\0\0", "the key is good")
+    write_refused(bench, region, sides, region.va, region.rkey ^ 0x80, "another key part")
+    for part in (-1, 256):
+        bench.refused(Misuse, lambda part=part: passive.domain.register(bytearray(8), ALL, key_part=part), "8 bits")  # type: ignore[misc]
 
 
 @check("IBTA 10.7.2.1")

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.loopback.device import LoopbackDevice
-from sidestep.rdma.loopback.queues import HandledQueue
 from sidestep.rdma.loopback.settings import Faults, Timing
+from sidestep.rdma.soft.queues import tell_next
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.observer import Observer
     from sidestep.rdma.loopback.qp import LoopbackQueuePair
     from sidestep.rdma.loopback.settings import Span
-
-Notice: TypeAlias = "HandledQueue | Callable[[], object]"
+    from sidestep.rdma.soft.queues import Notice
 
 
 class Timer:
@@ -72,6 +72,7 @@ class Fabric:
         run_limit: int = limits.FABRIC_EVENTS_PER_RUN,
     ) -> None:
         self.rng = rng
+        self.key_rng = copy(rng)  # keys are another matter: how many are made changes nothing else of a run
         self.immediate = immediate
         self.timing = timing or Timing()
         self.faults = faults
@@ -164,7 +165,7 @@ class Fabric:
     def step(self) -> bool:
         """Takes the next event: a call to a user, an arrival or a timer. False if there is none."""
         if self.notices:
-            self._notify()
+            tell_next(self.notices)
             return True
         while self._events:
             when, _, timer, function, arguments = heappop(self._events)
@@ -190,7 +191,7 @@ class Fabric:
         left = self._run_limit
         while notices or self._on_the_way:
             if notices:
-                self._notify()
+                tell_next(notices)
             else:
                 self.step()
             left -= 1
@@ -219,15 +220,6 @@ class Fabric:
             if left < 0:
                 raise LimitReached(f"no rest after {self._run_limit} events")
         return True
-
-    def _notify(self) -> None:
-        notice = self.notices.popleft()
-        if type(notice) is HandledQueue:
-            batch = notice.entries
-            notice.entries = []
-            notice.handler(batch)
-        else:
-            notice()  # type: ignore[operator]
 
     # For the devices.
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sidestep.rdma.loopback.qp import (
-    OP_RECEIVE,
-    OP_SEND,
-    SUCCESS,
-    LoopbackQueuePair,
-    length_of,
-)
-from sidestep.rdma.work import Completion, LocalInvalidate, RdmaRead, Send, Status
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
+from sidestep.rdma.soft.qp import LOCAL_KINDS, OP_RECEIVE, OP_SEND, SUCCESS, length_of
+from sidestep.rdma.work import Completion, RdmaRead, Send, Status
 
 if TYPE_CHECKING:
-    from sidestep.rdma.loopback.memory import LoopbackDomain
-    from sidestep.rdma.loopback.queues import LoopbackQueue
+    from sidestep.rdma.loopback.device import LoopbackDevice
+    from sidestep.rdma.soft.memory import Domain
+    from sidestep.rdma.soft.queues import SoftQueue
+    from sidestep.rdma.soft.receives import SharedReceives
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
     from sidestep.rdma.work import RdmaWrite, SendRequest
 
@@ -28,14 +25,16 @@ class ImmediateQueuePair(LoopbackQueuePair):
 
     def __init__(
         self,
-        domain: LoopbackDomain,
-        send_cq: LoopbackQueue,
-        recv_cq: LoopbackQueue,
+        device: LoopbackDevice,
+        domain: Domain,
+        send_cq: SoftQueue,
+        recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
+        srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> None:
-        super().__init__(domain, send_cq, recv_cq, capabilities, remote_access, on_event)
+        super().__init__(device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
         self._unanswered: deque[SendRequest] = deque()
         self._unsignaled = 0  # done, and in the queue until a signaled one is
         self._gather_max = self.device.attributes.gather_max
@@ -125,7 +124,7 @@ class ImmediateQueuePair(LoopbackQueuePair):
             return
         status = self.begin(request)
         byte_len = 0
-        if status is SUCCESS and not isinstance(request, LocalInvalidate):
+        if status is SUCCESS and not isinstance(request, LOCAL_KINDS):
             length = length_of(request)
             self.saw_request(request, length)
             early = self.completes_early and not isinstance(request, RdmaRead)

@@ -19,12 +19,15 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sidestep.rdma.loopback.qp import RTS, SUCCESS, LoopbackQueuePair, length_of
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
+from sidestep.rdma.soft.qp import LOCAL_KINDS, RTS, SUCCESS, length_of
 from sidestep.rdma.work import LocalInvalidate, RdmaRead, Send, Status
 
 if TYPE_CHECKING:
-    from sidestep.rdma.loopback.memory import LoopbackDomain
-    from sidestep.rdma.loopback.queues import LoopbackQueue
+    from sidestep.rdma.loopback.device import LoopbackDevice
+    from sidestep.rdma.soft.memory import Domain
+    from sidestep.rdma.soft.queues import SoftQueue
+    from sidestep.rdma.soft.receives import SharedReceives
     from sidestep.rdma.verbs import EventHandler, QpCapabilities
     from sidestep.rdma.work import RdmaWrite, SendRequest
 
@@ -61,14 +64,16 @@ class TimedQueuePair(LoopbackQueuePair):
 
     def __init__(
         self,
-        domain: LoopbackDomain,
-        send_cq: LoopbackQueue,
-        recv_cq: LoopbackQueue,
+        device: LoopbackDevice,
+        domain: Domain,
+        send_cq: SoftQueue,
+        recv_cq: SoftQueue,
         capabilities: QpCapabilities,
         remote_access: int,
+        srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> None:
-        super().__init__(domain, send_cq, recv_cq, capabilities, remote_access, on_event)
+        super().__init__(device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
         self._waiting: deque[SendRequest] = deque()
         self._sent: deque[_Sent] = deque()
         self._reads = 0  # among those sent
@@ -112,7 +117,7 @@ class TimedQueuePair(LoopbackQueuePair):
             sent = _Sent(request, length_of(request))
             self._sent.append(sent)
             status = self.begin(request)
-            if status is not SUCCESS or isinstance(request, LocalInvalidate):
+            if status is not SUCCESS or isinstance(request, LOCAL_KINDS):
                 sent.status = status  # told in its turn, behind what left before it
                 self._complete_answered()
             else:
@@ -129,7 +134,7 @@ class TimedQueuePair(LoopbackQueuePair):
 
     def _leave(self, sent: _Sent) -> None:
         request = sent.request
-        assert not isinstance(request, LocalInvalidate)
+        assert not isinstance(request, LOCAL_KINDS)
         size = HEADERS + sent.length
         if isinstance(request, RdmaRead):
             self._reads += 1

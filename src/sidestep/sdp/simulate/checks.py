@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidestep import limits
-from sidestep.rdma.loopback.memory import LoopbackDomain
+from sidestep.rdma.soft.memory import Domain
 from sidestep.sdp.requests import EventKind
 from sidestep.sdp.simulate.plan import Kind
 from sidestep.sdp.simulate.user import Book, Surprise, User
@@ -149,7 +149,7 @@ def nothing_left(conversation: Conversation) -> None:
     _need(not conversation.fabric.queue_pairs, f"queue pairs are left: {conversation.fabric.queue_pairs}")
     for stack in conversation.stacks:
         domain = stack.domain
-        assert isinstance(domain, LoopbackDomain)
+        assert isinstance(domain, Domain)
         _need(not stack.buffers.lent, f"{stack.device.name}: {stack.buffers.lent} private buffers are left")
         _need(
             stack.regions.regions == len(stack.regions._idle),

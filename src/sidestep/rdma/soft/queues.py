@@ -1,35 +1,62 @@
-"""Completion queues: one that is polled, and one that hands its completions over."""
+"""Completion queues: one that is polled, and one that hands its completions over; and the calls to users that wait."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from sidestep.errors import Misuse
 from sidestep.rdma.verbs import AsyncEvent, CompletionQueue, EventKind
 from sidestep.rdma.work import Opcode, Status
 
 if TYPE_CHECKING:
-    from sidestep.rdma.loopback.device import LoopbackDevice
-    from sidestep.rdma.loopback.qp import LoopbackQueuePair
     from sidestep.rdma.verbs import CompletionHandler
     from sidestep.rdma.work import Completion
 
 _SUCCESS = Status.SUCCESS
 _RECEIVE = Opcode.RECEIVE
 
+Notice: TypeAlias = "HandledQueue | Callable[[], object]"  # somebody is to be called
 
-class LoopbackQueue(CompletionQueue):
+
+class Teller(Protocol):
+    """What a completion queue needs of its device."""
+
+    notices: deque[Notice]
+
+    def tell(self, event: AsyncEvent) -> None:
+        """An event for the device's handler."""
+
+
+class User(Protocol):
+    """What a completion queue needs of the queue pairs that use it."""
+
+    def break_off(self, kind: EventKind, why: str) -> None:
+        """Ends the queue pair for a reason that no completion tells."""
+
+
+def tell_next(notices: deque[Notice]) -> None:
+    """Makes the oldest of the calls that wait; there must be one."""
+    notice = notices.popleft()
+    if type(notice) is HandledQueue:
+        batch = notice.entries
+        notice.entries = []
+        notice.handler(batch)
+    else:
+        notice()  # type: ignore[operator]
+
+
+class SoftQueue(CompletionQueue):
     """What both have in common."""
 
     __slots__ = ("capacity", "device", "users")
 
-    def __init__(self, device: LoopbackDevice, capacity: int) -> None:
+    def __init__(self, device: Teller, capacity: int) -> None:
         self.device = device
         self.capacity = capacity
-        self.users: list[LoopbackQueuePair] = []  # once for each of its two queues
+        self.users: list[User] = []  # once for each of its two queues
 
     def add(self, completion: Completion) -> None:
         """A request is done."""
@@ -41,16 +68,16 @@ class LoopbackQueue(CompletionQueue):
             raise Misuse(f"the completion queue is used by {len(self.users)} queues")
 
 
-class HandledQueue(LoopbackQueue):
-    """Hands each batch to its handler, from the fabric's `run`."""
+class HandledQueue(SoftQueue):
+    """Hands each batch to its handler, from where the device is driven."""
 
     __slots__ = ("_notices", "entries", "handler")
 
-    def __init__(self, device: LoopbackDevice, capacity: int, handler: CompletionHandler) -> None:
+    def __init__(self, device: Teller, capacity: int, handler: CompletionHandler) -> None:
         super().__init__(device, capacity)
         self.handler = handler
         self.entries: list[Completion] = []
-        self._notices = device.fabric.notices
+        self._notices = device.notices
 
     def add(self, completion: Completion) -> None:
         """The first of a batch asks for the call."""
@@ -68,12 +95,12 @@ class HandledQueue(LoopbackQueue):
         raise Misuse("a completion queue with a handler is not armed")
 
 
-class PolledQueue(LoopbackQueue):
+class PolledQueue(SoftQueue):
     """Keeps completions until they are polled."""
 
     __slots__ = ("_armed", "_dead", "_entries", "_solicited_only")
 
-    def __init__(self, device: LoopbackDevice, capacity: int) -> None:
+    def __init__(self, device: Teller, capacity: int) -> None:
         super().__init__(device, capacity)
         self._entries: deque[Completion] = deque()
         self._armed: Callable[[CompletionQueue], object] | None = None
@@ -90,7 +117,7 @@ class PolledQueue(LoopbackQueue):
         self._entries.append(completion)
         if self._armed is not None and (not self._solicited_only or _is_solicited(completion)):
             callback, self._armed = self._armed, None
-            self.device.fabric.notices.append(partial(callback, self))
+            self.device.notices.append(partial(callback, self))
 
     def poll(self, max_count: int) -> list[Completion]:
         """The oldest first; a queue that overflowed gives what it had."""
