@@ -3,6 +3,7 @@
 #   make build   set up .venv and compile the native library (also after every change of a C file)
 #   make demo    the main job: real programs over kernel TCP and over sidestep, in one table
 #   make test    all tests, real server programs included
+#   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
 #   make bench   the speed table
 #   make docs    the reference pages that are made from the code
@@ -13,13 +14,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := src/sidestep/native
 LIB    := $(NATIVE)/libsidestep.so
-EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_ring.abi3.so
+EXTS   := $(NATIVE)/_channel.abi3.so $(NATIVE)/_ring.abi3.so $(NATIVE)/_framing.abi3.so
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked dev demo test lint bench wheel docs clean setup-apps
+.PHONY: build build-locked dev demo test test-lab lint bench wheel docs clean setup-apps
 
 # The lock lets several make runs meet in one tree.
 build:
@@ -64,15 +65,20 @@ demo: build
 setup-apps:
 	@tests/setup $(PYTHON)
 
+# Those that need a guest with the kernel's RDMA drivers take part if SIDESTEP_LAB names it.
+LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; real
 # programs, programs that are killed, and CPython's own tests run alone. All runs take place whatever the first one finds.
-AT_ONCE := tests/unit tests/sdp tests/sim tests/sdp_model tests/rdma tests/net tests/system tests/api
+AT_ONCE := tests/unit tests/sdp tests/sim tests/sdp_model tests/rdma tests/iwarp tests/net tests/system tests/api
 test: setup-apps build
 	@failed=0; \
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(AT_ONCE) -n 4 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest --ignore=tests/shim $(AT_ONCE:%=--ignore=%) $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest --ignore=tests/shim $(AT_ONCE:%=--ignore=%) $(LAB) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
+
+test-lab: build
+	$(BIN)/pytest tests/interop $(PYTEST_ARGS)
 
 lint: build
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ NATIVE: Final = ROOT / "src" / "sidestep" / "native"
 HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
 OUTPUT: Final = ROOT / "build" / "native-tests"
 COMPILE_TIMEOUT_S: Final = 300
+RUN_TIMEOUT_S: Final = 100
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 GUARDED: Final = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # see check.h
 
@@ -130,10 +132,25 @@ def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
     return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED])
 
 
+def run(
+    argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer, timeout_s: float = RUN_TIMEOUT_S, **env_more: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that was built for `sanitizer`, run to a good end."""
+    env = {**os.environ, **sanitizer.env(), **env_more}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, f"{argv} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done
+
+
+def succeed(argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer) -> str:
+    """Standard output of a program that ends well and says nothing of a failure."""
+    return run(argv, sanitizer).stdout
+
+
 def build_shim(sanitizer: Sanitizer) -> Path:
     """libsidestep.so for `sanitizer`."""
     require(sanitizer)
-    sources = sorted(set(NATIVE.glob("*.c")) - set(NATIVE.glob("*_module.c")))
+    sources = [NATIVE / "channel.c", *sorted(NATIVE.glob("shim*.c"))]
     # the flags that meson.build gives the library, for the same reasons
     flags = [
         *("-shared", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-semantic-interposition"),
@@ -141,6 +158,21 @@ def build_shim(sanitizer: Sanitizer) -> Path:
         *("-Wl,-z,now", "-Wl,-z,relro", "-ldl"),
     ]
     return build(f"libsidestep-{sanitizer.name}.so", sources, [*sanitizer.flags, *flags])
+
+
+def build_module(sanitizer: Sanitizer, name: str, *parts: str) -> Path:
+    """The Python extension `name`, made of NAME_module.c and parts of the native library, for `sanitizer`."""
+    require(sanitizer)
+    sources = [NATIVE / f"{part}.c" for part in (f"{name}_module", *parts)]
+    flags = [
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-DPy_LIMITED_API=0x030b0000",
+        "-Wno-missing-field-initializers",
+    ]
+    flags.append(f"-I{sysconfig.get_path('include')}")
+    return build(f"_{name}-{sanitizer.name}.so", sources, [*sanitizer.flags, *flags])
 
 
 @cache
@@ -208,3 +240,18 @@ def clang() -> str | None:
         source = Path(scratch) / "empty.c"
         source.write_text("int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }\n")
         return found if not _run([found, "-fsanitize=fuzzer", source, "-o", Path(scratch) / "x"]).returncode else None
+
+
+def guided(name: str, seconds: float, directory: Path, *more: Path) -> int:
+    """How many inputs libFuzzer led through the target tests/native/`name`.c in so long; any failure is the test's."""
+    with_libfuzzer = clang()
+    if with_libfuzzer is None:
+        pytest.skip("no clang with libFuzzer; install clang and libclang-rt-dev to run this")
+    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
+    flags = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED]
+    program = build(f"{name}-libfuzzer", sources, flags, cc=with_libfuzzer)
+    bounds = ["-max_len=400", f"-max_total_time={seconds:.0f}", f"-artifact_prefix={directory}/"]
+    said = run([program, *bounds, directory], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S).stderr
+    runs = re.search(r"Done (\d+) runs", said)
+    assert runs is not None, said
+    return int(runs[1])

@@ -24,6 +24,8 @@ from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
 from sidestep.rdma import verbs
 from sidestep.rdma.conformance import CHECKS
+from sidestep.rdma.iwarp import start_frame, start_terms, startup
+from sidestep.rdma.iwarp.terminate import CODE_TEXT, CONDITIONS, code_text
 from sidestep.rdma.loopback import manager, settings
 from sidestep.sdp import connection, errnos, header, hello, states, wire
 
@@ -71,9 +73,14 @@ def table(*columns: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def in_words(bound: float | tuple[float, ...]) -> str:
+    """A bound, or several in order."""
+    return ", ".join(f"{each:,}" for each in bound) if isinstance(bound, tuple) else f"{bound:,}"
+
+
 def limits_page() -> str:
     """Every bound of the Python side, and the environment of the shim."""
-    bounds = [(f"`{name}`", f"{getattr(limits, name):,}", text) for name, text in comments_of(Path(limits.__file__))]
+    bounds = [(f"`{name}`", in_words(getattr(limits, name)), text) for name, text in comments_of(Path(limits.__file__))]
     variables = [(f"`{getattr(config, name)}`", text) for name, text in comments_of(Path(config.__file__), "ENV_")]
     return f"""{NOTICE}
 
@@ -287,11 +294,66 @@ Its connection manager:
 """
 
 
+def iwarp_page() -> str:
+    """The start-up of a connection and the message that ends one."""
+    names = "\n".join(f"    {state.name} : {state.value}" for state in start_terms.State)
+    moves = "\n".join(f"    {a.name} --> {b.name} : {why.value}" for (a, why), b in start_terms.TRANSITIONS.items())
+    causes = [(f"`{cause.name}`", cause.value) for cause in start_terms.Cause]
+    rules = [(f"`{name}`", text) for name, text in {**start_frame.RULES, **startup.RULES}.items()]
+    answers = [
+        (f"`{condition.name}`", condition.value, code_text(answer.code), answer.includes.value)
+        for condition, answer in CONDITIONS.items()
+    ]
+    codes = [(code_text(code),) for code in CODE_TEXT]
+    return f"""{NOTICE}
+
+# iWARP: start-up and Terminate
+
+The facts behind these tables, with their sources: [wire/iwarp.md](../wire/iwarp.md).
+
+## States of a start-up
+
+An initiator begins in `WAIT_REPLY`, a responder in `WAIT_REQUEST`.
+
+```mermaid
+stateDiagram-v2
+{names}
+{moves}
+```
+
+## Settings
+
+{table("setting", "default", "meaning", rows=fields_of(start_terms, "Settings"))}
+
+`ReadDepths`:
+
+{table("field", "default", "meaning", rows=fields_of(start_terms, "ReadDepths"))}
+
+## Why a start-up fails
+
+`Failed.cause`:
+
+{table("cause", "what has happened", rows=causes)}
+
+`Failed.rule` of a violation:
+
+{table("rule", "what it says", rows=rules)}
+
+## What is answered by which Terminate
+
+{table("condition", "what is wrong", "code", "includes", rows=answers)}
+
+All codes:
+
+{table("code", rows=codes)}
+"""
+
+
 def fields_of(module: ModuleType, name: str) -> Iterator[tuple[str, str, str]]:
     """Each `name: type = value  # comment` of a record: name, value and comment."""
     body = inspect.getsource(getattr(module, name))
     for field, value, comment in re.findall(r"(?m)^    ([a-z_]+): .*? = (.*?)  # (.*)$", body):
-        yield f"`{field}`", f"`{value}`", comment
+        yield f"`{field}`", f"`{value}`".replace("|", "\\|"), comment
 
 
 def first_line(record: object) -> str:
@@ -301,6 +363,7 @@ def first_line(record: object) -> str:
 
 PAGES = {
     "commands.md": commands_page,
+    "iwarp.md": iwarp_page,
     "limits.md": limits_page,
     "rdma.md": rdma_page,
     "sdp.md": sdp_page,

@@ -100,6 +100,11 @@ def runtime_dir() -> Path:
     return user_dir / "sidestep" if user_dir.is_dir() else Path(f"/tmp/sidestep-{os.getuid()}")  # noqa: S108 - checked by make_private_dir
 
 
+def rdma_dir() -> Path:
+    """Where this user's processes with RDMA devices can be asked about them, not yet made."""
+    return runtime_dir() / "rdma"
+
+
 def system_owners() -> set[int]:
     """Whose socket the system-wide provider's may be."""
     with contextlib.suppress(KeyError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 NAMES: Final = {
@@ -29,14 +30,15 @@ NAMES: Final = {
 
 
 class Counters:
-    """The counters of one provider."""
+    """The counters of one provider, or of something else that names its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str] = NAMES) -> None:
+        self._names = names
         self._values: Counter[tuple[str, str]] = Counter()
 
     def add(self, name: str, reason: str = "") -> None:
-        """Adds one; KeyError for a name that is not in `NAMES`."""
-        if name not in NAMES:
+        """Adds one; KeyError for a name that is not known."""
+        if name not in self._names:
             raise KeyError(name)
         self._values[name, reason] += 1
 

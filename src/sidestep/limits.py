@@ -136,6 +136,38 @@ RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware dev
 KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
+# iWARP (docs/wire/iwarp.md has the clauses).
+IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time: as Linux siw; who asks for more gets this many
+MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux siw; then the attempt has failed
+MPA_REQUEST_S: Final = 5.0  # seconds a responder waits for the Request, as Linux siw; then it closes
+MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw gives up; then the Reply rejects
+MPA_RTR_S: Final = 10.0  # seconds a responder waits for the ready-to-receive message; then it closes
+IWARP_CLOSE_S: Final = 10.0  # seconds for the other end's FIN once ours is out; then RST
+IWARP_SILENCE_S: Final = 60.0  # seconds that something may be unacknowledged; then the connection is broken
+IWARP_NUDGE_S: Final = 0.02  # seconds after a start-up until siw is made to look again; then ten times as many
+IWARP_NUDGES_MAX: Final = 3  # times that it is; then it must by itself
+IWARP_HALF_OPEN_MAX: Final = 256  # connections of a device that have said nothing yet; then the oldest goes
+# Its bytes: framing.h has the same numbers; a test compares them.
+FRAMING_CALL_MAX: Final = 256 << 10  # bytes of payload framed in one call; more is a ValueError
+FRAMING_WAITING_MAX: Final = 1 << 20  # bytes framed and not written, a direction; a call beyond it is a BufferError
+FRAMING_BUFFERS_MAX: Final = 1024  # pieces of memory in one list; more is a ValueError
+FRAMING_STAGED_DEFAULT: Final = (256 << 10) + 66064  # bytes, a direction: what a read brings, behind part of an FPDU
+
+# Software RDMA devices, seen from other processes.
+RDMA_WATCHERS_MAX: Final = 16  # of one process at a time, captures among them; the next one is turned away
+RDMA_ASK_MAX: Final = 4096  # bytes of a question; a longer one, or one that cannot be read, ends the connection
+RDMA_ASK_S: Final = 10.0  # seconds for a process to answer; then it is passed over
+RDMA_PIECE_MAX: Final = 32 << 10  # bytes of captured payload in one packet to whoever captures
+RDMA_ANSWER_MAX: Final = 8 << 20  # bytes of an answer that are read, and that wait for whoever reads slowly
+RDMA_CAPTURE_WAITING_MAX: Final = 16 << 20  # bytes that wait for one capture; what comes then is lost, and counted
+
+# The tools of `sidestep rdma`. What a client asks of a server is checked against these.
+RDMA_TOOL_MESSAGE_MAX: Final = 64 << 20  # bytes of one message; a longer one is refused
+RDMA_TOOL_MEMORY_MAX: Final = 512 << 20  # bytes of one conversation at one end; more is refused
+RDMA_TOOL_SERVER_MEMORY_MAX: Final = 1 << 30  # bytes of all conversations of one server; more is rejected
+RDMA_TOOL_DEPTH_MAX: Final = 128  # messages under way; more are refused
+RDMA_TOOL_CLIENTS_MAX: Final = 16  # conversations of one server at a time; the next one is rejected
+
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
 CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off

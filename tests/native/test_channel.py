@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 import toolchain
 from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer
 
-RUN_TIMEOUT_S = 100
 LITMUS_ROUNDS = 300_000
 LITMUS_SECONDS = 20
 FUZZ_RUNS = 40_000
@@ -22,20 +20,8 @@ FUZZ_SECONDS = 4
 C_TESTS = re.findall(r"^\tTEST\((\w+)\),$", (toolchain.NATIVE_TESTS / "channel_test.c").read_text(), re.MULTILINE)
 
 
-def run(argv: list[str | os.PathLike[str]], sanitizer: Sanitizer) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **sanitizer.env()}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
-
-
-def succeed(argv: list[str | os.PathLike[str]], sanitizer: Sanitizer) -> str:
-    """Standard output of a program that ends well and says nothing of a failure."""
-    done = run(argv, sanitizer)
-    assert done.returncode == 0, f"{argv} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 def test_every_c_test_is_run() -> None:
-    listed = succeed([toolchain.build_test("channel_test", PLAIN)], PLAIN).split()
+    listed = toolchain.succeed([toolchain.build_test("channel_test", PLAIN)], PLAIN).split()
     assert listed == C_TESTS
 
 
@@ -43,14 +29,14 @@ def test_every_c_test_is_run() -> None:
 @pytest.mark.parametrize("name", C_TESTS)
 @pytest.mark.parametrize("sanitizer", SANITIZERS, ids=lambda s: s.name)
 def test_channel(sanitizer: Sanitizer, name: str) -> None:
-    assert succeed([toolchain.build_test("channel_test", sanitizer), name], sanitizer) == ""
+    assert toolchain.succeed([toolchain.build_test("channel_test", sanitizer), name], sanitizer) == ""
 
 
 def litmus(variant: str, sanitizer: Sanitizer = PLAIN) -> tuple[int, int]:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the litmus test needs two CPUs")
     program = toolchain.build_test("litmus", sanitizer)
-    played, lost = succeed([program, variant, str(LITMUS_ROUNDS), str(LITMUS_SECONDS)], sanitizer).split()
+    played, lost = toolchain.succeed([program, variant, str(LITMUS_ROUNDS), str(LITMUS_SECONDS)], sanitizer).split()
     return int(played), int(lost)
 
 
@@ -71,33 +57,15 @@ def test_a_wakeup_is_lost_without_a_fence(variant: str) -> None:
     assert lost == 1
 
 
-def fuzz_sources() -> list[Path]:
-    return [
-        toolchain.NATIVE_TESTS / "fuzz_channel.c",
-        toolchain.NATIVE_TESTS / "check.c",
-        toolchain.NATIVE / "channel.c",
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_segment_content(seed: int) -> None:
     """The fuzz target with seeded inputs, which every compiler can build."""
     program = toolchain.build_test("fuzz_channel", ADDRESS, toolchain.NATIVE_TESTS / "fuzz_main.c")
-    assert succeed([program, str(seed), str(FUZZ_RUNS)], ADDRESS).split() == [str(FUZZ_RUNS)]
+    assert toolchain.succeed([program, str(seed), str(FUZZ_RUNS)], ADDRESS).split() == [str(FUZZ_RUNS)]
 
 
 @pytest.mark.slow
 def test_any_segment_content_guided(tmp_path: Path) -> None:
     """The same under libFuzzer, which is led by coverage."""
-    clang = toolchain.clang()
-    if clang is None:
-        pytest.skip("no clang with libFuzzer; install clang and libclang-rt-dev to run this")
-    flags = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *toolchain.GUARDED]
-    program = toolchain.build("fuzz_channel-libfuzzer", fuzz_sources(), flags, cc=clang)
-    bounds = ["-max_len=400", f"-max_total_time={FUZZ_SECONDS}", f"-artifact_prefix={tmp_path}/"]
-    done = run([program, *bounds, tmp_path], ADDRESS)
-    assert done.returncode == 0, done.stderr
-    runs = re.search(r"Done (\d+) runs", done.stderr)
-    assert runs, done.stderr
-    assert int(runs[1]) > 100
+    assert toolchain.guided("fuzz_channel", FUZZ_SECONDS, tmp_path) > 100

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from namespaces import thread_in_netns
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.provider.network import Network
 from sidestep.routing import AddressEvent, Change, ChangesLost, LinkEvent, NetworkEvent
 
 TIMEOUT_S = 10.0
-_CLONE_NEWNET = 0x40000000
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: int) -> None:
-    if getattr(_LIBC, name)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-@contextmanager
-def private_netns() -> Iterator[None]:
+def private_netns() -> AbstractContextManager[None]:
     """This thread and its children are in a new network namespace; it goes with the last socket in it."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _call("unshare", _CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            _call("setns", home, _CLONE_NEWNET)
-    finally:
-        os.close(home)
+    return thread_in_netns(None)
 
 
 def ip(command: str) -> None:

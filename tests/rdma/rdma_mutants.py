@@ -20,7 +20,6 @@ from sidestep.rdma.loopback.fabric import Fabric
 from sidestep.rdma.loopback.manager import (
     TRANSITIONS,
     LoopbackConnection,
-    LoopbackListener,
     LoopbackManager,
     LoopbackRequest,
 )
@@ -30,6 +29,7 @@ from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
 from sidestep.rdma.soft.keys import Keys
+from sidestep.rdma.soft.listeners import Listeners, SoftListener
 from sidestep.rdma.soft.memory import Domain, Refusal, Region
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
@@ -67,7 +67,7 @@ def _around(patch: pytest.MonkeyPatch, owner: type, name: str, make: Callable[[A
 # The data path.
 
 
-@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole")
+@caught_by("send_delivers_its_bytes", "long_messages_arrive_whole", "both_ways_at_once")
 def loses_the_last_byte(patch: pytest.MonkeyPatch) -> None:
     def make(place: Any) -> Any:
         def short(
@@ -180,6 +180,28 @@ def knows_no_fence(patch: pytest.MonkeyPatch) -> None:
         return unfenced
 
     _around(patch, TimedQueuePair, "_may_leave", make)
+
+
+@caught_by("fenced_invalidation_waits")
+def invalidates_at_once(patch: pytest.MonkeyPatch) -> None:
+    def make(may_leave: Any) -> Any:
+        return lambda self, request: isinstance(request, LocalInvalidate) or may_leave(self, request)
+
+    _around(patch, TimedQueuePair, "_may_leave", make)
+
+
+@caught_by("memory_is_let_go")
+def remembers_memory(patch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+
+    def make(deregister: Any) -> Any:
+        def remembering(self: Region) -> None:
+            kept.append(self.view)
+            deregister(self)
+
+        return remembering
+
+    _around(patch, Region, "deregister", make)
 
 
 @caught_by("requests_complete_in_order")
@@ -934,16 +956,12 @@ def matches_anything(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("one_listener_for_each_match")
 def listens_twice(patch: pytest.MonkeyPatch) -> None:
-    def listen(self: LoopbackManager, service_id: int, handler: Any, *, match: Any = None, backlog: int = 9) -> Any:
-        self.listeners.append(LoopbackListener(self, service_id, handler, match, backlog))
-        return self.listeners[-1]
-
-    patch.setattr(LoopbackManager, "listen", listen)
+    patch.setattr(Listeners, "check", lambda self, service_id, match, backlog: None)
 
 
 @caught_by("backlog_is_bounded")
 def counts_no_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoopbackListener, "count", lambda self, change: None)
+    patch.setattr(SoftListener, "count", lambda self, change: None)
 
 
 @caught_by("a_request_is_answered_once")

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 from itertools import pairwise
 
 import pytest
-from captures import ACCEPTING, CONNECTING, CONVERSATION, TcpTalk, V, decoded, messages, pcap, pcapng, side_of, texts
+from captures import ACCEPTING, CONNECTING, CONVERSATION, V, decoded, messages, pcap, pcapng, side_of, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,9 @@ from sidestep.observe.capture.events import Event, What
 from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.mpa import Role, StartFrame, fpdu
+from sidestep.rdma.iwarp.mpa import fpdu
+from sidestep.rdma.iwarp.start_frame import Role, StartFrame
+from tcp_talk import TcpTalk
 
 HELLO, HELLO_ACK = V["V51"].message, V["V52"].message
 LONG = struct.pack(">BBHIII", 0xFF, 0, 8, 3016, 1, 0) + bytes(index & 0xFF for index in range(3000))
@@ -235,7 +237,7 @@ def test_reads_writes_and_complaints() -> None:
         "RDMA Write: 8 bytes, the last at STag 0x000000bb, TO 0x2000",
         "RDMA Write of 0 bytes",
     ]
-    assert texts(events, What.TRANSPORT) == ["Terminate: DDP, error type 1, code 0x01"]
+    assert texts(events, What.TRANSPORT) == ["Terminate: DDP, tagged buffer error: base or bounds violation (1/1/01)"]
 
 
 def test_refused() -> None:

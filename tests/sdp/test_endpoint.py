@@ -531,7 +531,7 @@ def test_a_stack_that_is_closed_gives_everything_back_at_once(immediate: bool) -
         assert len(device.keys) <= 1  # a registration that is under way comes to its end
         assert stack.spares is not None
         assert not stack.spares.region.valid
-        assert device.cm.listeners == []
+        assert not list(device.cm.listeners)
     assert is_over(left, right, waiting)
     assert done(*sends, *receives)()
     world.settle()

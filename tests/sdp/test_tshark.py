@@ -8,15 +8,13 @@ data of RTU, DREQ and DREP is taken for a Hello. Hence two passes, and only fram
 from __future__ import annotations
 
 import io
-import shutil
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from captures import ACCEPTING, CONNECTING, END, SETUP, WHOLE, V, decoded, messages, written
 from core_talk import Several, talk
 
+from dissector import numbers, shown
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.fabric import FabricCapture
 from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record
@@ -26,24 +24,6 @@ from sidestep.sdp.wire import Mid, decode
 pytestmark = [pytest.mark.slow, pytest.mark.app]
 BSDH = [f"infiniband_sdp.bsdh.{name}" for name in ("mid", "flags", "bufs", "len", "mseq", "mseqack")]
 BTH = [f"infiniband.bth.{name}" for name in ("opcode", "destqp", "psn", "padcnt", "se", "a")]
-
-
-def shown(capture: bytes, folder: Path, fields: Sequence[str], only: str = "frame") -> list[list[str]]:
-    """These fields of all frames that a filter lets through."""
-    tool = shutil.which("tshark") or pytest.skip("tshark is not installed: tests/setup brings it")
-    file = folder / "capture.pcap"
-    file.write_bytes(capture)
-    columns = [part for field in fields for part in ("-e", field)]
-    found = subprocess.run(
-        [tool, "-2", "-n", "-r", file, "-Y", only, "-T", "fields", "-E", "separator=|", "-E", "occurrence=f", *columns],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    return [line.split("|") for line in found.stdout.splitlines()]
-
-
-def numbers(rows: list[list[str]]) -> list[tuple[int, ...]]:
-    """The fields as numbers."""
-    return [tuple(int(value, 0) if value else -1 for value in row) for row in rows]
 
 
 def sends_only(*fields: str) -> str:

@@ -17,7 +17,7 @@ import click
 from sidestep import __version__
 from sidestep.errors import SidestepError
 
-# Name -> module that defines a click command of that name (`-` as `_`). In the order of the help page.
+# Name -> module that defines a click command of that name, or MODULE:NAME of it. In the order of the help page.
 COMMANDS: Final = {
     "run": "sidestep.cli.run",
     "ss": "sidestep.cli.ss",
@@ -31,6 +31,8 @@ COMMANDS: Final = {
     "doctor": "sidestep.cli.doctor",
     "provider": "sidestep.cli.provider",
     "sdp": "sidestep.cli.sdp",
+    "rdma": "sidestep.cli.rdma",
+    "capture": "sidestep.cli.capture",
     "demo": "sidestep.cli.demo",
 }
 
@@ -50,7 +52,8 @@ class LazyGroup(click.Group):
         """The command of that name, or None."""
         if cmd_name not in self.modules:
             return None
-        command = getattr(importlib.import_module(self.modules[cmd_name]), cmd_name)
+        module, _, name = self.modules[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name or cmd_name)
         if not isinstance(command, click.Command):
             raise TypeError(f"{self.modules[cmd_name]}.{cmd_name} is not a command")
         return command

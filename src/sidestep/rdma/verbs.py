@@ -81,6 +81,7 @@ class DeviceAttributes:
     request_private_data_max: int = 92  # bytes; SDP needs 76 at least
     reply_private_data_max: int = 196  # bytes
     reject_private_data_max: int = 148  # bytes
+    reject_reasons: bool = True  # a rejection tells its reason; else it is REJECT_CONSUMER always
     private_data_padded: bool = True  # arrives with zeros up to the size above; else as long as it was sent
 
     # Bounds.

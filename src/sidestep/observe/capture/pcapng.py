@@ -1,4 +1,4 @@
-"""Frames out of pcapng (draft-ietf-opsawg-pcapng): blocks with a length at both ends, in sections.
+"""Frames out of pcapng, and into it (draft-ietf-opsawg-pcapng): blocks with a length at both ends, in sections.
 
 A section has a byte order and interfaces of its own; an interface has a link type and a resolution of time. Other
 blocks than those of interfaces and packets are passed over. Written here because no library fits: of those in Python
@@ -25,6 +25,18 @@ _BYTE_ORDER_MAGIC: Final = 0x1A2B3C4D
 _BLOCK_MIN: Final = 12  # bytes: type, length, and the length again
 _OPTION_RESOLUTION: Final = 9
 _OPTION_OFFSET: Final = 14
+_STATISTICS: Final = 5
+_OPTION_COMMENT: Final = 1
+_OPTION_NAME: Final = 2  # of an interface
+_OPTION_DESCRIPTION: Final = 3  # likewise
+_OPTION_APPLICATION: Final = 4  # of a section
+_OPTION_FLAGS: Final = 2  # of a packet
+_OPTION_DROPPED: Final = 4  # likewise: packets lost since the one before
+_OPTION_STATISTICS_RECEIVED: Final = 4
+_OPTION_STATISTICS_DROPPED: Final = 5
+_NANOSECONDS: Final = 9  # a resolution of 10^-9
+_LENGTH_UNKNOWN: Final = 0xFFFF_FFFF_FFFF_FFFF
+_LINKTYPE_ETHERNET: Final = 1
 _NS: Final = 1_000_000_000
 
 
@@ -136,3 +148,66 @@ def _unpack(layout: str, data: bytes) -> tuple[int, ...]:
     if len(data) < struct.calcsize(layout):
         raise _Wrong("the file or a block ends too early")
     return struct.unpack_from(layout, data)
+
+
+class PcapngWriter:
+    """Writes one section of Ethernet frames; close it to have the interfaces' statistics in the file.
+
+    Args:
+        stream: Where to; it stays open.
+        application: Who writes.
+    """
+
+    def __init__(self, stream: BinaryIO, application: str) -> None:
+        self._stream = stream
+        self._counts: list[tuple[int, int]] = []  # frames and losses, by interface
+        section = struct.pack("<IHHQ", _BYTE_ORDER_MAGIC, 1, 0, _LENGTH_UNKNOWN)
+        self._write_block(SECTION, section + _put(_OPTION_APPLICATION, application.encode()) + _END)
+
+    def interface(self, name: str, description: str) -> int:
+        """Another one; its number."""
+        options = _put(_OPTION_NAME, name.encode()) + _put(_OPTION_DESCRIPTION, description.encode())
+        options += _put(_OPTION_RESOLUTION, bytes([_NANOSECONDS])) + _END
+        self._write_block(_INTERFACE, struct.pack("<HHI", _LINKTYPE_ETHERNET, 0, 0) + options)
+        self._counts.append((0, 0))
+        return len(self._counts) - 1
+
+    def write(
+        self, interface: int, time_ns: int, frame: bytes, *, outbound: bool, comment: str = "", dropped: int = 0
+    ) -> None:
+        """A frame, with what is to be said about it, and how many were lost before it."""
+        frames, losses = self._counts[interface]
+        self._counts[interface] = frames + 1, losses + dropped
+        head = struct.pack("<IIIII", interface, time_ns >> 32, time_ns & 0xFFFF_FFFF, len(frame), len(frame))
+        options = _put(_OPTION_FLAGS, struct.pack("<I", 2 if outbound else 1))
+        if comment:
+            options += _put(_OPTION_COMMENT, comment.encode())
+        if dropped:
+            options += _put(_OPTION_DROPPED, struct.pack("<Q", dropped))
+        self._write_block(_PACKET, head + frame + bytes(-len(frame) % 4) + options + _END)
+
+    def lost(self, interface: int, count: int) -> None:
+        """So many frames of this interface were lost, behind its last one."""
+        frames, losses = self._counts[interface]
+        self._counts[interface] = frames, losses + count
+
+    def close(self, time_ns: int) -> None:
+        """Writes what the interfaces have seen and lost."""
+        for interface, (frames, losses) in enumerate(self._counts):
+            head = struct.pack("<III", interface, time_ns >> 32, time_ns & 0xFFFF_FFFF)
+            options = _put(_OPTION_STATISTICS_RECEIVED, struct.pack("<Q", frames + losses))
+            options += _put(_OPTION_STATISTICS_DROPPED, struct.pack("<Q", losses))
+            self._write_block(_STATISTICS, head + options + _END)
+        self._stream.flush()
+
+    def _write_block(self, kind: int, body: bytes) -> None:
+        length = struct.pack("<I", _BLOCK_MIN + len(body))
+        self._stream.write(struct.pack("<I", kind) + length + body + length)
+
+
+_END: Final = bytes(4)  # of options
+
+
+def _put(code: int, value: bytes) -> bytes:
+    value = value[:0xFFFF]
+    return struct.pack("<HH", code, len(value)) + value + bytes(-len(value) % 4)

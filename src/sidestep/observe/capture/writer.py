@@ -53,6 +53,7 @@ _IPV6: Final = Struct(">IHBB16s16s")
 _UDP: Final = Struct(">HHHH")
 _SOURCE_PORT: Final = 0xC000
 _TTL: Final = 64
+_PROTOCOL_UDP: Final = 17
 
 
 class Kind(Enum):
@@ -285,24 +286,30 @@ def _frame(packet: Packet, side: Side, ends: Ends) -> bytes:
     source, destination = ends.address(side), ends.address(side.other)
     udp_len = _UDP.size + len(transport) + ICRC_LEN
     udp = _UDP.pack(_SOURCE_PORT, UDP_PORT, udp_len, 0)
-    whole = _network_header(source, destination, udp_len) + udp + transport
-    ethertype = b"\x08\x00" if source.version == 4 else b"\x86\xdd"
-    return _mac(side.other) + _mac(side) + ethertype + whole + icrc(whole)
+    whole = network_header(source, destination, _PROTOCOL_UDP, udp_len) + udp + transport
+    return ethernet_header(side, source.version) + whole + icrc(whole)
 
 
-def _network_header(source: IpAddress, destination: IpAddress, length: int) -> bytes:
+def ethernet_header(side: Side, version: int) -> bytes:
+    """Of a frame that this side sends, with a packet of this version of IP."""
+    return _mac(side.other) + _mac(side) + (b"\x08\x00" if version == 4 else b"\x86\xdd")
+
+
+def network_header(source: IpAddress, destination: IpAddress, protocol: int, length: int) -> bytes:
+    """IP's, in front of so many bytes."""
     if source.version == 6:
-        return _IPV6.pack(6 << 28, length, 17, _TTL, source.packed, destination.packed)
-    fields = (0x45, 0, 20 + length, 0, 0x4000, _TTL, 17)  # identification 0, which the checksum covers; DF
+        return _IPV6.pack(6 << 28, length, protocol, _TTL, source.packed, destination.packed)
+    fields = (0x45, 0, 20 + length, 0, 0x4000, _TTL, protocol)  # identification 0, which the checksum covers; DF
     without = _IPV4.pack(*fields, 0, source.packed, destination.packed)
-    return _IPV4.pack(*fields, _internet_checksum(without), source.packed, destination.packed)
+    return _IPV4.pack(*fields, internet_checksum(without), source.packed, destination.packed)
 
 
-def _internet_checksum(header: bytes) -> int:
-    total = sum(int.from_bytes(header[index : index + 2]) for index in range(0, len(header), 2))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
+def internet_checksum(data: bytes) -> int:
+    """RFC 1071. The sum in ones' complement of 16-bit words is the remainder by 65535, but for which zero it is."""
+    if len(data) % 2:
+        data += b"\0"
+    whole = int.from_bytes(data)
+    return ~(whole % 0xFFFF or (0xFFFF if whole else 0)) & 0xFFFF
 
 
 def _mac(side: Side) -> bytes:

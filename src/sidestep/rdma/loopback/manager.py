@@ -24,7 +24,6 @@ from sidestep.rdma.cm import (
     ConnectionRequest,
     Disconnected,
     Established,
-    Listener,
     PrivateDataMatch,
     Rejected,
     TimewaitExit,
@@ -33,6 +32,7 @@ from sidestep.rdma.cm import (
 from sidestep.rdma.loopback.observer import CmMessage
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.loopback.settings import CmKind
+from sidestep.rdma.soft.listeners import Listeners, SoftListener
 from sidestep.rdma.verbs import QpState
 from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
@@ -41,43 +41,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Fabric, Timer
     from sidestep.rdma.verbs import QueuePair
-
-
-class LoopbackListener(Listener):
-    """A service id, and perhaps what the private data must have."""
-
-    __slots__ = ("_manager", "_pending", "backlog", "closed", "handler", "match", "service_id")
-
-    def __init__(
-        self,
-        manager: LoopbackManager,
-        service_id: int,
-        handler: RequestHandler,
-        match: PrivateDataMatch | None,
-        backlog: int,
-    ) -> None:
-        self._manager = manager
-        self.service_id = service_id
-        self.handler = handler
-        self.match = match
-        self.backlog = backlog
-        self.closed = False
-        self._pending = 0
-
-    @property
-    def pending(self) -> int:
-        """Requests that wait for an answer."""
-        return self._pending
-
-    def count(self, change: int) -> None:
-        """A request came, or was answered."""
-        self._pending += change
-
-    def close(self) -> None:
-        """Takes no more requests."""
-        if not self.closed:
-            self.closed = True
-            self._manager.listeners.remove(self)
 
 
 class LoopbackRequest(ConnectionRequest):
@@ -96,7 +59,7 @@ class LoopbackRequest(ConnectionRequest):
         "withdrawn",
     )
 
-    def __init__(self, manager: LoopbackManager, listener: LoopbackListener, req: CmMessage) -> None:
+    def __init__(self, manager: LoopbackManager, listener: SoftListener, req: CmMessage) -> None:
         self._manager = manager
         self._listener = listener
         self._req = req
@@ -400,7 +363,7 @@ class LoopbackManager(ConnectionManager):
 
     def __init__(self, device: LoopbackDevice) -> None:
         self.device = device
-        self.listeners: list[LoopbackListener] = []
+        self.listeners = Listeners()
         self.connections: dict[int, LoopbackConnection] = {}  # by local communication id
         self.by_remote: dict[tuple[str, int], LoopbackConnection] = {}  # accepted ones, by the other end's
         self.requests: dict[tuple[str, int], LoopbackRequest] = {}  # not answered yet, by the other end's
@@ -414,16 +377,11 @@ class LoopbackManager(ConnectionManager):
         *,
         match: PrivateDataMatch | None = None,
         backlog: int = limits.RDMA_BACKLOG_DEFAULT,
-    ) -> LoopbackListener:
+    ) -> SoftListener:
         """Takes requests for a service id."""
-        if not 0 <= service_id < 1 << 64:
-            raise Misuse("a service id has 64 bits")
-        if backlog < 1:
-            raise Misuse("a listener needs room for a request")
-        if any(each.service_id == service_id and each.match == match for each in self.listeners):
-            raise Misuse(f"somebody listens on service id {service_id:#018x} already")
-        listener = LoopbackListener(self, service_id, handler, match, backlog)
-        self.listeners.append(listener)
+        self.listeners.check(service_id, match, backlog)
+        listener = SoftListener(service_id, handler, match, backlog, self.listeners.remove)
+        self.listeners.add(listener)
         return listener
 
     def connect(
@@ -452,7 +410,7 @@ class LoopbackManager(ConnectionManager):
 
     def close(self) -> None:
         """Ends everything, without waiting for anybody."""
-        for listener in list(self.listeners):
+        for listener in self.listeners:
             listener.close()
         for request in list(self.requests.values()):
             request.reject(REJECT_INVALID_SERVICE_ID)
@@ -559,19 +517,9 @@ class LoopbackManager(ConnectionManager):
         asked_by = (message.source, message.local_id)
         if asked_by in self.requests or asked_by in self.by_remote:
             return  # sent again: the answer is on its way, or being thought about
-        candidates = [each for each in self.listeners if each.service_id == message.service_id]
-        if not candidates:
-            self.reject(message, REJECT_INVALID_SERVICE_ID)
-            return
-        candidates.sort(key=lambda each: each.match is None)  # stable: the order of listening otherwise
-        for listener in candidates:
-            if listener.match is None or listener.match.matches(message.private_data):
-                break
-        else:
-            self.reject(message, REJECT_CONSUMER)
-            return
-        if listener.pending >= listener.backlog:
-            self.reject(message, REJECT_CONSUMER)
+        listener = self.listeners.find(message.service_id, message.private_data)
+        if isinstance(listener, int):
+            self.reject(message, listener)
             return
         request = LoopbackRequest(self, listener, message)
         self.requests[asked_by] = request

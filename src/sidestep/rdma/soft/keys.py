@@ -108,7 +108,11 @@ class Keys:
 
     def free(self, memory: Memory) -> None:
         """The index may be used again."""
-        del self._held[memory.rkey >> PART_BITS]
+        self.give_back(memory.rkey)
+
+    def give_back(self, key: int) -> None:
+        """Likewise, of a key that was taken for what is no memory."""
+        del self._held[key >> PART_BITS]
 
     def _index_at(self, turn: int) -> int:
         mask = self._half_mask

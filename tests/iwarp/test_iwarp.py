@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iwarp_vectors import frames
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.rdma.iwarp import ddp, mpa
+from sidestep.rdma.iwarp import ddp, start_frame
 from sidestep.rdma.iwarp.crc32c import crc32c
-from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment, terminate_text
-from sidestep.rdma.iwarp.mpa import Deframer, Role, StartFrame, fpdu
-
-
-@cache
-def frames() -> dict[str, bytes]:
-    """By name."""
-    text = (Path(__file__).parent / "data" / "iwarp-frames.txt").read_text()
-    blocks = re.findall(r"(?m)^(T\w+) .*\n((?:[0-9a-f]{4}  .+\n)+)", text + "\n")
-    return {name: bytes.fromhex(re.sub(r"(?m)^[0-9a-f]{4}  ", "", dump)) for name, dump in blocks}
-
+from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
+from sidestep.rdma.iwarp.mpa import Deframer, fpdu
+from sidestep.rdma.iwarp.start_frame import Role, StartFrame
 
 F = frames()
 PLAIN = [name for name in F if "T08" <= name < "T28"]  # without markers
@@ -86,7 +75,7 @@ def test_what_does_not_begin_with_a_key() -> None:
         with pytest.raises(PeerViolation) as caught:
             StartFrame.decode(wrong)
         assert caught.value.rule == rule
-        assert rule in mpa.RULES
+        assert rule in start_frame.RULES
     with pytest.raises(Misuse):
         StartFrame(Role.REPLY, bytes(513)).encode()
 
@@ -179,20 +168,6 @@ def test_a_read_request() -> None:
     read = ReadRequest.decode(segment.payload)
     assert read == ReadRequest(0x3C4D, 0x1000, 32, 0x1A2B, 0x7F0012340000)
     assert read.encode() == segment.payload
-
-
-def test_complaints() -> None:
-    told = {}
-    for name in ("T22", "T24", "T25", "T26"):
-        (payload,) = Deframer(markers=False).feed(F[name])
-        told[name] = terminate_text(Segment.decode(payload).payload)
-    assert told == {
-        "T22": "Terminate: MPA, error type 0, code 0x02",
-        "T24": "Terminate: RDMAP, error type 0, code 0x00",
-        "T25": "Terminate: DDP, error type 1, code 0x01",
-        "T26": "Terminate: DDP, error type 2, code 0x02",
-    }
-    assert terminate_text(b"") == "Terminate without a reason"
 
 
 @given(st.binary(max_size=40))

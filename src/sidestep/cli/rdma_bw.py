@@ -1,0 +1,119 @@
+"""`sidestep rdma bw`: how much goes through."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from sidestep.cli.options import json_option
+from sidestep.cli.rdma_options import Client, device_options, server_argument, size_option, timeout_option
+from sidestep.rdma.tools import client
+from sidestep.rdma.tools.bandwidth import Bandwidth
+from sidestep.rdma.tools.client import Measured
+from sidestep.rdma.tools.devices import Place, interruptible
+from sidestep.rdma.tools.terms import Op, Terms
+
+
+@click.command()
+@server_argument
+@click.option("--op", "operation", type=click.Choice(["write", "read", "send"]), default="write", show_default=True,
+              help="What is done with each message.")  # fmt: skip
+@size_option("1M", "Of a message; with K or M as a suffix.")
+@click.option("--duration", type=click.FloatRange(0.01, 86400), default=5.0, show_default=True, help="Seconds.")
+@click.option("--depth", type=click.IntRange(1), default=16, show_default=True, help="Messages under way at a time.")
+@click.option("--both", is_flag=True, help="The server does the same at the same time.")
+@click.option("--no-verify", is_flag=True, help="Do not compare contents.")
+@timeout_option
+@device_options
+@json_option
+def bw(
+    server: Place,
+    operation: str,
+    size: int,
+    duration: float,
+    depth: int,
+    both: bool,
+    no_verify: bool,
+    timeout: float,
+    device: str,
+    no_crc: bool,
+    markers: bool,
+    as_json: bool,
+) -> None:
+    """Measure the bandwidth of RDMA Writes, Reads or Sends to `sidestep rdma server` at HOST.
+
+    Contents are compared: each message that is sent or read, and of Writes, which all go to the same place, what lies
+    there at the end. MB are 10^6 bytes, payload only, and with --both of the two directions together; CPU is
+    processor time of the client's and of the server's process, in percent of one processor. Ctrl-C ends it with the
+    summary.
+
+    Exit code 1 if there was no connection, it broke, or contents differ.
+    """
+    terms = Terms(Op[operation.upper()], size, depth, both, not no_verify)
+    if terms.problem:
+        raise click.UsageError(terms.problem)
+    with Client(device, "sidestep rdma bw", no_crc=no_crc, markers=markers) as made:
+        with interruptible(made.loop, made.stop):
+            talk = made.connect(server, lambda device, failed: Bandwidth(device, terms, failed, active=True), timeout)
+            measured = client.measure(made.loop, talk, made.session, duration, timeout)
+        place, details = made.place, made.details()
+    if as_json:
+        click.echo(json.dumps(_as_json(measured, terms, place, details)))
+    else:
+        _show(measured, terms, place, details)
+    if not measured.complete:
+        click.echo(f"sidestep: the server did not say within {timeout:g} seconds that it has everything", err=True)
+    if measured.wrong:
+        click.echo(f"sidestep: contents of {measured.wrong} messages differ", err=True)
+    if measured.wrong or not measured.complete:
+        sys.exit(1)
+
+
+def _figures(measured: Measured, terms: Terms) -> dict[str, float]:
+    messages = measured.messages + measured.remote_messages
+    rate = messages / measured.seconds
+    return {
+        "bytes_per_s": rate * terms.size,
+        "messages_per_s": rate,
+        "cpu_percent": 100 * measured.cpu_s / measured.seconds,
+        "remote_cpu_percent": 100 * measured.remote_cpu_s / measured.seconds,
+    }
+
+
+def _show(measured: Measured, terms: Terms, place: Place | None, details: dict[str, object]) -> None:
+    found = _figures(measured, terms)
+    op = terms.op.name.lower() + (" both" if terms.both else "")
+    click.echo(
+        f"{place}: depth {terms.depth}, CRC32C {'on' if details.get('crc') else 'off'}, "
+        f"markers {'on' if details.get('markers_sent') else 'off'}, MULPDU {details.get('mulpdu')}, "
+        f"contents {'compared' if terms.verify else 'not compared'}"
+    )
+    row = {
+        "OP": op, "BYTES": str(terms.size), "MESSAGES": str(measured.messages + measured.remote_messages),
+        "SECONDS": f"{measured.seconds:.2f}", "MB/s": f"{found['bytes_per_s'] / 1e6:.1f}",
+        "Gb/s": f"{found['bytes_per_s'] * 8 / 1e9:.2f}", "MSG/s": f"{found['messages_per_s']:.0f}",
+        "CPU%": f"{found['cpu_percent']:.0f}", "SERVER CPU%": f"{found['remote_cpu_percent']:.0f}",
+    }  # fmt: skip
+    widths = [max(len(name), len(cell)) for name, cell in row.items()]
+    for cells in (row, row.values()):
+        click.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+
+
+def _as_json(measured: Measured, terms: Terms, place: Place | None, details: dict[str, object]) -> dict[str, object]:
+    return {
+        "server": str(place),
+        "op": terms.op.name.lower(),
+        "both": terms.both,
+        "size": terms.size,
+        "depth": terms.depth,
+        "verified": terms.verify,
+        "messages": measured.messages,
+        "remote_messages": measured.remote_messages,
+        "wrong": measured.wrong,
+        "complete": measured.complete,
+        "seconds": round(measured.seconds, 6),
+        **{name: round(value, 3) for name, value in _figures(measured, terms).items()},
+        "queue_pair": details,
+    }

@@ -1,0 +1,60 @@
+"""`sidestep rdma list`: the devices of running processes."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from sidestep.cli.options import json_option
+from sidestep.cli.shown import printable
+from sidestep.observe.rdma import DeviceView, ProcessView, processes
+
+
+@click.command(name="list")
+@click.option("-v", "--verbose", is_flag=True, help="All counters, and all that a queue pair tells.")
+@json_option
+def list_(verbose: bool, as_json: bool) -> None:
+    """List the RDMA devices of running processes: addresses, connections and counters.
+
+    Devices made of software are seen, of processes of this user; root sees those of all users. Counters are explained
+    in docs/iwarp.md.
+
+    Exit code 0 also if there is none.
+    """
+    found = processes()
+    if as_json:
+        click.echo(json.dumps({"processes": [process.as_json() for process in found]}))
+        return
+    for process in found:
+        for device in process.devices:
+            for line in _lines(process, device, verbose=verbose):
+                click.echo(printable(line))
+    if not found:
+        click.echo("sidestep: no process with an RDMA device is running", err=True)
+        click.echo("hint: start one with 'sidestep rdma server'", err=True)
+
+
+def _lines(process: ProcessView, device: DeviceView, *, verbose: bool) -> list[str]:
+    ports = ", ".join(map(str, device.listening))
+    counters = device.counters
+    head = f"{device.name}  {device.address}  {process.program} {process.pid}"
+    lines = [head + (f"  listens on {ports}" if ports else "")]
+    sent, received = counters.get("stream_bytes_sent", 0), counters.get("stream_bytes_received", 0)
+    lines.append(
+        f"  {counters.get('connections', 0)} connections, {counters.get('queue_pairs', 0)} queue pairs, "
+        f"{counters.get('regions', 0)} regions; {sent} bytes sent, {received} received"
+    )
+    for queue_pair in device.queue_pairs:
+        lines.append("  " + _queue_pair(queue_pair, verbose=verbose))
+    if verbose:
+        lines += [f"    {name} {value}" for name, value in counters.items()]
+    return lines
+
+
+def _queue_pair(found: dict[str, object], *, verbose: bool) -> str:
+    names = [name for name in found if name not in ("number", "state", "remote_address")]
+    if not verbose:
+        names = [name for name in names if name in ("sends_outstanding", "receives_posted", "reads_outstanding", "crc")]
+    told = ", ".join(f"{name} {found[name]}" for name in names)
+    return f"queue pair {found.get('number')}  {found.get('state')}  {found.get('remote_address', '-')}  {told}"

@@ -1,0 +1,94 @@
+"""Captures of RDMA devices of other processes, those among them that begin while the capture goes on."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from pathlib import Path
+
+from sidestep.errors import Unavailable
+from sidestep.observe.capture.segments import SegmentWriter
+from sidestep.observe.rdma import Asked, sockets
+
+_LOOK_S = 0.1  # between two looks for new processes
+_PACKETS_PER_TURN = 256  # of one process: others want theirs written
+
+
+class RemoteCapture:
+    """Follows all processes that can be asked; use it in a `with` block.
+
+    Args:
+        writer: Where to.
+        device: Only devices of this name.
+        places: Only connections with one of these addresses and ports at either end; None: any port.
+    """
+
+    def __init__(
+        self, writer: SegmentWriter, device: str | None = None, places: list[tuple[str, int | None]] | None = None
+    ) -> None:
+        self._writer = writer
+        self._device = device
+        self._places: list[tuple[str, int | None] | None] = [*places] if places else [None]
+        self._selector = selectors.DefaultSelector()
+        self._known: set[Path] = set()
+        self._look_at = 0.0
+        self.processes = 0  # that were followed
+
+    def __enter__(self) -> RemoteCapture:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._selector.get_map().values()):
+            self._leave(key.data)
+        self._selector.close()
+
+    @property
+    def following(self) -> int:
+        """Connections to processes at the moment."""
+        return len(self._selector.get_map())
+
+    def turn(self, timeout_s: float, frames_max: int) -> None:
+        """Writes what there is, up to so many frames in the file; waits for it so long at most."""
+        if time.monotonic() >= self._look_at:
+            self._look()
+            self._look_at = time.monotonic() + _LOOK_S
+        for key, _ in self._selector.select(min(timeout_s, _LOOK_S)):
+            asked: Asked = key.data
+            source = f"process {asked.pid}"
+            try:
+                for _ in range(_PACKETS_PER_TURN):
+                    if self._writer.frames >= frames_max:
+                        return
+                    if (seen := asked.seen_now()) is None:
+                        break
+                    self._writer.see(source, seen)
+            except Unavailable:  # it has ended, and with it its devices
+                self._leave(asked)
+
+    def _look(self) -> None:
+        present = set()
+        for path, uid in sockets():
+            present.add(path)
+            if path not in self._known:
+                self._follow(path, uid)
+        self._known = present
+
+    def _follow(self, path: Path, uid: int) -> None:
+        for place in self._places:
+            asked: Asked | None = None
+            try:
+                asked = Asked(path, uid)
+                devices = asked.capture(self._device, place)
+            except Unavailable:  # nobody is there, or it has gone meanwhile
+                if asked is not None:
+                    asked.close()
+                return
+            if not devices:
+                asked.close()
+                return
+            self._selector.register(asked, selectors.EVENT_READ, asked)
+        self.processes += 1
+
+    def _leave(self, asked: Asked) -> None:
+        self._selector.unregister(asked)
+        asked.close()

@@ -1,0 +1,222 @@
+"""Connections of software RNICs as captures: what a device tells of its wires, as frames with TCP segments.
+
+    with capture(device, stream):       # of this process; those of others: `sidestep capture`
+        ...
+
+Addresses, ports, bytes and times are the real ones. What the kernel keeps to itself is made up: sequence numbers begin
+at 0 in each direction, the handshake is written when the connection is first seen, acknowledgements ride on data, and a
+segment has one FPDU, as RFC 5044 5 wants them (with markers, dissectors need it). A connection that began before the
+capture has the frames of its start-up first, as the device remembers them, so that dissectors know it; a gap in the
+sequence numbers and a comment tell what is missing then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from struct import Struct
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+
+from sidestep import __version__
+from sidestep.errors import Unavailable
+from sidestep.observe.capture.cutter import Cutter, Piece
+from sidestep.observe.capture.pcapng import PcapngWriter
+from sidestep.observe.capture.sides import Side
+from sidestep.observe.capture.writer import IpAddress, ethernet_header, internet_checksum, network_header
+from sidestep.rdma.iwarp.tap import Ends, Seen, What
+
+if TYPE_CHECKING:
+    from sidestep.rdma.control import Observed
+
+_End: TypeAlias = tuple[IpAddress, int]
+_TCP: Final = Struct("!HHIIBBHHH")
+_PROTOCOL_TCP: Final = 6
+_FIN, _SYN, _RST, _PSH, _ACK = 0x01, 0x02, 0x04, 0x08, 0x10
+_SEQUENCE: Final = 0xFFFF_FFFF
+_WINDOW: Final = 0xFFFF
+_SEGMENT_MAX: Final = 65535 - 60  # bytes of payload: an IPv4 packet has 65535 with its headers
+_BEFORE: Final = (
+    "sidestep: this connection began before the capture. Its handshake is made up; its MPA Request and Reply are "
+    "as they were"
+)
+
+
+@dataclass(slots=True)
+class _Wire:
+    """One connection in the file."""
+
+    ends: Ends
+    interface: int
+    local: _End
+    remote: _End
+    halves: dict[bool, Cutter]  # by `outbound`
+    ended: set[bool] = field(default_factory=set)
+
+    @property
+    def key(self) -> frozenset[_End]:
+        """The same for the other end."""
+        return frozenset((self.local, self.remote))
+
+
+class SegmentWriter:
+    """Turns what devices tell into frames of one file.
+
+    Args:
+        stream: Where to; it stays open.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._file = PcapngWriter(stream, f"sidestep {__version__}")
+        self._interfaces: dict[tuple[str, str], int] = {}
+        self._wires: dict[tuple[str, int], _Wire] = {}
+        self._owners: dict[frozenset[_End], tuple[str, _End]] = {}  # which end is in the file
+        self._dropped: dict[str, int] = {}  # by source, not told yet
+        self.frames = self.connections = self.dropped = 0
+
+    def close(self) -> None:
+        """Writes what waits for its end, and the statistics."""
+        for (source, number), wire in list(self._wires.items()):
+            for outbound, half in wire.halves.items():
+                back = wire.halves[not outbound].end
+                if half.pending:
+                    seen = Seen(What.BYTES, number, time.time_ns(), outbound, half.end, back)
+                    self._write_pieces(source, wire, seen, half.finish())
+        for source, count in self._dropped.items():
+            first = next((found for (each, _), found in self._interfaces.items() if each == source), None)
+            if first is not None:
+                self._file.lost(first, count)
+        self._dropped.clear()
+        self._file.close(time.time_ns())
+
+    def see(self, source: str, seen: Seen) -> None:
+        """One thing; `source` is the process that tells it, in words."""
+        if seen.what is What.LOST:
+            self._dropped[source] = self._dropped.get(source, 0) + seen.offset
+            self.dropped += seen.offset
+        elif seen.what is What.OPENED:
+            self._open(source, seen)
+        elif (wire := self._wires.get((source, seen.wire))) is not None:
+            self._follow(source, wire, seen)
+
+    def _open(self, source: str, seen: Seen) -> None:
+        ends = seen.ends
+        assert ends is not None
+        halves = {outbound: Cutter(begins_late=ends.began_before) for outbound in (True, False)}
+        try:
+            (local, local_port), (remote, remote_port) = ends.local, ends.remote
+            wire = _Wire(
+                ends,
+                self._interface(source, ends.device),
+                (ip_address(local.partition("%")[0]), local_port),
+                (ip_address(remote.partition("%")[0]), remote_port),
+                halves,
+            )
+        except ValueError:  # it was gone before its addresses could be asked for
+            return
+        # Both ends of a connection may be captured: a dissector would take the second for retransmissions.
+        if self._owners.setdefault(wire.key, (source, wire.local)) != (source, wire.local):
+            return
+        self._wires[source, seen.wire] = wire
+        self.connections += 1
+        comment = _BEFORE if ends.began_before else ""
+        first = ends.active
+        self._frame(source, wire, seen.time_ns, first, _SYN, (0, 0), b"", comment)
+        self._frame(source, wire, seen.time_ns, not first, _SYN | _ACK, (0, 1), b"")
+        self._frame(source, wire, seen.time_ns, first, _ACK, (1, 1), b"")
+
+    def _follow(self, source: str, wire: _Wire, seen: Seen) -> None:
+        outbound, at, back = seen.outbound, 1 + seen.offset, 1 + seen.acknowledged
+        half = wire.halves[outbound]
+        pieces = half.feed(seen, wire.halves[not outbound].start) if seen.what is What.BYTES else half.finish()
+        self._write_pieces(source, wire, seen, pieces)
+        if seen.what is What.BYTES:
+            return
+        ends = seen.what is What.RESET
+        if seen.what is What.END:
+            ends = (not outbound) in wire.ended
+            back += (not outbound) in wire.ended  # the other FIN takes a number as well
+            wire.ended.add(outbound)
+        flags = _FIN | _ACK if seen.what is What.END else _RST | _ACK
+        self._frame(source, wire, seen.time_ns, outbound, flags, (at, back), b"")
+        if ends:
+            self._wires.pop((source, seen.wire), None)
+            self._owners.pop(wire.key, None)
+
+    def _write_pieces(self, source: str, wire: _Wire, seen: Seen, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            comment = f"sidestep: {piece.missing} bytes before this are not in the capture" if piece.missing else ""
+            for begin in range(0, len(piece.data), _SEGMENT_MAX):
+                part, numbers = (
+                    piece.data[begin : begin + _SEGMENT_MAX],
+                    (1 + piece.offset + begin, 1 + seen.acknowledged),
+                )
+                self._frame(source, wire, seen.time_ns, seen.outbound, _PSH | _ACK, numbers, part, comment)
+                comment = ""
+
+    def _frame(
+        self,
+        source: str,
+        wire: _Wire,
+        time_ns: int,
+        outbound: bool,
+        flags: int,
+        numbers: tuple[int, int],
+        payload: bytes,
+        comment: str = "",
+    ) -> None:
+        side = Side.CONNECTING if outbound is wire.ends.active else Side.ACCEPTING
+        (address, port), (to, to_port) = (wire.local, wire.remote) if outbound else (wire.remote, wire.local)
+        segment = tcp_segment((address, port), (to, to_port), numbers, flags, payload)
+        head = ethernet_header(side, address.version) + network_header(address, to, _PROTOCOL_TCP, len(segment))
+        dropped = self._dropped.pop(source, 0)
+        if dropped:
+            comment += f"{'; ' if comment else 'sidestep: '}{dropped} pieces before this were lost: too slowly read"
+        self._file.write(wire.interface, time_ns, head + segment, outbound=outbound, comment=comment, dropped=dropped)
+        self.frames += 1
+
+    def _interface(self, source: str, device: str) -> int:
+        key = source, device
+        if key not in self._interfaces:
+            self._interfaces[key] = self._file.interface(device, f"{device} of {source}" if source else device)
+        return self._interfaces[key]
+
+
+def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags: int, payload: bytes) -> bytes:
+    """A segment with its checksum (RFC 9293 3.1); `numbers` are sequence and acknowledgement."""
+    (address, port), (to, to_port) = source, destination
+    sequence, acknowledged = (number & _SEQUENCE for number in numbers)
+    fields = (port, to_port, sequence, acknowledged, 5 << 4, flags, _WINDOW)
+    length = _TCP.size + len(payload)
+    pseudo = address.packed + to.packed + length.to_bytes(4) + _PROTOCOL_TCP.to_bytes(4)
+    checksum = internet_checksum(pseudo + _TCP.pack(*fields, 0, 0) + payload)
+    return _TCP.pack(*fields, checksum, 0) + payload
+
+
+@contextmanager
+def capture(device: Observed, stream: BinaryIO) -> Iterator[SegmentWriter]:
+    """Captures a device of this process while the block runs; the stream stays open.
+
+    Raises:
+        Unavailable: At the end, if the stream could not be written: the device was not disturbed by that.
+    """
+    writer = SegmentWriter(stream)
+    failed: list[OSError] = []
+
+    def see(seen: Seen) -> None:
+        try:
+            writer.see("", seen)
+        except OSError as error:
+            failed.append(error)
+            device.taps.remove(see)
+
+    device.taps.add(see)
+    try:
+        yield writer
+    finally:
+        device.taps.remove(see)
+    if failed:
+        raise Unavailable(f"the capture cannot be written: {failed[0].strerror}") from failed[0]
+    writer.close()

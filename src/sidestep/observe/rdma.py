@@ -1,0 +1,202 @@
+"""RDMA devices of other processes: what they say of themselves, and who they are. See `sidestep.rdma.control`.
+
+What a process says is not believed further than it must be: sizes are bounded, and words are printed with care.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, Self
+
+from sidestep import config, limits
+from sidestep.errors import PeerViolation, Unavailable
+from sidestep.rdma.control import PACKET_MAX, decode
+from sidestep.rdma.iwarp.tap import Seen
+
+_UCRED: Final = Struct("iII")  # struct ucred: pid, uid, gid
+
+
+@dataclass(slots=True)
+class DeviceView:
+    """One device of a process."""
+
+    name: str
+    address: str
+    listening: list[int]
+    counters: dict[str, int]
+    queue_pairs: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """With names that do not change."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "listening": self.listening,
+            "counters": self.counters,
+            "queue_pairs": self.queue_pairs,
+        }
+
+
+@dataclass(slots=True)
+class ProcessView:
+    """A process that has devices."""
+
+    pid: int
+    uid: int
+    program: str
+    devices: list[DeviceView] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """With names that do not change."""
+        devices = [device.as_json() for device in self.devices]
+        return {"pid": self.pid, "uid": self.uid, "program": self.program, "devices": devices}
+
+
+def directories() -> list[tuple[Path, int]]:
+    """Where sockets are, and whose they must be: this user's, and for root those of all."""
+    found = {config.rdma_dir(): os.geteuid()}
+    if os.geteuid() == 0:
+        for parent in (*Path("/run/user").glob("*/sidestep"), *Path("/tmp").glob("sidestep-*")):  # noqa: S108 - owners are checked
+            uid = (parent.parent.name if parent.name == "sidestep" else parent.name.removeprefix("sidestep-")) or "-"
+            if uid.isascii() and uid.isdigit():
+                found.setdefault(parent / "rdma", int(uid))
+    return list(found.items())
+
+
+def sockets() -> Iterator[tuple[Path, int]]:
+    """Those of processes with devices, and whose they must be."""
+    for directory, uid in directories():
+        try:
+            whole = directory.lstat()
+            if stat.S_ISDIR(whole.st_mode) and whole.st_uid == uid:
+                yield from ((path, uid) for path in sorted(directory.iterdir()))
+        except OSError:  # there is none, or it is not ours to look at
+            continue
+
+
+class Asked:
+    """A connection to one process; use it in a `with` block."""
+
+    def __init__(self, path: Path, uid: int) -> None:
+        """Raises Unavailable if nobody is there, or somebody else is."""
+        self._path = path
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._sock.settimeout(limits.RDMA_ASK_S)
+        try:
+            self._sock.connect(os.fspath(path))
+        except OSError as error:
+            self._sock.close()
+            raise Unavailable(f"nobody answers at {path}: {error.strerror}") from error
+        self.pid, self.uid, _ = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if self.uid not in (uid, 0):
+            self._sock.close()
+            raise Unavailable(f"{path} is served by uid {self.uid}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Asks nothing more; a capture ends."""
+        self._sock.close()
+
+    def fileno(self) -> int:
+        """Readable when something was seen, once `capture` was asked."""
+        return self._sock.fileno()
+
+    def send(self, question: dict[str, Any]) -> None:
+        """Asks."""
+        try:
+            self._sock.send(json.dumps(question).encode())
+        except OSError as error:
+            raise self._gone(error) from error
+
+    def receive(self) -> bytes:
+        """A packet; raises Unavailable at the end."""
+        try:
+            packet = self._sock.recv(PACKET_MAX)
+        except OSError as error:
+            raise self._gone(error) from error
+        if not packet:
+            raise Unavailable(f"process {self.pid} has gone, or turns others away")
+        return packet
+
+    def document(self) -> dict[str, Any]:
+        """A packet of JSON."""
+        try:
+            found = json.loads(self.receive())
+        except (ValueError, RecursionError) as error:
+            raise Unavailable(f"process {self.pid} answers what cannot be read") from error
+        if not isinstance(found, dict):
+            raise Unavailable(f"process {self.pid} answers what cannot be read")
+        return found
+
+    def capture(self, device: str | None, place: tuple[str, int | None] | None) -> int:
+        """Asks to see what passes; how many devices that is about."""
+        address, port = place if place is not None else (None, None)
+        self.send({"op": "capture", "device": device, "address": address, "port": port})
+        devices = self.document().get("devices")
+        return len(devices) if isinstance(devices, list) else 0
+
+    def seen_now(self) -> Seen | None:
+        """The next thing that was seen; None if there is nothing at the moment. Raises Unavailable at the end."""
+        try:
+            packet = self._sock.recv(PACKET_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._gone(error) from error
+        if not packet:
+            raise Unavailable(f"process {self.pid} has gone")
+        try:
+            return decode(packet)
+        except PeerViolation as error:
+            raise Unavailable(f"process {self.pid} tells what cannot be read: {error.message}") from error
+
+    def _gone(self, error: OSError) -> Unavailable:
+        return Unavailable(f"process {self.pid} does not answer: {error.strerror or 'timeout'}")
+
+
+def look(path: Path, uid: int) -> ProcessView:
+    """One process; raises Unavailable."""
+    with Asked(path, uid) as asked:
+        asked.send({"op": "list"})
+        process = ProcessView(asked.pid, asked.uid, "")
+        until, length = time.monotonic() + limits.RDMA_ASK_S, 0
+        try:
+            while "end" not in (document := asked.document()):
+                length += 256
+                if length > limits.RDMA_ANSWER_MAX or time.monotonic() > until:
+                    raise Unavailable(f"process {asked.pid} does not come to an end")
+                if "process" in document:
+                    process.program = str(document["process"]["program"])
+                elif "device" in document:
+                    found = document["device"]
+                    ports, counters = [int(port) for port in found["listening"]], dict(found["counters"])
+                    process.devices.append(DeviceView(str(found["name"]), str(found["address"]), ports, counters))
+                elif "queue_pair" in document:
+                    process.devices[-1].queue_pairs.append(dict(document["queue_pair"]))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise Unavailable(f"process {asked.pid} answers what cannot be read") from error
+        return process
+
+
+def processes() -> list[ProcessView]:
+    """All that answer, by process."""
+    found = []
+    for path, uid in sockets():
+        try:
+            found.append(look(path, uid))
+        except Unavailable:  # it has gone meanwhile
+            continue
+    return sorted(found, key=lambda process: process.pid)

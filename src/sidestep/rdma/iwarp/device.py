@@ -1,0 +1,157 @@
+"""The software RNIC: an RDMA device that speaks iWARP over the kernel's TCP.
+
+    device = IwarpDevice("198.18.1.1")
+    ...                                  # as any device: alloc_pd, create_cq, cm.listen, cm.connect
+    device.loop.turn()                   # drives it; see `sidestep.rdma.soft.loop`
+
+Several devices may share a loop. Nothing needs a privilege: ports are TCP ports.
+"""
+
+from __future__ import annotations
+
+from secrets import SystemRandom
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.rdma.iwarp.counting import EVENTS, Tally
+from sidestep.rdma.iwarp.manager import IwarpManager
+from sidestep.rdma.iwarp.qp import IwarpQueuePair
+from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, PRIVATE_DATA_MAX
+from sidestep.rdma.iwarp.tap import Taps
+from sidestep.rdma.soft.device import SoftDevice
+from sidestep.rdma.soft.loop import Loop
+from sidestep.rdma.verbs import DeviceAttributes
+
+if TYPE_CHECKING:
+    from sidestep.rdma.iwarp.stream import Stream
+    from sidestep.rdma.soft.keys import Memory
+    from sidestep.rdma.soft.memory import Domain
+    from sidestep.rdma.soft.queues import SoftQueue
+    from sidestep.rdma.soft.receives import SharedReceives
+    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+
+_PRIVATE_DATA: Final = PRIVATE_DATA_MAX - ENHANCED_LEN
+ATTRIBUTES: Final = DeviceAttributes(
+    request_private_data_max=_PRIVATE_DATA,
+    reply_private_data_max=_PRIVATE_DATA,
+    reject_private_data_max=_PRIVATE_DATA,
+    private_data_padded=False,
+    reject_reasons=False,  # MPA has room for private data only
+    message_max=(1 << 32) - 1,  # RFC 5041 5.2
+    read_scatter_max=1,  # RFC 5040 5.2: one buffer at either end
+    read_depth_max=limits.IWARP_READS_MAX,
+    acknowledged=False,
+    error_disconnects=True,
+)
+
+
+class IwarpDevice(SoftDevice):
+    """One of them.
+
+    Args:
+        address: The IP address that its connections come from, and that it listens on.
+        loop: What drives it; its own unless given, and then closed with it.
+        settings: Times and bounds.
+        name: For people.
+        attributes: Fewer than `ATTRIBUTES`, if wanted.
+    """
+
+    __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
+
+    cm: IwarpManager
+
+    def __init__(
+        self,
+        address: str,
+        loop: Loop | None = None,
+        settings: Settings | None = None,
+        *,
+        name: str = "iwarp",
+        attributes: DeviceAttributes = ATTRIBUTES,
+    ) -> None:
+        self.loop = loop or Loop()
+        self._owns_loop = loop is None
+        super().__init__(name, address, attributes, self.loop.notices, SystemRandom())
+        self.settings = settings or Settings()
+        self._qp_number = 0
+        self.taps = Taps(name)
+        self.events = Counters(EVENTS)
+        self.streams: set[Stream] = set()  # with a socket, those that only end included
+        self._ended = Tally()  # of those that had one
+        self.cm = IwarpManager(self)
+
+    def close(self) -> None:
+        """Ends everything, without waiting for anybody."""
+        if not self.closed:
+            super().close()
+            if self._owns_loop:
+                self.loop.close()
+
+    def end_connections(self) -> None:
+        """Closes the connection manager."""
+        self.cm.close()
+
+    def make_qp(
+        self,
+        domain: Domain,
+        send_cq: SoftQueue,
+        recv_cq: SoftQueue,
+        capabilities: QpCapabilities,
+        remote_access: int,
+        srq: SharedReceives | None,
+        on_event: EventHandler | None,
+    ) -> IwarpQueuePair:
+        """Makes a queue pair."""
+        return IwarpQueuePair(self, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+
+    def access_ended(self, memory: Memory) -> None:
+        """What waits to be sent out of it is copied: it is its owner's from now on."""
+        for qp in memory.domain.queue_pairs:
+            assert isinstance(qp, IwarpQueuePair)
+            if qp.stream is not None:
+                qp.stream.own()
+
+    def stream_closed(self, stream: Stream) -> None:
+        """What it counted stays."""
+        if stream in self.streams:
+            self.streams.discard(stream)
+            self._ended.add(stream.tally)
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far and is not zero, and what there is now, by the names of `counting.NAMES`."""
+        whole = Tally()
+        whole.add(self._ended)
+        for stream in self.streams:
+            whole.add(stream.tally)
+        present = {
+            "connections": len(self.cm.connections),
+            "listeners": self.cm.listeners_len,
+            "half_open": len(self.cm.half_open),
+            "requests_pending": len(self.cm.requests),
+            "queue_pairs": sum(len(domain.queue_pairs) for domain in self.domains),
+            "regions": self.region_count,
+            "windows": self.window_count,
+            "keys": len(self.keys),
+            "captures": len(self.taps),
+        }
+        return whole.as_json() | self.events.as_json() | present
+
+    def queue_pairs(self) -> list[dict[str, object]]:
+        """Each as it is, by number: its state, what is posted, and what goes over its connection."""
+        found = [qp for domain in self.domains for qp in domain.queue_pairs if isinstance(qp, IwarpQueuePair)]
+        return [qp.details() for qp in sorted(found, key=lambda qp: qp.number)]
+
+    def listening(self) -> list[int]:
+        """The TCP ports that it listens on."""
+        return self.cm.ports
+
+    def next_qp_number(self) -> int:
+        """Of 24 bits; 0 and 1 mean something elsewhere."""
+        in_use = {qp.number for domain in self.domains for qp in domain.queue_pairs} if self._qp_number >> 24 else ()
+        while True:
+            self._qp_number += 1
+            number = self._qp_number & 0xFF_FFFF
+            if number > 1 and number not in in_use:
+                return number

@@ -1,0 +1,504 @@
+"""The receiving half of an RDMAP stream: every check before a byte is placed, placement, and delivery in order.
+
+What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
+other. A run is first *placed*, if it may be, and then *delivered*; on a TCP stream the one follows the other at once.
+Who has segments ahead of their turn places them with `place_early`; they are delivered, or their fault is told, when
+everything before them has been (RFC 5041 5.3, 5.4).
+
+No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing more is looked at:
+the first one in the order of the stream counts (RFC 5040 7.1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sidestep.errors import LimitReached
+from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
+from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
+from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.work import Access, RKey, Status
+
+if TYPE_CHECKING:
+    from sidestep.native._framing import Inbound, Run
+    from sidestep.rdma.iwarp.counting import Tally
+    from sidestep.rdma.work import Receive, Scatter, SendRequest
+
+_WRITE: Final = 0
+_READ_REQUEST: Final = 1
+_READ_RESPONSE: Final = 2
+_SEND: Final = 3
+_SEND_INV: Final = 4
+_SEND_SE: Final = 5
+_SEND_SE_INV: Final = 6
+_TERMINATE: Final = 7
+_INVALIDATES: Final = frozenset({_SEND_INV, _SEND_SE_INV})
+_REMOTE_WRITE: Final = int(Access.REMOTE_WRITE)
+_REMOTE_READ: Final = int(Access.REMOTE_READ)
+_TAGGED: Final = 0x80  # in DDP's control octet
+_MSN: Final = 0xFFFF_FFFF
+_VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
+_QUEUES: Final = {_READ_REQUEST: QUEUE_READ, _TERMINATE: QUEUE_TERMINATE}  # Sends: QUEUE_SEND
+_CONTENT_MAX: Final = 128  # bytes; neither a Read Request nor a Terminate has as many
+EARLY_MAX: Final = 1024  # runs placed ahead of their turn
+
+_WRITE_REFUSED: Final = {
+    Refusal.INVALID_STAG: Condition.TAGGED_STAG,
+    Refusal.NOT_ASSOCIATED: Condition.TAGGED_OTHER_STREAM,
+    Refusal.ACCESS: Condition.TAGGED_RIGHTS,
+    Refusal.WRAP: Condition.TAGGED_WRAP,
+    Refusal.BOUNDS: Condition.TAGGED_BOUNDS,
+}
+_FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
+READ_REFUSED: Final = {
+    Refusal.INVALID_STAG: Condition.READ_STAG,
+    Refusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
+    Refusal.ACCESS: Condition.READ_RIGHTS,
+    Refusal.WRAP: Condition.READ_WRAP,
+    Refusal.BOUNDS: Condition.READ_BOUNDS,
+}
+
+
+@dataclass(slots=True)
+class Fault:
+    """What the other end did wrong, and what a Terminate tells of it."""
+
+    condition: Condition
+    header: bytes = b""  # DDP's, of the segment
+    segment_len: int = 0  # bytes of it, the header included
+    read: bytes = b""  # what a Read Request asked for
+    answered: int = 0  # bytes of that which were sent
+    receive: Receive | None = None  # the one that it happened to
+    status: Status = Status.FLUSHED  # how that one ends
+
+    @property
+    def message(self) -> Terminate:
+        """What the other end is told."""
+        code, includes = CONDITIONS[self.condition]
+        if includes is Includes.READ and self.read:
+            return Terminate.about(self.condition, self.header + self.read, answered=self.answered)
+        if includes is Includes.NOTHING or not self.header:
+            return Terminate(code)
+        return Terminate(code, self.segment_len, self.header)
+
+
+@dataclass(slots=True)
+class Begun:
+    """A request that has left the send queue, until it is completed."""
+
+    request: SendRequest | None  # None: the device's own
+    byte_len: int = 0
+    done: bool = False
+    status: Status = Status.SUCCESS
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """An RDMA Read of ours whose response is awaited."""
+
+    begun: Begun  # the request
+    scatter: Scatter
+    sink_stag: int
+    sink_to: int
+    length: int  # bytes
+    arrived: int = 0  # bytes delivered
+
+
+@dataclass(slots=True)
+class _Message:
+    """A Send family message that takes up a receive."""
+
+    receive: Receive
+    capacity: int  # bytes
+    delivered: int = 0  # bytes
+
+
+class _Source(Protocol):
+    """Where a run can be looked up: `Inbound`, or what was kept of a run that came early."""
+
+    def payload(self, run: Run, /) -> bytes:
+        """Its payload."""
+
+    def segments(self, run: Run, /) -> list[tuple[bytes, int]]:
+        """Of each segment the DDP header, and its bytes with the header."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of a run that was placed ahead of its turn: of its segments the first and the last."""
+
+    run: Run
+    content: bytes  # of what is no Send, if it is not too long to be good
+    ends: list[tuple[bytes, int]]
+    fault: Fault | None
+
+    def payload(self, run: Run, /) -> bytes:
+        return self.content
+
+    def segments(self, run: Run, /) -> list[tuple[bytes, int]]:
+        return self.ends
+
+
+class Owner(Protocol):
+    """What a receiver needs of its queue pair."""
+
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+        """The bytes that the other end may touch."""
+
+    @property
+    def receives_left(self) -> int:
+        """Receives that no message has taken."""
+
+    def take_receive(self) -> Receive:
+        """Takes the oldest; there must be one."""
+
+    def may_receive(self, scatter: Scatter) -> bool:
+        """Whether a message may go there."""
+
+    def may_sink(self, scatter: Scatter) -> bool:
+        """Whether a response may."""
+
+    def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
+        """Voids a key for the other end; what is wrong if it must not."""
+
+    def heard(self) -> None:
+        """The first message of the other end is here and good so far."""
+
+    def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
+        """A message was delivered."""
+
+    def respond(self, request: ReadRequest, header: bytes) -> bool:
+        """Queues the answer to a Read Request, which came with this DDP header; False if there is no slot left."""
+
+    def read_done(self) -> None:
+        """The oldest RDMA Read was delivered; this takes it out of `reads`."""
+
+    def terminated(self, payload: bytes) -> None:
+        """The other end ended the stream."""
+
+
+class Receiver:
+    """One stream's."""
+
+    __slots__ = (
+        "_early",
+        "_heard",
+        "_messages",
+        "_open",
+        "_owner",
+        "_read_msn",
+        "_reads",
+        "_send_msn",
+        "_stopped",
+        "_tally",
+        "_terminate_msn",
+        "_turn",
+        "fault",
+        "may_read",
+        "may_write",
+        "run_count",
+    )
+
+    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding], tally: Tally) -> None:
+        self._owner = owner
+        self._tally = tally  # of what is good
+        self._reads = reads  # in the order of their requests
+        self.may_read = bool(remote_access & _REMOTE_READ)
+        self.may_write = bool(remote_access & _REMOTE_WRITE)
+        self._send_msn = self._read_msn = self._terminate_msn = 1  # RFC 5041 4.3
+        self._messages: deque[_Message] = deque()  # from `_send_msn` on, those that something has arrived for
+        self._open: tuple[int, int, int] | None = None  # tagged message: opcode, STag, next TO
+        self._early: dict[int, _Kept] = {}
+        self._turn = 0  # everything before it was delivered; of runs that come early
+        self._heard = self._stopped = False
+        self.fault: Fault | None = None
+        self.run_count = 0  # those that came in order
+
+    @property
+    def heard(self) -> bool:
+        """Whether the other end has sent anything good."""
+        return self._heard
+
+    def give_up(self) -> list[Receive]:
+        """Takes nothing any more; the receives of messages that are not complete."""
+        self._stopped = True
+        receives = [message.receive for message in self._messages]
+        self._messages.clear()
+        return receives
+
+    def take_all(self, inbound: Inbound) -> Fault | None:
+        """What has arrived, in the order of the stream."""
+        if self.fault is not None or self._stopped:
+            return self.fault
+        for run in inbound.parse():
+            self.run_count += 1
+            if (fault := self.take(inbound, run)) is None:
+                self._count(run)
+            if fault is not None or self._stopped:
+                return fault
+        if inbound.fault is not None:
+            self.fault = Fault(_FRAMING_FAULTS[inbound.fault])
+        return self.fault
+
+    def _count(self, run: Run) -> None:
+        tally, opcode = self._tally, run.rdmap & 0xF
+        tally.bytes_received[opcode] += run.length
+        tally.segments_received += run.segments
+        if run.last:
+            tally.messages_received[opcode] += 1
+
+    def take(self, source: Inbound, run: Run) -> Fault | None:
+        """One run in the order of the stream."""
+        if self.fault is None and not self._stopped:
+            self.fault = (
+                self._check_turn(source, run) or self._place(source, run, early=False) or self._deliver(source, run)
+            )
+        return self.fault
+
+    def place_early(self, order: int, source: Inbound, run: Run) -> None:
+        """One run ahead of its turn; `order` is where in the stream it stands, in any unit.
+
+        Placing the same one again does no harm, nor does one that was delivered.
+
+        Raises:
+            LimitReached: EARLY_MAX of them wait already; this one has to come again.
+        """
+        if self.fault is not None or self._stopped or order < self._turn:
+            return
+        if order not in self._early and len(self._early) >= EARLY_MAX:
+            raise LimitReached(f"{EARLY_MAX} runs wait for their turn already")
+        fault = self._place(source, run, early=True) if _malformed(run) is None else None
+        content = source.payload(run) if run.queue != QUEUE_SEND and run.length <= _CONTENT_MAX else b""
+        segments = source.segments(run)
+        self._early[order] = _Kept(run, content, [segments[0], segments[-1]], fault)
+
+    def deliver_early(self, order: int) -> Fault | None:
+        """Everything before `order` has arrived: delivers what was placed ahead up to there."""
+        self._turn = max(self._turn, order)
+        for each in sorted(each for each in self._early if each < order):
+            kept = self._early.pop(each)
+            if self.fault is None and not self._stopped:
+                self.fault = self._check_turn(kept, kept.run) or kept.fault or self._deliver(kept, kept.run)
+        return self.fault
+
+    # --- what can be said of a run in its turn, before a byte of it is placed ---
+
+    def _check_turn(self, source: _Source, run: Run) -> Fault | None:
+        """Whether a run is one, and continues what came before it."""
+        if (condition := _malformed(run)) is not None:
+            return _fault(condition, source, run)
+        opcode = run.rdmap & 0xF
+        if not self._heard and opcode != _TERMINATE:
+            self._heard = True
+            self._owner.heard()
+        if run.control & _TAGGED:
+            if (condition := self._continues(run, opcode)) is not None:
+                return _fault(condition, source, run)
+            return self._check_response(source, run) if opcode == _READ_RESPONSE else None
+        if opcode == _READ_REQUEST:
+            expected = self._read_msn
+        else:
+            expected = self._terminate_msn if opcode == _TERMINATE else self._send_msn
+        if run.msn != expected:
+            return _fault(Condition.MSN_UNEXPECTED, source, run)
+        if run.queue == QUEUE_SEND and run.offset != (self._messages[0].delivered if self._messages else 0):
+            return _fault(Condition.MESSAGE_OFFSET, source, run)
+        return None
+
+    def _continues(self, run: Run, opcode: int) -> Condition | None:
+        """A tagged message ends before another begins, and has no gaps (an ordered stream shows them)."""
+        if self._open is not None:
+            begun, stag, to = self._open
+            if begun != opcode:
+                return Condition.OPCODE_UNKNOWN
+            if run.length and stag != run.stag:
+                return Condition.TAGGED_STAG_CHANGED
+            if run.length and to != run.offset:
+                return Condition.TAGGED_GAP
+        if run.last:
+            self._open = None
+        elif run.length or self._open is None:
+            self._open = opcode, run.stag, run.offset + run.length
+        return None
+
+    def _check_response(self, source: _Source, run: Run) -> Fault | None:
+        """It answers the oldest RDMA Read, in order, and ends where that ends."""
+        if not self._reads:
+            return _fault(Condition.RESPONSE_UNASKED, source, run)
+        read = self._reads[0]
+        if run.stag != read.sink_stag:
+            return _fault(Condition.RESPONSE_STAG, source, run)
+        if run.offset != read.sink_to + read.arrived:
+            return _fault(Condition.RESPONSE_OFFSET, source, run)
+        arrived = read.arrived + run.length
+        if arrived <= read.length and run.last != (arrived == read.length):
+            return _fault(Condition.RESPONSE_LENGTH, source, run, -1)
+        return None
+
+    # --- placing ---
+
+    def _place(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        """Checks where the bytes of a run belong, and puts them there; nothing of a segment that fails is placed."""
+        opcode = run.rdmap & 0xF
+        if opcode == _WRITE:
+            return self._place_write(source, run) if run.length else None
+        if opcode == _READ_RESPONSE:
+            return self._place_response(source, run, early=early) if run.length else None
+        return self._place_send(source, run, early=early) if run.queue == QUEUE_SEND else None
+
+    def _place_write(self, source: Inbound, run: Run) -> Fault | None:
+        if not self.may_write:
+            return _fault(Condition.TAGGED_RIGHTS, source, run)
+        room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
+        if not isinstance(room, Refusal):
+            source.place(run, 0, (room,), 0, run.length)
+            return None
+        # Segment by segment: those before the one that is refused are good.
+        begun = 0
+        for index, (header, size) in enumerate(source.segments(run)):
+            length = size - len(header)
+            room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
+            if isinstance(room, Refusal):
+                return _fault(_WRITE_REFUSED[room], source, run, index)
+            source.place(run, begun, (room,), 0, length)
+            begun += length
+        raise AssertionError("all segments of a refused run were granted")
+
+    def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        # Each Read has addresses of its own, so an early response is told from its address.
+        for read in self._reads if early else (self._reads[0],):
+            begun = run.offset - read.sink_to
+            if run.stag == read.sink_stag and 0 <= begun < read.length:
+                break
+        else:  # in its turn it starts where the Read goes on, so the Read is complete
+            return _fault(Condition.RESPONSE_LENGTH, source, run)
+        if begun + run.length > read.length:
+            index = _segment_beyond(source, run, read.length - begun)
+            return _fault(Condition.RESPONSE_LENGTH, source, run, index)
+        if not self._owner.may_sink(read.scatter):  # it may have been taken back meanwhile
+            return _fault(Condition.RESPONSE_STAG, source, run)
+        source.place(run, 0, read.scatter, begun, run.length)
+        return None
+
+    def _place_send(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+        messages, owner = self._messages, self._owner
+        ahead = (run.msn - self._send_msn) & _MSN
+        missing = ahead + 1 - len(messages)
+        if missing > 0:
+            if missing > owner.receives_left:  # RFC 5041 7.1: between the first and the last available buffer
+                return _fault(Condition.NO_RECEIVE, source, run)
+            for _ in range(missing):
+                receive = owner.take_receive()
+                messages.append(_Message(receive, sum(map(len, receive.scatter))))
+        message = messages[ahead]
+        if not owner.may_receive(message.receive.scatter):  # for every segment: it may be taken back meanwhile
+            fault = _fault(Condition.RECEIVE_UNUSABLE, source, run)
+            fault.receive, fault.status = message.receive, Status.LOCAL_PROTECTION_ERROR
+            return fault
+        voids = run.last and not early and run.rdmap & 0xF in _INVALIDATES  # RFC 5040 7.2: with all other checks
+        if voids and (condition := owner.invalidate(run.stag, only_check=True)) is not None:
+            return _fault(condition, source, run, -1)
+        room = message.capacity - run.offset
+        if run.length > room:
+            outside = room < 0
+            condition = Condition.MESSAGE_OFFSET if outside else Condition.MESSAGE_TOO_LONG
+            fault = _fault(condition, source, run, 0 if outside else _segment_beyond(source, run, room))
+            fault.receive, fault.status = message.receive, Status.LOCAL_LENGTH_ERROR
+            return fault
+        if run.length:
+            source.place(run, 0, message.receive.scatter, run.offset, run.length)
+        return None
+
+    # --- delivering ---
+
+    def _deliver(self, source: _Source, run: Run) -> Fault | None:
+        """What a run means now that everything before it has been delivered."""
+        opcode = run.rdmap & 0xF
+        if opcode == _WRITE:
+            return None
+        if opcode == _READ_RESPONSE:
+            self._reads[0].arrived += run.length
+            if run.last:
+                self._owner.read_done()
+            return None
+        if run.queue == QUEUE_SEND:
+            return self._deliver_send(source, run, opcode)
+        if run.segments > 1 or not run.last:
+            return _fault(Condition.NOT_LAST, source, run)
+        if opcode == _READ_REQUEST:
+            return self._deliver_request(source, run)
+        self._terminate_msn += 1
+        self._owner.terminated(source.payload(run))
+        return None
+
+    def _deliver_request(self, source: _Source, run: Run) -> Fault | None:
+        if run.offset or run.length != ReadRequest.LENGTH:
+            return _fault(Condition.READ_REQUEST_MALFORMED, source, run)
+        content = source.payload(run)
+        request = ReadRequest.decode(content)
+        condition = None
+        if not request.length:
+            pass  # neither key nor right of nothing is looked at (RFC 5040 5.2.1); it may say "ready to receive"
+        elif not self.may_read:
+            condition = Condition.READS_DISABLED
+        else:
+            granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
+            if isinstance(granted, Refusal):
+                condition = READ_REFUSED[granted]
+        header = source.segments(run)[0][0]
+        if condition is None and not self._owner.respond(request, header):
+            condition = Condition.READS_TOO_MANY
+        if condition is not None:
+            return Fault(condition, header, len(header) + len(content), content)
+        self._read_msn = (self._read_msn + 1) & _MSN
+        return None
+
+    def _deliver_send(self, source: _Source, run: Run, opcode: int) -> Fault | None:
+        message = self._messages[0]
+        message.delivered += run.length
+        if not run.last:
+            return None
+        invalidated = None
+        if opcode in _INVALIDATES:
+            if (condition := self._owner.invalidate(run.stag)) is not None:
+                return _fault(condition, source, run, -1)
+            invalidated = RKey(run.stag)
+        self._messages.popleft()
+        self._send_msn = (self._send_msn + 1) & _MSN
+        self._owner.received(message.receive, message.delivered, opcode in (_SEND_SE, _SEND_SE_INV), invalidated)
+        return None
+
+
+def _malformed(run: Run) -> Condition | None:
+    """What is wrong with the headers of a run, whatever came before it."""
+    control, rdmap = run.control, run.rdmap
+    tagged = bool(control & _TAGGED)
+    if control & 3 != 1:
+        return Condition.DDP_VERSION_TAGGED if tagged else Condition.DDP_VERSION_UNTAGGED
+    if rdmap & 0xC0 != _VERSION:
+        return Condition.RDMAP_VERSION
+    opcode = rdmap & 0xF
+    if opcode > _TERMINATE:
+        return Condition.OPCODE_UNKNOWN
+    if tagged != (opcode in (_WRITE, _READ_RESPONSE)):
+        return Condition.OPCODE_TAGGED
+    if not tagged and run.queue != _QUEUES.get(opcode, QUEUE_SEND):
+        return Condition.QUEUE_NUMBER
+    return None
+
+
+def _segment_beyond(source: Inbound, run: Run, room: int) -> int:
+    """The index of the first segment that ends more than `room` bytes behind the start of its run; there is one."""
+    end = 0
+    for index, (header, size) in enumerate(source.segments(run)):
+        end += size - len(header)
+        if end > room:
+            return index
+    raise AssertionError("the run fits")
+
+
+def _fault(condition: Condition, source: _Source, run: Run, index: int = 0) -> Fault:
+    header, size = source.segments(run)[index]
+    return Fault(condition, header, size)

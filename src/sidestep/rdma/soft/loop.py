@@ -1,0 +1,182 @@
+"""What drives a device that has sockets: readiness, timers, and the calls to users that wait.
+
+    loop = Loop()
+    while wanted: loop.turn()                                       # a program of its own
+    asyncio_loop.add_reader(loop.fileno(), lambda: loop.turn(0))    # inside another loop; ask `next_in_s` for timers
+
+A turn takes what is ready, then timers that are due, then makes the calls to users (`notices`), then lets those who
+asked for it (`soon`) send what came together meanwhile. Nobody is called from inside a call of his own. Not
+thread-safe: whoever drives it does so from one thread, or holds a lock.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from sidestep.rdma.soft.queues import tell_next
+
+if TYPE_CHECKING:
+    from sidestep.rdma.soft.queues import Notice
+
+READ: Final = select.EPOLLIN
+WRITE: Final = select.EPOLLOUT
+_NOTICES_MAX: Final = 10_000  # calls of one turn: a user who makes more and more of them must not stop the sockets
+_EVENTS_MAX: Final = 256  # of one turn
+
+
+_CANCELLED_MAX: Final = 64  # timers that stay in the heap though nobody wants them, or half of the heap
+
+
+class Timer:
+    """One call in the future."""
+
+    __slots__ = ("_loop", "callback")
+
+    def __init__(self, loop: Loop, callback: Callable[[], object]) -> None:
+        self._loop = loop
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """It will not be made."""
+        if self.callback is not None:
+            self.callback = None
+            self._loop.timer_cancelled()
+
+
+class Loop:
+    """The sockets and timers of any number of devices."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timer_number = 0
+        self._cancelled = 0  # of those in the heap
+        self._soon: dict[Callable[[], object], None] = {}
+        self.notices: deque[Notice] = deque()
+        self.closed = False
+
+    # --- who drives it ---
+
+    def fileno(self) -> int:
+        """Readable when a socket is ready; not for timers and calls that wait, which `next_in_s` tells of."""
+        return self._epoll.fileno()
+
+    @property
+    def next_in_s(self) -> float | None:
+        """Seconds until something is due without a socket; None if nothing is."""
+        if self.notices or self._soon:
+            return 0.0
+        while self._timers and self._timers[0][2].callback is None:
+            heappop(self._timers)
+            self._cancelled -= 1
+        return max(0.0, self._timers[0][0] - self.now) if self._timers else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing left to wait for: no descriptor, no timer, no call."""
+        return not self._handlers and self.next_in_s is None
+
+    @property
+    def timers_held(self) -> int:
+        """Those that memory is held for, cancelled ones included."""
+        return len(self._timers)
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def turn(self, timeout_s: float | None = None) -> bool:
+        """Lets things happen once, and waits for them so long at most; False if nothing did."""
+        due = self.next_in_s
+        if timeout_s is None or (due is not None and due < timeout_s):
+            timeout_s = due
+        ready = self._epoll.poll(-1 if timeout_s is None else timeout_s, _EVENTS_MAX)
+        handlers = self._handlers
+        # An earlier one may close a later one, and open a socket that gets the same number.
+        for fd, events, handler in [(fd, events, handlers.get(fd)) for fd, events in ready]:
+            if handler is not None and handlers.get(fd) == handler:
+                handler(events)
+        happened = bool(ready) | self._run_timers() | bool(self._soon) | bool(self.notices)
+        self._run_soon()
+        for _ in range(_NOTICES_MAX):
+            if not self.notices:
+                break
+            tell_next(self.notices)
+        self._run_soon()
+        return happened
+
+    def run_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Lets things happen until something is so; False if it is not after so many seconds."""
+        until = self.now + timeout_s
+        while not condition():
+            left = until - self.now
+            if left <= 0:
+                return False
+            self.turn(left)
+        return True
+
+    def close(self) -> None:
+        """No more turns."""
+        if not self.closed:
+            self.closed = True
+            self._epoll.close()
+
+    # --- for devices ---
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
+        """Calls the handler with what a descriptor is ready for; changes what it was watched for."""
+        if fd in self._handlers:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def forget(self, fd: int) -> None:
+        """The descriptor is about to be closed."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Calls once."""
+        timer = Timer(self, callback)
+        self._timer_number += 1
+        heappush(self._timers, (self.now + delay_s, self._timer_number, timer))
+        return timer
+
+    def timer_cancelled(self) -> None:
+        """One that is still in the heap; when they are too many they are taken out."""
+        self._cancelled += 1
+        if self._cancelled > max(_CANCELLED_MAX, len(self._timers) // 2):
+            self._timers = [each for each in self._timers if each[2].callback is not None]
+            heapify(self._timers)
+            self._cancelled = 0
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Calls in this turn or the next; once, however often it was asked for."""
+        self._soon[callback] = None
+
+    def _run_soon(self) -> None:
+        for _ in range(len(self._soon)):  # those that ask meanwhile come the next time
+            callback = next(iter(self._soon))
+            del self._soon[callback]
+            callback()
+
+    def _run_timers(self) -> bool:
+        happened = False
+        now = self.now
+        while self._timers and self._timers[0][0] <= now:
+            timer = heappop(self._timers)[2]
+            if timer.callback is None:
+                self._cancelled -= 1
+                continue
+            callback, timer.callback = timer.callback, None
+            callback()
+            happened = True
+        return happened

@@ -1,0 +1,119 @@
+"""Devices by name, as the tools open them: the one place here that knows what there is."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sidestep.errors import Misuse, Unavailable
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
+from sidestep.rdma.soft.loop import READ, Loop
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` that is `control.Observed` as well
+
+
+def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:
+    startup = StartupSettings(peer_to_peer=True, crc=crc, markers=markers)
+    return IwarpDevice(address, loop, Settings(startup=startup), name=name)
+
+
+DEVICES: Final = {"iwarp": _iwarp}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where somebody is, or listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, default_port: int) -> Place:
+        """`HOST`, `HOST:PORT`, `[ADDRESS]:PORT`, or an IPv6 address as it is; raises Misuse."""
+        host, port = text, ""
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            if not bracket or (rest and not rest.startswith(":")):
+                raise Misuse(f"{text!r} is not [ADDRESS]:PORT")
+            port = rest[1:]
+        elif text.count(":") == 1:
+            host, _, port = text.partition(":")
+        if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16)):
+            raise Misuse(f"{text!r} is not HOST or HOST:PORT", remedy="for example server.example:7174 or [::1]:7174")
+        return cls(host, int(port) if port else default_port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def resolve(host: str) -> list[str]:
+    """Its addresses, in the order in which they should be tried; raises Unavailable."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a name"
+        raise Unavailable(f"{host!r} is not known: {why}", remedy="give an address, or look at the name") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def source_for(address: str) -> str:
+    """The address of this host that packets to there come from; raises Unavailable if there is no route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # nothing is sent
+            host, _, *rest = probe.getsockname()
+    except OSError as error:
+        raise Unavailable(
+            f"there is no way to {address}: {error.strerror}", remedy=f"look at 'ip route get {address}'"
+        ) from error
+    scope = address.partition("%")[2]
+    return f"{host}%{scope}" if rest and scope and "%" not in host else str(host)
+
+
+def open_device(
+    kind: str, address: str, loop: Loop, *, crc: bool = True, markers: bool = False, name: str = ""
+) -> ToolDevice:
+    """A device of this kind at an address of this host; raises Misuse for a kind that is not known."""
+    if kind not in DEVICES:
+        raise Misuse(f"there is no device {kind!r}", remedy=f"one of: {', '.join(DEVICES)}")
+    return DEVICES[kind](address, loop, crc=crc, markers=markers, name=name or kind)
+
+
+@contextmanager
+def interruptible(loop: Loop, stop: Callable[[], object]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `stop` from the loop, so that nothing is left half done. Main thread only."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+
+    def arrived(events: int) -> None:
+        del events
+        if reader.recv(64):
+            stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        """The wakeup descriptor tells."""
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    loop.watch(reader.fileno(), READ, arrived)
+    try:
+        yield
+    finally:
+        loop.forget(reader.fileno())
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        reader.close()
+        writer.close()

@@ -1,0 +1,145 @@
+"""One end of a conversation: its queue pair, its memory, and the notes beside the payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+from sidestep.errors import PeerViolation, SidestepError
+from sidestep.rdma.tools.terms import Note, Op, Terms
+from sidestep.rdma.verbs import EventKind, QpCapabilities
+from sidestep.rdma.work import Access, Completion, Opcode, Receive, Send, Status
+
+if TYPE_CHECKING:
+    from sidestep.rdma.cm import Connection
+    from sidestep.rdma.verbs import AsyncEvent, Device, MemoryRegion
+
+NOTES_MAX: Final = 16  # under way, each way
+_NOTE_ID: Final = 1 << 40
+
+
+class Talk:
+    """What all conversations have in common.
+
+    Args:
+        device: Any.
+        terms: What it is about, as this end says it.
+        slots: Receives posted at a time, besides those for notes.
+        slot_len: Bytes of each.
+        failed: Is called once when it cannot go on, with the reason.
+    """
+
+    def __init__(
+        self, device: Device, terms: Terms, slots: int, slot_len: int, failed: Callable[[str], object]
+    ) -> None:
+        self.device = device
+        self.terms = terms
+        self.connection: Connection | None = None
+        self._failed = failed
+        self._over = False
+        self.domain = device.alloc_pd()
+        self.regions: list[MemoryRegion] = []
+        self.cq = device.create_cq(device.attributes.completions_max, self._completed)
+        reads = min(terms.depth, device.attributes.read_depth_max, limits.RDMA_TOOL_DEPTH_MAX)
+        self.qp = self.domain.create_qp(
+            self.cq,
+            self.cq,
+            QpCapabilities(
+                max_send_wr=terms.depth + slots + NOTES_MAX,
+                max_recv_wr=slots + NOTES_MAX,
+                initiator_depth=reads,
+                responder_resources=reads,
+            ),
+            on_event=self._event,
+        )
+        length = max(slot_len, Note.LENGTH)
+        self.slots = [self.memory(bytearray(length), Access.LOCAL_WRITE) for _ in range(slots + NOTES_MAX)]
+        for index in range(len(self.slots)):
+            self.post_receive(index)
+
+    def memory(self, buffer: bytearray, access: Access) -> bytearray:
+        """Memory for this conversation."""
+        self.regions.append(self.domain.register(buffer, access))
+        return buffer
+
+    def post_receive(self, index: int) -> None:
+        """A slot is free for a message."""
+        self.qp.post_recv(Receive(index, (memoryview(self.slots[index]),)))
+
+    def tell(self, note: Note) -> None:
+        """Sends a note."""
+        self.qp.post_send(Send(_NOTE_ID, (note.encode(),), solicited=True))
+
+    def fail(self, why: str) -> None:
+        """It cannot go on."""
+        if not self._over:
+            self._over = True
+            self._failed(why)
+
+    def close(self) -> None:
+        """Gives everything back, and ends the connection if there is one."""
+        self._over = True
+        self.qp.destroy()
+        for region in self.regions:
+            region.deregister()
+        self.regions.clear()
+        self.cq.destroy()
+        self.domain.deallocate()
+
+    # --- what a kind of conversation adds ---
+
+    def received(self, index: int, length: int) -> None:
+        """Payload is in a slot, which is the conversation's until it posts it again."""
+        raise PeerViolation("a message that is no note", rule="unexpected")
+
+    def noted(self, note: Note) -> None:
+        """A note came."""
+        raise PeerViolation(f"a note {note.kind.name}", rule="unexpected")
+
+    def sent(self, completion: Completion) -> None:
+        """A request of this conversation is done."""
+
+    # --- what happens ---
+
+    def _completed(self, batch: list[Completion]) -> None:
+        for completion in batch:
+            if self._over:
+                return
+            if completion.status is Status.FLUSHED:
+                continue  # the connection has ended, which its handler is told, and why
+            if not completion.ok:
+                self.fail(f"a {completion.opcode.name} ended with {completion.status.name}")
+                return
+            try:
+                self._take(completion)
+            except SidestepError as error:
+                self.fail(error.message)
+                return
+
+    def _take(self, completion: Completion) -> None:
+        if completion.opcode is not Opcode.RECEIVE:
+            if completion.wr_id != _NOTE_ID:
+                self.sent(completion)
+        elif completion.solicited:
+            note = Note.decode(bytes(memoryview(self.slots[completion.wr_id])[: completion.byte_len]))
+            self.post_receive(completion.wr_id)
+            self.noted(note)
+        else:
+            self.received(completion.wr_id, completion.byte_len)
+
+    def _event(self, event: AsyncEvent) -> None:
+        if event.kind is not EventKind.COMMUNICATION_ESTABLISHED:  # a message that overtook the last word of the start
+            self.fail(event.why or event.kind.name)
+
+
+def holds(slot: bytearray, length: int, expected: bytes) -> bool:
+    """Whether so many bytes of a slot are the expected ones."""
+    return slot == expected if length == len(slot) else length == len(expected) and slot[:length] == expected
+
+
+def receives_of(terms: Terms) -> int:
+    """Slots for payload that an end posts."""
+    if terms.op is Op.SEND:
+        return 2 * terms.depth
+    return 2 if terms.op is Op.PING else 0

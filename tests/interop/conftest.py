@@ -1,0 +1,70 @@
+"""One guest for all tests of a run; without it they are skipped with the reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from guest_verbs import Bench, start_agents
+from lab_guest import BUILD_TIMEOUT_S, START_TIMEOUT_S, Background, Lab, Unusable
+
+from sidestep.rdma.iwarp.settings import Settings
+
+_FIRST_TIMEOUT_S = BUILD_TIMEOUT_S + START_TIMEOUT_S + 300  # the first test waits for the guest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever needs the guest may have to wait for it."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.lab)
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(_FIRST_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def booted() -> Iterator[Lab | Unusable]:
+    """The guest, or why there is none: asked once, and told by every test."""
+    try:
+        lab = Lab.started()
+    except Unusable as reason:
+        yield reason
+        return
+    yield lab
+    lab.stop()
+
+
+@pytest.fixture
+def lab(booted: Lab | Unusable) -> Lab:
+    """The guest."""
+    if isinstance(booted, Unusable):
+        pytest.skip(str(booted))
+    return booted
+
+
+@pytest.fixture(scope="session")
+def agents(booted: Lab | Unusable) -> Background | None:
+    """The program in the guest that makes consumers of verbs."""
+    return None if isinstance(booted, Unusable) else start_agents(booted)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    """Of our device; a test may have others."""
+    return Settings()
+
+
+@pytest.fixture
+def bench(lab: Lab, agents: Background | None, settings: Settings) -> Iterator[Bench]:
+    """Our device in the lab's network, and so is this thread."""
+    with lab.network():
+        bench = Bench(lab, settings)
+        try:
+            yield bench
+        finally:
+            bench.close()

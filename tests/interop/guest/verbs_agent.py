@@ -1,0 +1,195 @@
+"""Runs in the guest: does on the kernel's device what a test asks for, one line of JSON after the other, over TCP.
+
+Each TCP connection gets a process of its own, so that it can be killed and leaves nothing behind. A request names in
+`do` what to do and is answered by one line: what came of it, or `error`. See `Agent` for what there is.
+
+usage: verbs_agent.py ADDRESS PORT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from hashlib import shake_128
+from typing import Any
+
+from pyverbs import cm_enums, enums
+from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
+from pyverbs.mr import MR
+from pyverbs.qp import QPCap, QPInitAttr
+
+WORK_MAX = 256
+EVENTS = {
+    getattr(cm_enums, name): name.removeprefix("RDMA_CM_EVENT_")
+    for name in dir(cm_enums)
+    if name.startswith("RDMA_CM_EVENT_")
+}
+STATUSES = {
+    getattr(enums, name): name.removeprefix("IBV_WC_") for name in dir(enums) if name.startswith("IBV_WC_") and
+    (name.endswith("_ERR") or name == "IBV_WC_SUCCESS")
+}  # fmt: skip
+RIGHTS = {
+    "local": enums.IBV_ACCESS_LOCAL_WRITE,
+    "read": enums.IBV_ACCESS_REMOTE_READ,
+    "write": enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE,
+    "both": enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_READ | enums.IBV_ACCESS_REMOTE_WRITE,
+}
+ROOM = QPCap(max_send_wr=WORK_MAX, max_recv_wr=WORK_MAX, max_send_sge=1, max_recv_sge=1)
+
+
+def pattern(seed: int, length: int) -> bytes:
+    """What a test writes and looks for; the test's side has the same."""
+    return shake_128(str(seed).encode()).digest(length)
+
+
+class Agent:
+    """One consumer of verbs. Each method but `run` is a request, with the fields that it takes."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = CMEventChannel()
+        self._listener: Any = None
+        self._id: Any = None
+        self._event: Any = None
+        self._regions: list[Any] = []
+
+    def run(self, control: socket.socket) -> None:
+        """Until the test hangs up."""
+        with control, control.makefile("r") as requests:
+            for line in requests:
+                fields = json.loads(line)
+                try:
+                    answer = getattr(self, fields.pop("do"))(**fields)
+                except Exception as why:
+                    answer = {"error": f"{type(why).__name__}: {why}"}
+                control.sendall(json.dumps(answer if answer is not None else {}).encode() + b"\n")
+
+    # ---- connections ----
+
+    def listen(self, port: int) -> None:
+        self._listener = CMID(creator=self._channel)
+        self._listener.bind_addr(self._info(src=self._address, src_service=str(port), flags=cm_enums.RAI_PASSIVE))
+        self._listener.listen(backlog=16)
+
+    def event(self) -> dict[str, Any]:
+        """Waits for the next one of the connection manager."""
+        event = CMEvent(self._channel)
+        kind = EVENTS[event.event_type]
+        told = {"event": kind, "private_data": bytes(event.private_data or b"").hex()}
+        if kind == "CONNECT_REQUEST":
+            self._event = event  # holds what the answer needs
+            self._id = CMID(creator=event, listen_id=self._listener)
+        else:
+            event.ack_cm_event()
+        return told
+
+    def accept(self, private_data: str = "", resources: int = 4, depth: int = 4) -> None:
+        self._id.accept(self._param(private_data, resources, depth))
+        self._event.ack_cm_event()
+
+    def reject(self, private_data: str = "") -> None:
+        self._id.reject(bytes.fromhex(private_data))
+        self._event.ack_cm_event()
+
+    def resolve(self, address: str, port: int) -> None:
+        self._id = CMID(creator=self._channel)
+        info = self._info(src=self._address, dst=address, dst_service=str(port))
+        self._id.resolve_addr(info)
+        self._expect("ADDR_RESOLVED")
+        self._id.resolve_route()
+        self._expect("ROUTE_RESOLVED")
+
+    def create_qp(self) -> None:
+        self._id.create_qp(QPInitAttr(qp_type=enums.IBV_QPT_RC, cap=ROOM))
+
+    def connect(self, private_data: str = "", resources: int = 4, depth: int = 4) -> None:
+        self._id.connect(self._param(private_data, resources, depth))
+
+    def disconnect(self) -> None:
+        self._id.disconnect()
+
+    def kill(self) -> None:
+        """The program dies without a word."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # ---- memory ----
+
+    def region(self, length: int, rights: str = "both", seed: int | None = None) -> dict[str, int]:
+        """Registers memory, of the pattern of that seed or zeros."""
+        region = MR(self._id.pd, length, RIGHTS[rights])
+        region.write(bytes(length) if seed is None else pattern(seed, length), length)
+        self._regions.append(region)
+        return {"region": len(self._regions) - 1, "address": region.buf, "key": region.rkey}
+
+    def holds(self, region: int, seed: int, length: int, offset: int = 0) -> dict[str, bool]:
+        """Whether the pattern is there."""
+        return {"holds": self._regions[region].read(length, offset) == pattern(seed, length)}
+
+    def revoke(self, region: int) -> None:
+        self._regions[region].close()
+
+    # ---- work ----
+
+    def receive(self, region: int, length: int, count: int = 1) -> None:
+        for _ in range(count):
+            self._id.post_recv(self._regions[region], length)
+
+    def send(self, region: int, length: int, count: int = 1) -> None:
+        for _ in range(count):
+            self._id.post_send(self._regions[region], enums.IBV_SEND_SIGNALED, length)
+
+    def write(self, region: int, length: int, address: int, key: int, count: int = 1) -> None:
+        for _ in range(count):
+            self._id.post_write(self._regions[region], length, address, key, enums.IBV_SEND_SIGNALED)
+
+    def read(self, region: int, length: int, address: int, key: int, count: int = 1) -> None:
+        for _ in range(count):
+            self._id.post_read(self._regions[region], length, address, key, enums.IBV_SEND_SIGNALED)
+
+    def sent(self, count: int = 1) -> dict[str, Any]:
+        """Waits for so many completions of the send queue."""
+        return {"completions": [self._status(self._id.get_send_comp()) for _ in range(count)]}
+
+    def received(self, count: int = 1) -> dict[str, Any]:
+        """Waits for so many completions of the receive queue."""
+        return {"completions": [self._status(self._id.get_recv_comp()) for _ in range(count)]}
+
+    # ---- what they need ----
+
+    def _status(self, completion: Any) -> list[Any]:
+        return [STATUSES[completion.status], completion.byte_len]
+
+    def _expect(self, kind: str) -> None:
+        found = self.event()["event"]
+        if found != kind:
+            raise RuntimeError(f"{found} instead of {kind}")
+
+    def _info(self, **fields: Any) -> Any:
+        return AddrInfo(port_space=cm_enums.RDMA_PS_TCP, **fields)
+
+    def _param(self, private_data: str, resources: int, depth: int) -> Any:
+        data = bytes.fromhex(private_data)
+        param = ConnParam(resources=resources, depth=depth, data_len=len(data))
+        if data:
+            param.set_private_data(data)
+        return param
+
+
+def main() -> None:
+    address, port = sys.argv[1:]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.create_server((address, int(port))) as server:
+        print("ready", flush=True)
+        while True:
+            control, _ = server.accept()
+            if os.fork() == 0:
+                server.close()
+                Agent(address).run(control)
+                os._exit(0)
+            control.close()
+
+
+main()
