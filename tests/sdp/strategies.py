@@ -15,6 +15,7 @@ U32 = st.integers(0, 0xFFFF_FFFF)
 U64 = st.integers(0, 0xFFFF_FFFF_FFFF_FFFF)
 NIBBLE = st.integers(0, 0xF)
 OFFERED = st.integers(1, 1 << 31)
+VA = st.integers(0, (1 << 64) - (1 << 31))  # the longest offer ends where addresses end
 REPORTED = st.integers(0, 1 << 31)
 VERSIONS = st.builds(Version, NIBBLE, NIBBLE)
 
@@ -59,8 +60,8 @@ HEADERS: dict[type[wire.Header], st.SearchStrategy[wire.Header]] = {
     wire.ChRcvBufAck: st.builds(wire.ChRcvBufAck, st.integers(37, 1 << 31)),
     wire.SuspComm: st.builds(wire.SuspComm, st.integers(1, 0xFFFF).map(wire.service_id)),
     wire.SuspCommAck: st.just(wire.SuspCommAck()),
-    wire.SinkAvail: st.builds(wire.SinkAvail, OFFERED, U32, U64, U32),
-    wire.SrcAvail: st.builds(wire.SrcAvail, OFFERED, U32, U64),
+    wire.SinkAvail: st.builds(wire.SinkAvail, OFFERED, U32, VA, U32),
+    wire.SrcAvail: st.builds(wire.SrcAvail, OFFERED, U32, VA),
     wire.Data: st.just(wire.Data()),
 }
 
