@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from hostile import OPEN, RTR, Victim
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from iwarp_victim import OPEN, RTR, Victim
 from wire_end import GUARD, WireEnd
 
 from raw_iwarp import Depths, frame, request

@@ -10,8 +10,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hostile import LeapingLoop, Victim, descriptors
 from iwarp_dut import WAIT_S, IwarpUnderTest, addresses
+from iwarp_victim import LeapingLoop, Victim, descriptors
 
 from raw_iwarp import Depths, frame, request
 from sidestep.errors import LimitReached, Misuse

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,13 @@ def test_the_wheel_holds_all_modules_and_the_shim_and_runs(tmp_path: Path) -> No
     library, _, document = found.stdout.partition("\n")
     assert library == str(target / "sidestep/native/libsidestep.so")
     assert {one["subject"]: one["level"] for one in json.loads(document)["findings"]}["shim"] == "ok"
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Folders of tests are no packages: of two modules with one name the second would be taken for the first."""
+    tests = ROOT / "tests"
+    packages = {path.parent for path in tests.rglob("__init__.py")}
+    paths = [path for path in tests.rglob("*.py") if path.parent not in packages and path.name != "conftest.py"]
+    names = Counter(path.name for path in paths)
+    assert len(paths) > 100
+    assert not [str(path.relative_to(tests)) for path in paths if names[path.name] > 1]
