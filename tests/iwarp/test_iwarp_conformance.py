@@ -12,7 +12,8 @@ from sidestep.rdma.iwarp.settings import Settings
 from sidestep.rdma.iwarp.start_frame import Rtr
 from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
 
-_STARTUP = StartupSettings(peer_to_peer=True, reply_s=0.5, request_s=0.5)  # for the check of an address that is silent
+# Less than its 10 s, for the check of an address that is silent; and more than a busy machine needs for a Reply.
+_STARTUP = StartupSettings(peer_to_peer=True, reply_s=4.0)
 MODES = {
     "peers": _STARTUP,
     "markers": replace(_STARTUP, markers=True),
