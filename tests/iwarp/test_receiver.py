@@ -354,6 +354,15 @@ def test_segments_of_a_write_before_the_one_that_is_refused_are_placed(scene: Sc
     assert not any(scene.end.buffers[0][-GUARD:])
 
 
+def test_a_segment_of_nothing_before_the_one_that_is_refused(scene: Scene) -> None:
+    """Both in one run."""
+    size = scene.region.length
+    fault = scene.end.feed(frame(scene.write(size, b"", last=False)) + frame(scene.write(size, b"x")))
+    assert fault is not None
+    assert fault.condition is Condition.TAGGED_BOUNDS
+    assert fault.message.segment_len == 15
+
+
 @pytest.mark.parametrize("kind", ["send", "response"])
 def test_the_segment_that_runs_over_is_the_one_that_is_told(scene: Scene, kind: str) -> None:
     end = scene.end

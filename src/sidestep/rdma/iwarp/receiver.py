@@ -359,6 +359,8 @@ class Receiver:
         begun = 0
         for index, (header, size) in enumerate(source.segments(run)):
             length = size - len(header)
+            if not length:
+                continue  # of nothing neither key nor address is looked at (RFC 5041 5.2)
             room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
             if isinstance(room, Refusal):
                 return _fault(_WRITE_REFUSED[room], source, run, index)
