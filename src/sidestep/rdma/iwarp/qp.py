@@ -56,7 +56,8 @@ class IwarpQueuePair(SoftQueuePair):
         srq: SharedReceives | None,
         on_event: EventHandler | None,
     ) -> None:
-        self.sink_stag = device.keys.take(device.keys.part(None))  # names nothing: the other end only repeats it in its responses
+        # It names nothing: the other end only repeats it in its responses.
+        self.sink_stag = device.keys.take(device.keys.part())
         number = device.next_qp_number()
         super().__init__(number, device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
         self.stream: Stream | None = None
