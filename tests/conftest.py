@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from sidestep.testing import Channel, ShimClient, Sidestep
+
+# An example that takes long says something of the machine, not of the code: time limits are those of whole tests.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 _MARK_BY_FOLDER = {"apps": pytest.mark.app, "chaos": pytest.mark.chaos}
 TcpPair = tuple[socket.socket, socket.socket]

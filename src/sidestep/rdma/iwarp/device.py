@@ -78,7 +78,7 @@ class IwarpDevice(SoftDevice):
         self._qp_number = 0
         self.taps = Taps(name)
         self.events = Counters(EVENTS)
-        self.streams: set[Stream] = set()  # those that have a connection
+        self.streams: set[Stream] = set()  # with a socket, those that only end included
         self._ended = Tally()  # of those that had one
         self.cm = IwarpManager(self)
 
