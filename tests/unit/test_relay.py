@@ -22,7 +22,8 @@ from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.native import _channel
 from sidestep.provider import memory
-from sidestep.provider.relay import Back, End, Handed, Notice, Relays
+from sidestep.provider.joints import Back, End, Handed, Notice, Relays
+from sidestep.provider.relay import open_relay
 from sidestep.provider.services import ProviderServices
 from sidestep.switch.stream import Stream
 
@@ -159,7 +160,7 @@ class World:
         apps = App(0), App(1)
         for app in apps:
             self.stack.callback(app.close)
-        streams = self.hub.open(apps[0].given(), apps[1].given(), protocol="test", on_drop=self._on_drop)
+        streams = open_relay(self.hub, apps[0].given(), apps[1].given(), protocol="test", on_drop=self._on_drop)
         a, b = Taken(streams[0]), Taken(streams[1])
         a.other, b.other = b, a
         for taken in (a, b):
@@ -589,7 +590,7 @@ def test_a_bell_without_hints_is_refused(world: World, closing: ExitStack) -> No
     os.close(apps[1].page)
     apps[1].page = memory.sealed_memfd("sidestep-bells", 4096)
     with pytest.raises(Unavailable, match="cannot name"):
-        world.hub.open(apps[0].given(), apps[1].given(), protocol="test", on_drop=lambda: None)
+        open_relay(world.hub, apps[0].given(), apps[1].given(), protocol="test", on_drop=lambda: None)
     assert len(world.hub) == 0
 
 

@@ -24,10 +24,11 @@ from sidestep.provider import memory
 from sidestep.provider.clients import Arena, Brought, Client
 from sidestep.provider.decisions import Decisions
 from sidestep.provider.evidence import Evidence, Examiner
+from sidestep.provider.joints import End, Relays
 from sidestep.provider.path import PathProofs, Proof, Way
 from sidestep.provider.proof import SocketProver
 from sidestep.provider.registry import Registry
-from sidestep.provider.relay import End, Relays
+from sidestep.provider.relay import open_relay
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
 from sidestep.routing import plain_address
@@ -323,7 +324,8 @@ class Pairing:
             raise Unavailable(f"no memory for a channel: {error.strerror}") from error
         try:
             bell, page, life = self._relays.descriptors()
-            streams = self._relays.open(
+            streams = open_relay(
+                self._relays,
                 self._end(segment, 1, offerer, offer.key, offer.brought.evidence.cookie,
                           offer.bell_page_id, offer.bell_index, offerer_bell),
                 self._end(made, 0, claimer, offer.key.mirrored(), message.cookie,

@@ -29,10 +29,6 @@ has read them: what the protocol has consumed is only *held*. So B can send agai
 that fails or is removed loses nothing: the provider goes on by itself with the first byte that was not committed,
 copying from ring to ring, and asks both ends back to TCP.
 
-One bell of the provider's serves all its channels. An application names the channel that has news in the hint ring of
-its own bell (`bell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is read once and
-checked, and what makes no sense ends that connection alone.
-
 If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset. One that
 is told to stop asks all connections back to TCP first, and waits a moment for them. It needs no call of an application
 that has not begun to send by ring, or of which all has arrived: that direction is cut short by a recall of what it
@@ -41,100 +37,29 @@ adds.
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum, IntFlag
-from functools import partial
-from typing import Final, NamedTuple
+from collections.abc import Callable
 
-from sidestep import limits
-from sidestep.counters import Counters
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Misuse
 from sidestep.native import _channel
-from sidestep.provider.services import ProviderServices
+from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
 from sidestep.switch.stream import Stream
 
 
-class Notice(IntFlag):
-    """CHANNEL_* bits of channel.h."""
-
-    CLOSED = 1
-    DEMOTE = 2
-    RECALL = 4
-    RESET = 8
+def _nothing() -> None:
+    """What a stream calls before a protocol has taken it."""
 
 
-class Handed(IntFlag):
-    """CHANNEL_HANDED_* bits."""
+class _Side(Side, Stream):
+    """One that a protocol has a stream with."""
 
-    SWITCH = 1
-    ASKED = 2
-    READY = 4
+    joint: Relay
 
-
-class Back(IntEnum):
-    """How a direction of a ring ends (`tx_back`, channel.h)."""
-
-    NOT = 0
-    BACK = 1
-    RECALLED = 2
-    ENDED = 3
-
-
-class Words(NamedTuple):
-    """What an application says of itself, as `Channel.remote` reads it."""
-
-    attached: int
-    rx_ready: int
-    notice: int
-    shut_wr: int
-    fin_seen: int
-    tx_back: int
-    tx_switched: int
-    tx_switch_offset: int
-    tx_back_at: int
-    rx_frozen: int
-    tail: int
-
-    @property
-    def back(self) -> int:
-        """How the ring ends: a word of another round than the first, which is the only one, says nothing."""
-        return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """What the provider needs to make its side of a channel with one application."""
-
-    channel: _channel.Channel
-    bell_name: bytes  # of the application's bell, 16 bytes
-    bell_index: int
-    bell_fd: int
-    bell_page_fd: int
-    held: Callable[[], bool]  # whether any process still holds that end of the TCP connection
-    client_open: Callable[[], bool]  # whether who attached it is still connected to the provider
-
-
-class _Side(Stream):
-    """The provider's side of one application's channel."""
-
-    def __init__(self, relay: Relay, end: End, bell: _channel.RemoteBell, number: int) -> None:
+    def __init__(self, joint: Relay, end: End, bell: _channel.RemoteBell, number: int) -> None:
+        super().__init__(joint, end, bell, number)
         self.on_change = _nothing
-        self.relay = relay
-        self.channel = end.channel
-        self.end_of = end
-        self.bell = bell
-        self.number = number
         self.moved = False  # bytes, in this turn
-        self.held = 0  # bytes that the protocol has consumed, and the other application has not read
         self.starved = False  # there was no room for the protocol
-        self.asking = False  # the application is to ring when it has read
-        self.gone = False  # no process holds that end any more
         # Of the direction that comes from this application, what has been handed on to the other:
-        self.words = Words(*[0] * 11)
         self.ready_told = self.switched = self.demote_told = self.recalled = False
         self.frozen = False  # recalled by the other: nothing more is read
         self.finished = False  # every byte has been committed to the other
@@ -158,46 +83,46 @@ class _Side(Stream):
 
     @property
     def lost(self) -> bool:
-        return self.relay.lost or self.relay.left
+        return self.joint.lost or self.joint.left
 
     def end(self) -> None:
         if not self.lost:
-            self.relay.handle_end(self)
+            self.joint.handle_end(self)
 
     def close(self) -> None:
-        if not (self.ended and self.relay.told_end(self)):
-            self.relay.leave()
+        if not (self.ended and self.joint.told_end(self)):
+            self.joint.leave()
 
     # ---- for the relay as well ----
 
     def take(self) -> tuple[memoryview, ...]:
         """What is in the application's ring and not held."""
-        if self.relay.lost or self.frozen or not self.switched:
+        if self.joint.lost or self.frozen or not self.switched:
             return ()
         try:
             return self.channel.readable(self.held)
         except (ConnectionResetError, ValueError):  # ValueError: it has taken back what was read
-            self.relay.reset("violation")
+            self.joint.reset("violation")
             return ()
 
     def hold(self, count: int) -> None:
         """The first bytes of these are done with, as far as the protocol is concerned."""
-        if self.relay.lost or not count:
+        if self.joint.lost or not count:
             return
         try:
             there = self.channel.avail
         except ConnectionResetError:
-            self.relay.reset("violation")
+            self.joint.reset("violation")
             return
         if not 0 <= count <= there - self.held:
             raise Misuse(f"{count} bytes are not there to be consumed")
         self.held += count
         self.moved = True
-        self.relay.look_again(self)  # a protocol may do this at any time, and the sender may wait for the room
+        self.joint.look_again(self)  # a protocol may do this at any time, and the sender may wait for the room
 
     def room(self) -> tuple[memoryview, ...]:
         """The room in the application's ring; if there is none it rings when it has read."""
-        if self.relay.lost:
+        if self.joint.lost:
             return ()
         try:
             room = self.channel.writable()
@@ -206,69 +131,43 @@ class _Side(Stream):
                 self.ask()  # then look once more
                 room = self.channel.writable()
         except ConnectionResetError:
-            self.relay.reset("violation")
+            self.joint.reset("violation")
             return ()
         return room
 
     def put(self, count: int) -> None:
         """Shows the application the first bytes of the room."""
-        if self.relay.lost or not count:
+        if self.joint.lost or not count:
             return
         self.channel.commit(count)
         self.moved = True
         self.bell.ring()
-        self.relay.after_commit(self)
-
-    def ask(self, *, wanted: bool = True) -> None:
-        """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
-        if self.asking != wanted:
-            self.asking = wanted
-            self.channel.publish("want_space", int(wanted))
+        self.joint.after_commit(self)
 
     @property
     def ended(self) -> bool:
         consumed = self.channel.received + self.held
-        return not self.relay.lost and self.ending and (self.frozen or consumed == self.words.tail)
-
-    # ---- what the application said ----
-
-    @property
-    def closed(self) -> bool:
-        """Nobody holds that end of the connection any more."""
-        return self.gone or bool(self.words.notice & Notice.CLOSED)
-
-    @property
-    def final(self) -> bool:
-        """It sends nothing any more, neither by ring nor by TCP."""
-        return self.closed or bool(self.words.shut_wr)
+        return not self.joint.lost and self.ending and (self.frozen or consumed == self.words.tail)
 
     @property
     def ending(self) -> bool:
         """Its ring gets no more bytes."""
         return self.frozen or self.final or self.words.back == Back.BACK
 
-    @property
-    def read_count(self) -> int:
-        """Bytes of ours that it has read."""
-        return self.channel.sent - self.channel.unread
 
+class Relay(Joint):
+    """One connection both of whose ends are here."""
 
-def _nothing() -> None:
-    """What a stream calls before a protocol has taken it."""
+    sides: tuple[_Side, _Side]
 
+    def bid_farewell(self) -> None:
+        """Both streams are lost to the protocol, which hears of it in the next turn."""
+        for side in self.sides:
+            self._bid_farewell(side)
 
-class Relay:
-    """One connection through the provider."""
-
-    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None]) -> None:
-        self._hub = hub
-        self.protocol = protocol
-        self.on_drop = on_drop
-        self.sides: tuple[_Side, _Side]
-        self.open = False  # both applications have attached
-        self.lost = False  # reset, or over
-        self.checking = False  # whether the kernel is to be asked about its ends
-        self.left = False  # the protocol has gone, and no byte was in it
+    def _bid_farewell(self, side: _Side) -> None:
+        self._hub.later(side.on_change)
+        side.on_change = _nothing
 
     # ---- turns ----
 
@@ -304,10 +203,6 @@ class Relay:
                 self._hub.mark(one)
         if self._is_over():
             self._hub.drop(self)
-
-    def look_again(self, side: _Side) -> None:
-        """Something has changed that the next turn is to see to."""
-        self._hub.mark(side)
 
     def after_commit(self, side: _Side) -> None:
         """The room may be used up, and the application wait for nothing but to be asked for more."""
@@ -467,16 +362,6 @@ class Relay:
         source.channel.publish("handed_on", Handed.ASKED)
         target.bell.ring()
 
-    def reset(self, reason: str) -> None:
-        """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
-        if self.lost:
-            return
-        self._hub.counters.add("relay_reset", reason)
-        for side in self.sides:
-            side.channel.publish("notice", Notice.RESET)
-            side.bell.ring()
-        self._hub.drop(self)
-
     # ---- leaving ----
 
     def leave(self) -> None:
@@ -487,7 +372,7 @@ class Relay:
         self._hub.counters.add("relay_left")
         for side in self.sides:
             side.held = self._other(side).channel.sent - side.channel.received
-            self._hub.bid_farewell(side)
+            self._bid_farewell(side)
             side.channel.publish("notice", Notice.DEMOTE)
             side.bell.ring()
             self._hub.mark(side)
@@ -543,20 +428,6 @@ class Relay:
 
     # ---- the end ----
 
-    def check_held(self) -> bool:
-        """Asks the kernel about ends whose process has left the provider; whether to ask again later."""
-        again = False
-        for side in self.sides:
-            if not side.gone and not side.end_of.client_open():
-                side.gone = not side.end_of.held()
-                again |= not side.gone
-        if all(side.gone for side in self.sides):
-            self._hub.drop(self)
-            return False
-        for side in self.sides:
-            self._hub.mark(side)
-        return again
-
     def _is_over(self) -> bool:
         return all(side.end_told for side in self.sides) or all(side.closed for side in self.sides)
 
@@ -564,228 +435,9 @@ class Relay:
         return self.sides[0] if side is self.sides[1] else self.sides[1]
 
 
-@dataclass(slots=True)
-class _Feed:
-    """One bell of an application, and the channels whose news it names."""
-
-    bell: _channel.RemoteBell
-    sides: dict[int, _Side]
-
-
-class Relays:
-    """All connections through this provider, and the bell that serves them."""
-
-    def __init__(
-        self,
-        services: ProviderServices,
-        counters: Counters,
-        *,
-        relays_max: int,
-        guarded: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """`guarded` calls what it is given and answers for what that raises."""
-        self._services = services
-        self.counters = counters
-        self._relays_max = relays_max
-        self._leaving = False
-        self._guarded = guarded
-        self._relays: dict[int, Relay] = {}
-        self._feeds: dict[tuple[bytes, int], _Feed] = {}
-        self._news: dict[_Side, None] = {}  # in order
-        self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
-        self._young: deque[tuple[float, Relay]] = deque()  # in order of the time by which they must be attached
-        self._numbers = 0
-        self._bell: _channel.Bell | None = None
-        self._life: tuple[int, int] = (-1, -1)  # reading and writing end of the pipe
-        self.bell_id: Final = secrets.token_bytes(16)
-
-    def __len__(self) -> int:
-        return len(self._relays)
-
-    # ---- making ----
-
-    def open(self, offerer: End, claimer: End, *, protocol: str, on_drop: Callable[[], None]) -> tuple[Stream, Stream]:
-        """A relay between two applications that have not attached yet; raises Unavailable."""
-        if self._leaving:
-            raise Unavailable("the provider is going away")
-        if len(self._relays) >= self._relays_max:
-            raise Unavailable(f"{self._relays_max} connections already go through this provider")
-        relay = Relay(self, protocol, on_drop)
-        made: list[_Side] = []
-        try:
-            for end in (offerer, claimer):
-                made.append(self._side(relay, end))
-        except (OSError, Unavailable) as error:
-            for side in made:
-                self._forget(side)
-            raise Unavailable(f"a bell cannot be used: {error}") from error
-        relay.sides = (made[0], made[1])
-        self._relays[id(relay)] = relay
-        for side in made:
-            side.channel.publish("hint", side.number)
-            self.mark(side)
-        self._young.append((self._services.now() + limits.RELAY_ATTACH_S, relay))
-        if len(self._young) == 1:
-            self._services.call_later(limits.RELAY_ATTACH_S, self._check_attached)
-        self.counters.add("relay_opened")
-        return relay.sides
-
-    def descriptors(self) -> tuple[int, int, int]:
-        """What a shim needs to ring us and to hear us die: bell, its page, and the pipe."""
-        if self._bell is None:
-            life = os.pipe2(os.O_CLOEXEC)
-            try:
-                bell = _channel.Bell()
-                self._services.watch(bell.wait_fd, self._rung)
-            except BaseException:
-                for fd in life:
-                    os.close(fd)
-                raise
-            self._bell, self._life = bell, life
-        return self._bell.fd, self._bell.page_fd, self._life[0]
-
-    def _side(self, relay: Relay, end: End) -> _Side:
-        name = (end.bell_name, end.bell_index)
-        feed = self._feeds.get(name)
-        if feed is None:
-            feed = _Feed(_channel.RemoteBell(end.bell_fd, end.bell_page_fd, end.bell_index), {})
-            if not feed.bell.gives_hints:
-                raise Unavailable("an application's bell cannot name the channels that have news")
-            self._feeds[name] = feed
-        self._numbers = self._numbers % 0xFFFFFFFF + 1
-        while self._numbers in feed.sides:
-            self._numbers = self._numbers % 0xFFFFFFFF + 1
-        side = _Side(relay, end, feed.bell, self._numbers)
-        feed.sides[side.number] = side
-        return side
-
-    def _check_attached(self) -> None:
-        """Drops connections that an application never took up: both ends are on TCP."""
-        now = self._services.now()
-        while self._young and (self._young[0][0] <= now or self._young[0][1].open or self._young[0][1].lost):
-            _, relay = self._young.popleft()
-            if not relay.open and not relay.lost:
-                self.counters.add("relay_dropped", "not_attached")
-                self.drop(relay)
-        if self._young:
-            self._services.call_later(self._young[0][0] - now, self._check_attached)
-
-    # ---- the loop's part ----
-
-    def about_to_wait(self) -> bool:
-        """Call before waiting; whether the wait must not sleep."""
-        if self._farewells:
-            return True
-        if self._bell is None or not self._relays:
-            return False
-        self._bell.sleep()
-        return bool(self._news) or any(feed.bell.news for feed in self._feeds.values())
-
-    def handle_turn(self) -> None:
-        """Call after waiting: serves each channel that has news, once."""
-        farewells, self._farewells = self._farewells, []
-        for farewell in farewells:
-            self._guarded(farewell)
-        if self._bell is None or not self._relays:
-            return
-        self._bell.wake()
-        for feed in self._feeds.values():
-            if feed.bell.news:
-                numbers = feed.bell.hints()
-                for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
-                    self.mark(side)
-        news, self._news = self._news, {}
-        for side in news:
-            if not side.relay.lost:
-                self._guarded(partial(self._serve, side))
-
-    def _serve(self, side: _Side) -> None:
-        try:
-            side.relay.turn(side)
-        except Exception:
-            side.relay.leave()
-            raise
-
-    def mark(self, side: _Side) -> None:
-        """There is, or may be, news of this side: it is served in the next turn."""
-        self._news[side] = None
-
-    def _rung(self) -> None:
-        if self._bell is not None:
-            self._bell.hear()
-
-    # ---- the end ----
-
-    def handle_disconnect(self) -> None:
-        """A client has gone; connections that it held may have gone with it."""
-        for relay in list(self._relays.values()):
-            if not relay.checking and any(not side.gone and not side.end_of.client_open() for side in relay.sides):
-                relay.checking = True
-                self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, relay, limits.RELAY_CHECK_S))
-
-    def _check(self, relay: Relay, waited_s: float) -> None:
-        relay.checking = False
-        if not relay.lost and relay.check_held():
-            wait_s = min(2 * waited_s, limits.RELAY_CHECK_MAX_S)
-            relay.checking = True
-            self._services.call_later(wait_s, partial(self._check, relay, wait_s))
-
-    def leave(self, protocol: str | None = None) -> None:
-        """Asks connections back to TCP: those that a protocol carries, or all, and then no others are taken in."""
-        self._leaving |= protocol is None
-        for relay in list(self._relays.values()):
-            if protocol in (None, relay.protocol):
-                relay.leave()
-
-    def let_go(self) -> None:
-        """The last thing before the provider goes, if there is something that is not `settled`."""
-        for relay in list(self._relays.values()):
-            relay.let_go()
-
-    @property
-    def settled(self) -> bool:
-        """Whether the provider can go without a connection being reset."""
-        return all(relay.settled for relay in self._relays.values())
-
-    def drop(self, relay: Relay) -> None:
-        """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
-        if relay.lost:
-            return
-        relay.lost = True
-        del self._relays[id(relay)]
-        relay.on_drop()
-        for side in relay.sides:
-            self._forget(side)
-            self.bid_farewell(side)
-
-    def bid_farewell(self, side: _Side) -> None:
-        """The protocol hears in the next turn that the stream is lost to it."""
-        self._farewells.append(side.on_change)
-        side.on_change = _nothing
-
-    def _forget(self, side: _Side) -> None:
-        name = (side.end_of.bell_name, side.end_of.bell_index)
-        feed = self._feeds[name]
-        del feed.sides[side.number]
-        if not feed.sides:
-            del self._feeds[name]
-            feed.bell.close()
-        self._news.pop(side, None)
-        side.channel.close()
-
-    def close(self) -> None:
-        """Lets go of everything; connections that still go through here are reset by their shims."""
-        for relay in list(self._relays.values()):
-            self.drop(relay)
-        if self._bell is not None:
-            self._services.unwatch(self._bell.wait_fd)
-            self._bell.close()
-            self._bell = None
-            for fd in self._life:
-                os.close(fd)
-
-
-def _named(sides: dict[int, _Side], numbers: list[int]) -> Iterator[_Side]:
-    for number in numbers:
-        if (side := sides.get(number)) is not None:
-            yield side
+def open_relay(
+    hub: Relays, offerer: End, claimer: End, *, protocol: str, on_drop: Callable[[], None]
+) -> tuple[Stream, Stream]:
+    """A relay between two applications that have not attached yet; raises Unavailable."""
+    one, other = hub.enter(Relay(hub, protocol, on_drop), (offerer, claimer), _Side)
+    return one, other

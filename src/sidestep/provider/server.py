@@ -42,11 +42,11 @@ from sidestep.provider import orders, possession, proof, rpc
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
+from sidestep.provider.joints import Relays
 from sidestep.provider.log import Log, Source, Writer, to_stderr
 from sidestep.provider.pairing import Pairing, expect
 from sidestep.provider.policy_files import PolicyFiles
 from sidestep.provider.registry import Registry
-from sidestep.provider.relay import Relays
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.services import ProviderServices
 from sidestep.provider.users import ROOT, Lineage, Users

@@ -1,0 +1,421 @@
+"""Connections that end in this provider, with somebody standing between their ends: their hub, and what they share.
+
+One bell of the provider's serves all its channels. An application names the channel that has news in the hint ring of
+its own bell (`bell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is read once and
+checked, and what makes no sense ends that connection alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.errors import Unavailable
+from sidestep.native import _channel
+from sidestep.provider.services import ProviderServices
+
+
+class Notice(IntFlag):
+    """CHANNEL_* bits of channel.h."""
+
+    CLOSED = 1
+    DEMOTE = 2
+    RECALL = 4
+    RESET = 8
+
+
+class Handed(IntFlag):
+    """CHANNEL_HANDED_* bits."""
+
+    SWITCH = 1
+    ASKED = 2
+    READY = 4
+
+
+class Back(IntEnum):
+    """How a direction of a ring ends (`tx_back`, channel.h)."""
+
+    NOT = 0
+    BACK = 1
+    RECALLED = 2
+    ENDED = 3
+
+
+class Words(NamedTuple):
+    """What an application says of itself, as `Channel.remote` reads it."""
+
+    attached: int
+    rx_ready: int
+    notice: int
+    shut_wr: int
+    fin_seen: int
+    tx_back: int
+    tx_switched: int
+    tx_switch_offset: int
+    tx_back_at: int
+    rx_frozen: int
+    tail: int
+
+    @property
+    def back(self) -> int:
+        """How the ring ends: a word of another round than the first, which is the only one, says nothing."""
+        return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What the provider needs to make its side of a channel with one application."""
+
+    channel: _channel.Channel
+    bell_name: bytes  # of the application's bell, 16 bytes
+    bell_index: int
+    bell_fd: int
+    bell_page_fd: int
+    held: Callable[[], bool]  # whether any process still holds that end of the TCP connection
+    client_open: Callable[[], bool]  # whether who attached it is still connected to the provider
+
+
+class Side:
+    """The provider's side of one application's channel."""
+
+    def __init__(self, joint: Joint, end: End, bell: _channel.RemoteBell, number: int) -> None:
+        self.joint = joint
+        self.channel = end.channel
+        self.end_of = end
+        self.bell = bell
+        self.number = number
+        self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
+        self.asking = False  # the application is to ring when it has read
+        self.gone = False  # no process holds that end any more
+        self.words = Words(*[0] * 11)
+
+    def ask(self, *, wanted: bool = True) -> None:
+        """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
+        if self.asking != wanted:
+            self.asking = wanted
+            self.channel.publish("want_space", int(wanted))
+
+    @property
+    def closed(self) -> bool:
+        """Nobody holds that end of the connection any more."""
+        return self.gone or bool(self.words.notice & Notice.CLOSED)
+
+    @property
+    def final(self) -> bool:
+        """It sends nothing any more, neither by ring nor by TCP."""
+        return self.closed or bool(self.words.shut_wr)
+
+    @property
+    def read_count(self) -> int:
+        """Bytes of ours that it has read."""
+        return self.channel.sent - self.channel.unread
+
+
+class Joint(ABC):
+    """One connection, as far as it ends in this provider, and what the hub needs of it."""
+
+    sides: tuple[Side, ...]
+
+    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None]) -> None:
+        self._hub = hub
+        self.protocol = protocol
+        self.on_drop = on_drop
+        self.open = False  # both applications have attached
+        self.lost = False  # reset, or over
+        self.checking = False  # whether the kernel is to be asked about its ends
+        self.left = False  # the protocol has gone, and no byte was in it
+
+    @abstractmethod
+    def turn(self, side: Any) -> None:
+        """There may be news from the application of `side`."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The protocol goes: both ends are asked back to TCP."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """The provider cannot wait longer."""
+
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether neither end depends on the provider any more."""
+
+    @abstractmethod
+    def bid_farewell(self) -> None:
+        """It is lost: whoever carries it is to hear that."""
+
+    def look_again(self, side: Side) -> None:
+        """Something has changed that the next turn is to see to."""
+        self._hub.mark(side)
+
+    def reset(self, reason: str) -> None:
+        """Bytes are lost, or a rule was broken: the connection is to be reset."""
+        if self.lost:
+            return
+        self._hub.counters.add("relay_reset", reason)
+        for side in self.sides:
+            side.channel.publish("notice", Notice.RESET)
+            side.bell.ring()
+        self._hub.drop(self)
+
+    def check_held(self) -> bool:
+        """Asks the kernel about ends whose process has left the provider; whether to ask again later."""
+        again = False
+        for side in self.sides:
+            if not side.gone and not side.end_of.client_open():
+                side.gone = not side.end_of.held()
+                again |= not side.gone
+        if all(side.gone for side in self.sides):
+            self.handle_gone()
+            return False
+        for side in self.sides:
+            self._hub.mark(side)
+        return again
+
+    def handle_gone(self) -> None:
+        """No process holds an end here any more."""
+        self._hub.drop(self)
+
+
+SideT = TypeVar("SideT", bound=Side)
+
+
+@dataclass(slots=True)
+class _Feed:
+    """One bell of an application, and the channels whose news it names."""
+
+    bell: _channel.RemoteBell
+    sides: dict[int, Side]
+
+
+class Relays:
+    """All connections through this provider, and the bell that serves them."""
+
+    def __init__(
+        self,
+        services: ProviderServices,
+        counters: Counters,
+        *,
+        relays_max: int,
+        guarded: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`guarded` calls what it is given and answers for what that raises."""
+        self._services = services
+        self.counters = counters
+        self._joints_max = relays_max
+        self._leaving = False
+        self._guarded = guarded
+        self._joints: dict[int, Joint] = {}
+        self._feeds: dict[tuple[bytes, int], _Feed] = {}
+        self._news: dict[Side, None] = {}  # in order
+        self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
+        self._young: deque[tuple[float, Joint]] = deque()  # in order of the time by which they must be attached
+        self._numbers = 0
+        self._bell: _channel.Bell | None = None
+        self._life: tuple[int, int] = (-1, -1)  # reading and writing end of the pipe
+        self.bell_id: Final = secrets.token_bytes(16)
+
+    def __len__(self) -> int:
+        return len(self._joints)
+
+    # ---- making ----
+
+    def enter(
+        self, joint: Joint, ends: Sequence[End], make: Callable[[Any, End, _channel.RemoteBell, int], SideT]
+    ) -> tuple[SideT, ...]:
+        """Takes in a connection whose applications have not attached yet; raises Unavailable.
+
+        `make` gets the joint, an end, its bell, and the number by which hints name the side it makes.
+        """
+        if self._leaving:
+            raise Unavailable("the provider is going away")
+        if len(self._joints) >= self._joints_max:
+            raise Unavailable(f"{self._joints_max} connections already go through this provider")
+        made: list[SideT] = []
+        try:
+            for end in ends:
+                made.append(self._side(joint, end, make))
+        except (OSError, Unavailable) as error:
+            for side in made:
+                self._forget(side)
+            raise Unavailable(f"a bell cannot be used: {error}") from error
+        joint.sides = tuple(made)
+        self._joints[id(joint)] = joint
+        for side in made:
+            side.channel.publish("hint", side.number)
+            self.mark(side)
+        self._young.append((self._services.now() + limits.RELAY_ATTACH_S, joint))
+        if len(self._young) == 1:
+            self._services.call_later(limits.RELAY_ATTACH_S, self._check_attached)
+        self.counters.add("relay_opened")
+        return joint.sides  # type: ignore[return-value]  # what was made
+
+    def descriptors(self) -> tuple[int, int, int]:
+        """What a shim needs to ring us and to hear us die: bell, its page, and the pipe."""
+        if self._bell is None:
+            life = os.pipe2(os.O_CLOEXEC)
+            try:
+                bell = _channel.Bell()
+                self._services.watch(bell.wait_fd, self._rung)
+            except BaseException:
+                for fd in life:
+                    os.close(fd)
+                raise
+            self._bell, self._life = bell, life
+        return self._bell.fd, self._bell.page_fd, self._life[0]
+
+    def _side(self, joint: Joint, end: End, make: Callable[[Any, End, _channel.RemoteBell, int], SideT]) -> SideT:
+        name = (end.bell_name, end.bell_index)
+        feed = self._feeds.get(name)
+        if feed is None:
+            feed = _Feed(_channel.RemoteBell(end.bell_fd, end.bell_page_fd, end.bell_index), {})
+            if not feed.bell.gives_hints:
+                raise Unavailable("an application's bell cannot name the channels that have news")
+            self._feeds[name] = feed
+        self._numbers = self._numbers % 0xFFFFFFFF + 1
+        while self._numbers in feed.sides:
+            self._numbers = self._numbers % 0xFFFFFFFF + 1
+        side = make(joint, end, feed.bell, self._numbers)
+        feed.sides[side.number] = side
+        return side
+
+    def _check_attached(self) -> None:
+        """Drops connections that an application never took up: both ends are on TCP."""
+        now = self._services.now()
+        while self._young and (self._young[0][0] <= now or self._young[0][1].open or self._young[0][1].lost):
+            _, joint = self._young.popleft()
+            if not joint.open and not joint.lost:
+                self.counters.add("relay_dropped", "not_attached")
+                self.drop(joint)
+        if self._young:
+            self._services.call_later(self._young[0][0] - now, self._check_attached)
+
+    # ---- the loop's part ----
+
+    def about_to_wait(self) -> bool:
+        """Call before waiting; whether the wait must not sleep."""
+        if self._farewells:
+            return True
+        if self._bell is None or not self._joints:
+            return False
+        self._bell.sleep()
+        return bool(self._news) or any(feed.bell.news for feed in self._feeds.values())
+
+    def handle_turn(self) -> None:
+        """Call after waiting: serves each channel that has news, once."""
+        farewells, self._farewells = self._farewells, []
+        for farewell in farewells:
+            self._guarded(farewell)
+        if self._bell is None or not self._joints:
+            return
+        self._bell.wake()
+        for feed in self._feeds.values():
+            if feed.bell.news:
+                numbers = feed.bell.hints()
+                for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
+                    self.mark(side)
+        news, self._news = self._news, {}
+        for side in news:
+            if not side.joint.lost:
+                self._guarded(partial(self._serve, side))
+
+    def _serve(self, side: Side) -> None:
+        try:
+            side.joint.turn(side)
+        except Exception:
+            side.joint.leave()
+            raise
+
+    def mark(self, side: Side) -> None:
+        """There is, or may be, news of this side: it is served in the next turn."""
+        self._news[side] = None
+
+    def _rung(self) -> None:
+        if self._bell is not None:
+            self._bell.hear()
+
+    # ---- the end ----
+
+    def handle_disconnect(self) -> None:
+        """A client has gone; connections that it held may have gone with it."""
+        for joint in list(self._joints.values()):
+            if not joint.checking and any(not side.gone and not side.end_of.client_open() for side in joint.sides):
+                joint.checking = True
+                self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, joint, limits.RELAY_CHECK_S))
+
+    def _check(self, joint: Joint, waited_s: float) -> None:
+        joint.checking = False
+        if not joint.lost and joint.check_held():
+            wait_s = min(2 * waited_s, limits.RELAY_CHECK_MAX_S)
+            joint.checking = True
+            self._services.call_later(wait_s, partial(self._check, joint, wait_s))
+
+    def leave(self, protocol: str | None = None) -> None:
+        """Asks connections back to TCP: those that a protocol carries, or all, and then no others are taken in."""
+        self._leaving |= protocol is None
+        for joint in list(self._joints.values()):
+            if protocol in (None, joint.protocol):
+                joint.leave()
+
+    def let_go(self) -> None:
+        """The last thing before the provider goes, if there is something that is not `settled`."""
+        for joint in list(self._joints.values()):
+            joint.let_go()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the provider can go without a connection being reset."""
+        return all(joint.settled for joint in self._joints.values())
+
+    def drop(self, joint: Joint) -> None:
+        """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
+        if joint.lost:
+            return
+        joint.lost = True
+        del self._joints[id(joint)]
+        joint.on_drop()
+        for side in joint.sides:
+            self._forget(side)
+        joint.bid_farewell()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Makes a call in the next turn, guarded: to somebody who must not be called from inside his own."""
+        self._farewells.append(call)
+
+    def _forget(self, side: Side) -> None:
+        name = (side.end_of.bell_name, side.end_of.bell_index)
+        feed = self._feeds[name]
+        del feed.sides[side.number]
+        if not feed.sides:
+            del self._feeds[name]
+            feed.bell.close()
+        self._news.pop(side, None)
+        side.channel.close()
+
+    def close(self) -> None:
+        """Lets go of everything; connections that still go through here are reset by their shims."""
+        for joint in list(self._joints.values()):
+            self.drop(joint)
+        if self._bell is not None:
+            self._services.unwatch(self._bell.wait_fd)
+            self._bell.close()
+            self._bell = None
+            for fd in self._life:
+                os.close(fd)
+
+
+def _named(sides: dict[int, Side], numbers: list[int]) -> Iterator[Side]:
+    for number in numbers:
+        if (side := sides.get(number)) is not None:
+            yield side
