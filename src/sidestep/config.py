@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final, Self
 
@@ -238,6 +239,36 @@ class ShimSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """With which other hosts connections are carried, and why they are believed.
+
+    Whoever may send from the address of a trusted host can take over connections between the two: all its users are
+    trusted, unless there is a key.
+    """
+
+    hosts: tuple[IPv4Network | IPv6Network, ...]
+    key_file: Path | None = None  # what both providers know, and nobody else
+
+    def trusts(self, host: IPv4Address | IPv6Address) -> bool:
+        """Whether a host is among them."""
+        return any(host in network for network in self.hosts if network.version == host.version)
+
+    @classmethod
+    def parse(cls, hosts: str, key_file: str | None = None) -> Self:
+        """`NETWORK[,NETWORK...]`; raises Misuse."""
+        try:
+            networks = tuple(ip_network(each.strip()) for each in hosts.split(","))
+        except ValueError as error:
+            raise Misuse(
+                f"{hosts!r} are not networks: {error}", remedy="for example 192.0.2.0/24 or 192.0.2.7,2001:db8::/64"
+            ) from error
+        return cls(networks, Path(key_file).absolute() if key_file else None)
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.hosts))
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderSettings:
     """How a provider runs."""
 
@@ -250,11 +281,13 @@ class ProviderSettings:
     policy: tuple[PolicyPlace, ...] = ()  # what an earlier one says comes first
     system: bool = False  # serves all users
     proof: Proof = Proof.LOOKUP  # more in a system-wide one, see `wants`
+    remote: RemoteSettings | None = None  # None: connections with other hosts stay on TCP
 
     @property
     def wants(self) -> Welcome:
         """What shims are asked to bring along."""
-        return _WANTS[Proof.PATH if self.system else self.proof]
+        wants = _WANTS[Proof.PATH if self.system else self.proof]
+        return wants | Welcome.REMOTE if self.remote else wants
 
     def arguments(self) -> list[str]:
         """The command line of ``python -m sidestep.provider`` that says the same."""
@@ -268,4 +301,6 @@ class ProviderSettings:
             f"--proof={self.proof.value}",
             *(f"--policy={place}" for place in self.policy),
             *(["--system"] if self.system else []),
+            *([f"--remote={self.remote}"] if self.remote else []),
+            *([f"--remote-key={self.remote.key_file}"] if self.remote and self.remote.key_file else []),
         ]

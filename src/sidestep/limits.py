@@ -71,6 +71,17 @@ RELAY_ATTACH_S: Final = 10.0  # seconds until both ends must have attached: rela
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
 RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on TCP; what is on its way then is reset
+REMOTE_SOUGHT_MAX: Final = 1024  # accepting ends that other hosts have asked for and nobody has claimed yet
+REMOTE_SOUGHT_S: Final = 5.0  # seconds until such an end counts as absent
+REMOTE_ADDRESSES_MAX: Final = 64  # addresses of this host from which connections with others are carried
+PEERS_KNOWN_MAX: Final = 4096  # hosts whose answer is remembered; the oldest is forgotten
+PEERS_ASKING_MAX: Final = 256  # hosts that are asked at a time; connections to others stay on TCP
+PEERS_WAITING_MAX: Final = 1024  # connections that wait for the answer of one host
+PEER_TRIES: Final = 3  # requests without an answer
+PEER_ANSWER_S: Final = 0.25  # seconds until the next one
+PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing, is not asked
+PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
+LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
 
 # Offload protocols and transports.
 MODULE_TIMERS_MAX: Final = 65536  # pending at a time; the next one raises LimitReached in the module

@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 from sidestep import config, limits
 from sidestep.cli.options import CommandT, json_option, promote_after_option, ring_size_option, socket_option
-from sidestep.config import PromoteAfter, Proof, ProviderSettings
+from sidestep.config import PromoteAfter, Proof, ProviderSettings, RemoteSettings
+from sidestep.errors import Misuse
 from sidestep.provider import control, daemon
 
 
@@ -43,6 +44,18 @@ def provider() -> None:
 @click.option("--system", is_flag=True,
               help=f"Serve all users, at {config.SYSTEM_SOCKET} or at the socket that the service manager hands over, "
               "with --proof path and --idle-exit 0. Whose ends are paired: docs/security.md.")  # fmt: skip
+@click.option(
+    "--remote",
+    metavar="NETWORKS",
+    help="Carry connections with these hosts by SDP, where their provider does the same: addresses or "
+    "networks, with commas. All their users are trusted with each other's connections, unless there is a key.",
+)
+@click.option(
+    "--remote-key",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="What the providers of these hosts know and nobody else: at least 32 bytes, readable by you only.",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
@@ -54,6 +67,8 @@ def start(
     budget: int,
     proof: str,
     system: bool,
+    remote: str | None,
+    remote_key: str | None,
     foreground: bool,
     socket: Path | None,
     as_json: bool,
@@ -70,9 +85,12 @@ def start(
     else:
         path = config.socket_path(socket)
         policy = config.policy_places(os.environ)
+    if remote_key and not remote:
+        raise Misuse("--remote-key without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(
-        path, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof)
-    )
+        path, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
+        remote=RemoteSettings.parse(remote, remote_key) if remote else None,
+    )  # fmt: skip
 
     def tell(pid: int, started: bool, text: str) -> None:
         if as_json:

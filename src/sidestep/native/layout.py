@@ -65,6 +65,7 @@ class Welcome(IntFlag):
 
     POSSESSION = 1  # OFFER and CLAIM bring a duplicate of the TCP socket as their first descriptor
     PATH = 2  # and after it a UDP socket bound to the connection's local address, for the proof across namespaces
+    REMOTE = 4  # connections with other hosts can be carried: they are offered and claimed as well
 
 
 class Attach(IntFlag):

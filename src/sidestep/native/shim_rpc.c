@@ -46,6 +46,8 @@ static struct order {
 } orders[ORDERS_MAX]; /* taken in, not followed yet */
 static _Atomic int orders_len;
 static bool following; /* a thread follows them, in their order */
+/* Of peers at other addresses: in another namespace of this host, or on another host. */
+#define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
 static _Atomic uint32_t rpc_wants;     /* WELCOME_* of the provider, once there is one */
 static _Atomic bool rpc_answered;      /* whether rpc_wants is known, or nobody is there to know */
 static _Atomic bool introduced;
@@ -190,7 +192,7 @@ bool rpc_reaches_far(void)
 	if (unlikely(rpc_fd < 0) && now_ns() >= retry_at)
 		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
 	return !atomic_load_explicit(&rpc_answered, memory_order_relaxed) ||
-	       (atomic_load_explicit(&rpc_wants, memory_order_relaxed) & WELCOME_PATH);
+	       (atomic_load_explicit(&rpc_wants, memory_order_relaxed) & WELCOME_FAR);
 }
 
 static struct conn *pending_take(uint64_t token)
@@ -313,7 +315,7 @@ static void welcome(const struct rpc_msg *record, int registry_fd)
 	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
 	if (map == MAP_FAILED)
 		return;
-	atomic_store(&rpc_wants, record->flags & (WELCOME_POSSESSION | WELCOME_PATH));
+	atomic_store(&rpc_wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR));
 	atomic_store(&rpc_answered, true);
 	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
 	atomic_fetch_add(&registry_epoch, 1);
@@ -807,7 +809,7 @@ void rpc_consider(struct conn *conn, int fd)
 		return;
 	}
 	bool far = !local_peer(slot);
-	if (far && atomic_load(&rpc_answered) && !(atomic_load(&rpc_wants) & WELCOME_PATH)) {
+	if (far && atomic_load(&rpc_answered) && !(atomic_load(&rpc_wants) & WELCOME_FAR)) {
 		conn_pin(conn, REASON_REMOTE);
 		errno = saved;
 		return;
@@ -822,7 +824,7 @@ void rpc_consider(struct conn *conn, int fd)
 			rpc_receive(&more);
 	}
 	now = atomic_load(&registry);
-	if (welcomed && far && !(atomic_load(&rpc_wants) & WELCOME_PATH))
+	if (welcomed && far && !(atomic_load(&rpc_wants) & WELCOME_FAR))
 		word_store(conn->calls, 0); /* pinned at the next look */
 	else if (welcomed && now && !now->closing && word_load(slot->state) == STATE_NATIVE) {
 		if (!conn->token)

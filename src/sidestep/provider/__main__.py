@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings
+from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings
 from sidestep.errors import SidestepError
 from sidestep.provider.daemon import serve
 
@@ -23,6 +23,8 @@ def main() -> int:
     parser.add_argument("--policy", type=PolicyPlace.parse, action="append", default=[])
     parser.add_argument("--proof", type=Proof, required=True)
     parser.add_argument("--system", action="store_true")
+    parser.add_argument("--remote")
+    parser.add_argument("--remote-key")
     parser.add_argument("--background", action="store_true")
     parser.add_argument("--ready-fd", type=int)
     given = parser.parse_args()
@@ -36,6 +38,7 @@ def main() -> int:
         policy=tuple(given.policy),
         system=given.system,
         proof=given.proof,
+        remote=RemoteSettings.parse(given.remote, given.remote_key) if given.remote else None,
     )
     try:
         serve(settings, ready_fd=given.ready_fd, background=given.background)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sidestep import limits
+from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal
 from sidestep.native.reasons import REFUSAL_TEXT
@@ -92,8 +93,14 @@ class Decisions:
         policy: Callable[[], Policy],
         router: Callable[[], Router],
         wall_clock: Callable[[], float],
+        remote: RemoteSettings | None = None,
     ) -> None:
-        """`policy` gives the one in force, `router` is asked for only when a route is wanted."""
+        """`policy` gives the one in force, `router` is asked for only when a route is wanted.
+
+        `remote` are the hosts with which connections are carried. Connections with all others are of two programs of
+        this host, in namespaces of their own perhaps.
+        """
+        self._remote = remote
         self._protocols = protocols
         self._policy = policy
         self._router = router
@@ -202,6 +209,8 @@ class Decisions:
         able = protocol.capabilities
         if not (able.connect if role is Role.CONNECT else able.accept):
             return f"it does not carry the end that {role.value}s"
+        if role is Role.CONNECT and (why := self._wrong_place(protocol, plain_address(request.remote.address))):
+            return why
         if (version := plain_address(request.remote.address).version) not in able.families:  # as it is on the wire
             return f"it does not carry IPv{version}"
         try:
@@ -209,6 +218,27 @@ class Decisions:
         except Exception as error:  # a stranger's code
             self._protocols.fail(protocol.name, error)
             return "it failed"
+
+    def _wrong_place(self, protocol: OffloadProtocol, destination: Address) -> str | None:
+        """Why a protocol does not reach as far, or as near, or None."""
+        able = protocol.capabilities
+        if able.local and able.remote:
+            return None
+        leaves = self._remote is not None and self._remote.trusts(destination) and not self._is_here(destination)
+        if leaves and not able.remote:
+            return "the other end is on another host"
+        if not leaves and not able.local:
+            return "the other end is on this host" if self._remote else "no other hosts were given: see --remote"
+        return None
+
+    def _is_here(self, destination: Address) -> bool:
+        """Whether it is an address of this host."""
+        if destination.is_loopback:
+            return True
+        try:
+            return self._router().route(destination).local
+        except Unavailable:
+            return False
 
     def _refused(self, ruling: Decision, refusal: Refusal, why: str, route: Route | None = None) -> Verdict:
         return Verdict(ruling, None, refusal, route, f"it stays on TCP: {why}")

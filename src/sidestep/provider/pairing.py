@@ -20,13 +20,16 @@ from sidestep.errors import LimitReached, PeerViolation, Unavailable
 from sidestep.native import _channel, layout
 from sidestep.native.layout import Attach, Refusal, Rpc
 from sidestep.provider import arena as arenas
+from sidestep.provider import far as fars
 from sidestep.provider import memory
 from sidestep.provider.clients import Arena, Brought, Client
 from sidestep.provider.decisions import Decisions
 from sidestep.provider.evidence import Evidence, Examiner
+from sidestep.provider.far import Far, Link
 from sidestep.provider.joints import End, Relays
 from sidestep.provider.path import PathProofs, Proof, Way
 from sidestep.provider.proof import SocketProver
+from sidestep.provider.proof import mapped_address as proof_address
 from sidestep.provider.registry import Registry
 from sidestep.provider.relay import open_relay
 from sidestep.provider.rpc import Message, Packet
@@ -35,7 +38,7 @@ from sidestep.routing import plain_address
 from sidestep.switch.budget import ChannelBudget
 from sidestep.switch.modules import Protocols
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
-from sidestep.switch.protocol import Endpoint, Request, Services
+from sidestep.switch.protocol import Awaited, Endpoint, Incoming, OffloadProtocol, Request, Services
 from sidestep.switch.stream import Stream
 
 _SWEEP_SLOTS_MAX: Final = 1 << 18  # slots read in one sweep; beyond it the sweep is given up and nothing released
@@ -74,6 +77,9 @@ class Pairing:
         self._clock = clock
         self._send = send
         self._relays = relays
+        self._services = services
+        self._ring_size = (settings.ring_size, settings.ring_size)
+        self._sought: dict[ConnectionKey, _Sought] = {}  # accepting ends of connections with other hosts
         self._second_segments: set[bytes] = set()  # of connections through the provider, that no arena tells of
         self._prover = SocketProver()  # whether their ends are still held
         self._examiner = Examiner(settings.wants, netns_cookie=netns_cookie)
@@ -112,6 +118,10 @@ class Pairing:
         for offer in self._offers.handle_disconnect(client.client_id):
             self._release(offer)
             self._counters.add("offer_withdrawn")
+
+    def fail_carrier(self, carrier: OffloadProtocol, error: BaseException) -> None:
+        """A protocol has raised what it must not."""
+        self._protocols.fail(carrier.name, error)
 
     # ---- messages ----
 
@@ -159,6 +169,19 @@ class Pairing:
             raise AssertionError(f"the table refused what it had checked: {refusal.name}")
         self._registry.handle_added(bucket)
         self._counters.add("offer_accepted")
+        if verdict.protocol.capabilities.remote:
+            self._reach_out(verdict.protocol, offer)
+
+    def _reach_out(self, carrier: OffloadProtocol, offer: Offer[Brought]) -> None:
+        """Has the protocol find the other end, on another host."""
+        outgoing = _Outgoing(self, offer)
+        try:
+            carrier.connect(outgoing)
+        except Unavailable as error:
+            outgoing.refuse(error.message)
+        except Exception as error:  # a stranger's code: the others go on
+            self._protocols.fail(carrier.name, error)
+            outgoing.refuse("the protocol failed")
 
     def handle_claim(self, client: Client, packet: Packet) -> None:
         """CLAIM: the other end has seen that there may be an offer for it."""
@@ -169,10 +192,15 @@ class Pairing:
             offer = self._offers.find(key)
             elsewhere = self._offers.find_elsewhere(key) if offer is None else []
             refusal = evidence.refusal
-            if not refusal and offer is None and not elsewhere:
+            sought = self._sought.get(key) if offer is None else None
+            if not refusal and offer is None and not elsewhere and sought is None:
                 refusal = Refusal.NO_OFFER
             if not refusal:
                 refusal = self._examiner.refusal(evidence)
+            if not refusal and sought is not None:
+                evidence.close()
+                self._found_end(sought, client, packet)
+                return
             if not refusal and offer is None:
                 refusal = self._search(client, packet, evidence, elsewhere)
                 if not refusal:
@@ -301,6 +329,137 @@ class Pairing:
         except BaseException:
             self._release_second(second_id)
             raise
+
+    # ---- ends whose other end is on another host ----
+
+    def is_offered(self, offer: Offer[Brought]) -> bool:
+        """Whether it still waits."""
+        return offer in self._offers
+
+    def carry_offered(self, offer: Offer[Brought], link: Link) -> Far:
+        """Hands the end that opened a connection a channel with the provider; raises Unavailable."""
+        if offer not in self._offers:
+            raise Unavailable("the connection does not wait any more")
+        offerer = self._clients[offer.client]
+        segment, *bell = offer.brought.descriptors.numbers
+        self._need_home(offer.key)
+        try:
+            own_bell = self._relays.descriptors()
+            end = self._end(
+                segment,
+                1,
+                offerer,
+                offer.key,
+                offer.brought.evidence.cookie,
+                offer.bell_page_id,
+                offer.bell_index,
+                bell,
+            )
+        except OSError as error:
+            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
+        far = fars.enter(self._relays, end, protocol=offer.protocol, on_drop=_nothing, link=link)
+        self._offers.handle_claimed(offer)
+        self._registry.handle_removed(offer.brought.bucket)
+        offer.brought.close()
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=self._relays.bell_id)
+        if self._send(offerer, claimed, own_bell):
+            self._counters.add("remote_joined", "connect")
+        return far
+
+    def refuse_offered(self, offer: Offer[Brought], why: str) -> None:
+        """It stays on TCP."""
+        if offer in self._offers:
+            self._offers.handle_claimed(offer)
+            self._release(offer)
+            self._refuse_offer(self._clients[offer.client], offer.token, Refusal.NO_PROTOCOL)
+
+    def await_end(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+    ) -> Awaited:
+        """Looks for the accepting end of a connection with another host; raises Unavailable."""
+        if self.closing:
+            raise Unavailable("the provider is going away")
+        key = ConnectionKey(
+            self._netns_cookie,
+            proof_address(str(local.address)),
+            local.port,
+            proof_address(str(remote.address)),
+            remote.port,
+        )
+        if key in self._sought:
+            raise Unavailable("that very connection is looked for already")
+        if len(self._sought) >= limits.REMOTE_SOUGHT_MAX:
+            raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
+        bucket = self._registry.bucket(key)
+        sought = _Sought(self, key, bucket, carrier, on_found, on_failed)
+        self._sought[key] = sought
+        self._registry.handle_added(bucket)
+        self._services.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail("nobody here holds it, or it is idle"))
+        return sought
+
+    def forget_sought(self, sought: _Sought) -> None:
+        """It is over."""
+        if self._sought.get(sought.key) is sought:
+            del self._sought[sought.key]
+            self._registry.handle_removed(sought.bucket)
+
+    def _found_end(self, sought: _Sought, client: Client, packet: Packet) -> None:
+        """The claimer holds the end that is looked for."""
+        key = sought.key
+        verdict = self._decisions.listen(client.subject, endpoint_of(key.local_addr, key.local_port), sought.carrier)
+        incoming = _Incoming(self, sought, client, packet)
+        if verdict.refusal:
+            self._refuse_claim(client, packet.message.token, verdict.refusal)
+            sought.fail("a policy keeps it on TCP")
+            return
+        sought.find(incoming)
+        if not incoming.carried:
+            self._refuse_claim(client, packet.message.token, Refusal.PROTOCOL_FAILED)
+
+    def carry_found(self, sought: _Sought, client: Client, packet: Packet, link: Link) -> Far:
+        """Hands the end that accepted a connection a channel with the provider; raises Unavailable."""
+        message, key = packet.message, sought.key
+        ring_size = self._ring_size
+        segment_id = os.urandom(16)
+        if not self._reserve(segment_id, limits.CHANNEL_HEADER_SIZE + sum(ring_size), client.uid):
+            raise Unavailable("the budget for channel memory is used up")
+        self._second_segments.add(segment_id)
+        try:
+            made = _channel.create(*ring_size)
+            try:
+                own_bell = self._relays.descriptors()
+                end = self._end(made, 0, client, key, message.cookie, client.bell_name(message.bell_page_id),
+                                message.bell_index, packet.descriptors.numbers)  # fmt: skip
+                far = fars.enter(
+                    self._relays, end, protocol=sought.carrier.name,
+                    on_drop=lambda: self._release_second(segment_id), link=link,
+                )  # fmt: skip
+                attach = Message(
+                    type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=ring_size,
+                    segment_id=segment_id, bell_page_id=self._relays.bell_id,
+                )  # fmt: skip
+                if not self._send(client, attach, (made, *own_bell)):
+                    self._relays.drop(far)
+                    raise Unavailable("the end that claimed it has gone")
+            finally:
+                os.close(made)
+        except OSError as error:
+            self._release_second(segment_id)
+            raise Unavailable(f"no memory for a channel: {error.strerror}") from error
+        except BaseException:
+            self._release_second(segment_id)
+            raise
+        self._counters.add("remote_joined", "accept")
+        return far
+
+    def _need_home(self, key: ConnectionKey) -> None:
+        if key.netns_cookie != self._netns_cookie:
+            raise Unavailable("who stands in between cannot tell who holds a socket of another network namespace")
 
     def _release_second(self, second_id: bytes) -> None:
         """The second segment of a connection through the provider is gone; twice is allowed."""
@@ -471,6 +630,86 @@ class _Search:
         self.claim.descriptors.close()
 
 
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    """An offer whose other end is on another host (`sidestep.switch.protocol.Outgoing`)."""
+
+    pairing: Pairing
+    offer: Offer[Brought]
+
+    @property
+    def request(self) -> Request:
+        """The connection."""
+        key = self.offer.key
+        local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
+        return Request(local, remote, self.offer.brought.route)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it still waits."""
+        return self.pairing.is_offered(self.offer)
+
+    def carry(self, link: Link) -> Far:
+        """Its bytes go over that link from now on."""
+        return self.pairing.carry_offered(self.offer, link)
+
+    def refuse(self, why: str) -> None:
+        """It stays on TCP."""
+        self.pairing.refuse_offered(self.offer, why)
+
+
+@dataclass(slots=True, eq=False)
+class _Sought:
+    """An accepting end that is looked for (`sidestep.switch.protocol.Awaited`)."""
+
+    pairing: Pairing
+    key: ConnectionKey  # as that end sees it
+    bucket: int
+    carrier: OffloadProtocol
+    on_found: Callable[[Incoming], None]
+    on_failed: Callable[[str], None]
+    over: bool = False
+
+    def find(self, incoming: _Incoming) -> None:
+        """It is here."""
+        if self._end():
+            try:
+                self.on_found(incoming)
+            except Exception as error:  # a stranger's code: the others go on
+                self.pairing.fail_carrier(self.carrier, error)
+
+    def fail(self, why: str) -> None:
+        """It is not, or must not be carried; does nothing the second time."""
+        if self._end():
+            self.on_failed(why)
+
+    def cancel(self) -> None:
+        """Nobody looks any more."""
+        self._end()
+
+    def _end(self) -> bool:
+        over, self.over = self.over, True
+        self.pairing.forget_sought(self)
+        return not over
+
+
+@dataclass(slots=True, eq=False)
+class _Incoming:
+    """A claim whose other end is on another host (`sidestep.switch.protocol.Incoming`)."""
+
+    pairing: Pairing
+    sought: _Sought
+    claimer: Client
+    claim: Packet
+    carried: bool = False
+
+    def carry(self, link: Link) -> Far:
+        """Its bytes go over that link from now on."""
+        far = self.pairing.carry_found(self.sought, self.claimer, self.claim, link)
+        self.carried = True
+        return far
+
+
 @dataclass(slots=True)
 class _Pair:
     """An offer and its claim, for the protocol that carries them (`sidestep.switch.protocol.Pair`)."""
@@ -512,6 +751,10 @@ class _Pair:
         if self.taken:
             raise AssertionError("a pair is carried once")
         self.taken = True
+
+
+def _nothing() -> None:
+    """The segment is the offerer's: the sweep finds out when it is gone."""
 
 
 def expect(packet: Packet, fds_count: int) -> None:

@@ -118,11 +118,14 @@ class Provider:
             self._on_started_module,
         )  # fmt: skip
         self._services.transports_known = self._transports
+        self._services.remote = settings.remote
         self._modules: dict[str, Protocols | Transports] = {
             "protocol": self._protocols,
             "transport": self._transports,
         }
-        self.decisions = Decisions(self._protocols, lambda: self._policy.policy, self._router, time.time)
+        self.decisions = Decisions(
+            self._protocols, lambda: self._policy.policy, self._router, time.time, settings.remote
+        )
         self._relays = Relays(self._services, self.counters, relays_max=room.relays, guarded=self._call)
         self._pairing = Pairing(
             settings,
@@ -142,6 +145,7 @@ class Provider:
             send=self._send,
             relays=self._relays,
         )
+        self._services.find_end = self._pairing.await_end
         self._explicit = ExplicitSockets(
             protocols=self._protocols,
             decisions=self.decisions,
@@ -164,6 +168,9 @@ class Provider:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_signal)
         signal.signal(signal.SIGALRM, _interrupt)
+        if self._settings.remote:
+            for carrier in self._protocols.each():  # those of other hosts may ask before anybody here does
+                self._tell(f"{carrier.name} is ready", Source.PROVIDER)
         while not self._stopping:
             self._turn(self._timeout())
         self._leave_relays()
@@ -219,6 +226,8 @@ class Provider:
         self._log.handle_timeouts(now)
         while callback := self._services.poll_due(now):
             self._call(callback)
+        for driven in self._services.driven_due():
+            self._call(partial(driven.turn, 0))
         while self._silent:
             client = next(iter(self._silent.values()))
             if client.accepted_at + limits.HELLO_TIMEOUT_S > now:
@@ -231,7 +240,7 @@ class Provider:
         if idle_deadline is not None and idle_deadline <= now:
             self._stopping = True
 
-    def _call(self, callback: Callable[[], None]) -> None:
+    def _call(self, callback: Callable[[], object]) -> None:
         """Something that a module asked for: what it raises must not take the others down."""
         try:
             callback()

@@ -6,12 +6,17 @@ import heapq
 import selectors
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Final
+from typing import Final, TypeAlias
 
 from sidestep import limits
+from sidestep.config import RemoteSettings
 from sidestep.errors import LimitReached
 from sidestep.switch.modules import Transports
-from sidestep.switch.protocol import OffloadTransport
+from sidestep.switch.protocol import Awaited, Driven, Endpoint, Incoming, OffloadProtocol, OffloadTransport
+
+EndFinder: TypeAlias = Callable[
+    [OffloadProtocol, Endpoint, Endpoint, Callable[[Incoming], None], Callable[[str], None]], Awaited
+]
 
 
 class ProviderServices:
@@ -26,6 +31,9 @@ class ProviderServices:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap; the number keeps equal times apart
         self._numbers = count()
         self.transports_known: Transports | None = None  # set once there are any to ask
+        self.remote: RemoteSettings | None = None
+        self.find_end: EndFinder | None = None  # set once there is a pairing
+        self._driven: list[Driven] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
@@ -41,6 +49,28 @@ class ProviderServices:
             raise LimitReached(f"{limits.MODULE_TIMERS_MAX} timers are pending")
         heapq.heappush(self._timers, (self._clock() + delay_s, next(self._numbers), callback))
 
+    def drive(self, driven: Driven) -> None:
+        """Lets something take its turns in this loop, until `release_driven`."""
+        self._selector.register(driven.fileno(), selectors.EVENT_READ, lambda: driven.turn(0))
+        self._driven.append(driven)
+
+    def release_driven(self, driven: Driven) -> None:
+        """Ends it; call before its descriptor is closed."""
+        self._driven.remove(driven)
+        self._selector.unregister(driven.fileno())
+
+    def await_end(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+    ) -> Awaited:
+        """Looks for the end at `local` that accepted a connection from `remote`; raises Unavailable."""
+        assert self.find_end is not None
+        return self.find_end(carrier, local, remote, on_found, on_failed)
+
     def transports(self) -> Iterator[OffloadTransport]:
         """The transports that work, in order of preference; one is loaded only when it is reached."""
         return self.transports_known.each() if self.transports_known else iter(())
@@ -55,8 +85,17 @@ class ProviderServices:
 
     def next_deadline(self) -> float | None:
         """When the next timer is due."""
-        return self._timers[0][0] if self._timers else None
+        own = self._timers[0][0] if self._timers else None
+        for driven in self._driven:
+            if (wait_s := driven.next_in_s) is not None:
+                at = self._clock() + wait_s
+                own = at if own is None else min(own, at)
+        return own
 
     def poll_due(self, now: float) -> Callable[[], None] | None:
         """The next callback whose time has come; call until None."""
         return heapq.heappop(self._timers)[2] if self._timers and self._timers[0][0] <= now else None
+
+    def driven_due(self) -> list[Driven]:
+        """What has something to do without its descriptor being readable."""
+        return [driven for driven in self._driven if driven.next_in_s == 0]

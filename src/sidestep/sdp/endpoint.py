@@ -153,8 +153,19 @@ class Stack:
 
     # --- connections ---
 
-    def connect(self, address: str, addresses: Addresses, tell: Teller, settings: Settings | None = None) -> Stream:
+    def connect(
+        self,
+        address: str,
+        addresses: Addresses,
+        tell: Teller,
+        settings: Settings | None = None,
+        *,
+        beside_hello: Callable[[bytes], bytes] | None = None,
+    ) -> Stream:
         """Begins a connection to the device at `address`; what comes of it is told.
+
+        `beside_hello` gives, for the Hello, private data of the caller's own behind it, which only a listener of his
+        own takes.
 
         Raises:
             LimitReached, Unavailable: No queue pair, or no private data long enough for a Hello.
@@ -163,6 +174,7 @@ class Stack:
         check_room(self.device.attributes, chosen.carrier)
         stream = Stream(self, chosen, tell)
         stream.address = address
+        stream.beside_hello = beside_hello
         stream.make_qp()
         stream.connection.connect(addresses, self.clock())
         stream.run()
@@ -213,10 +225,13 @@ class Stack:
         port: int,
         settings: Settings | None = None,
         suspended: Suspended | None = None,
+        *,
+        beside_hello: int = 0,
     ) -> None:
         """Answers a request: with the connection that `accepted` is told of, or by rejecting it.
 
-        With `suspended` the connection goes on with what another process has handed over.
+        With `suspended` the connection goes on with what another process has handed over. The last `beside_hello` bytes
+        of the private data are not the Hello's, and are the caller's business.
         """
         stream = Stream(self, settings or self.settings, _nobody)
         stream.request = request
@@ -224,7 +239,8 @@ class Stack:
         if suspended is not None:
             stream.connection.take_over(suspended)
         stream.tell = _refused
-        if stream.connection.accept(whole(request.private_data), _addresses_of(request, port), self.clock()):
+        hello = request.private_data[: len(request.private_data) - beside_hello]
+        if stream.connection.accept(whole(hello), _addresses_of(request, port), self.clock()):
             try:
                 stream.make_qp()
             except SidestepError as why:
@@ -392,7 +408,7 @@ class Stream:
 
     __slots__ = (
         "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_running", "_settings", "_want", "_wr_id",
-        "address", "connection", "deadline", "posted", "qp", "request", "stack", "tell", "timer",
+        "address", "beside_hello", "connection", "deadline", "posted", "qp", "request", "stack", "tell", "timer",
     )  # fmt: skip
 
     def __init__(self, stack: Stack, settings: Settings, tell: Teller) -> None:
@@ -401,6 +417,7 @@ class Stream:
         self._settings = stack.suited(settings)
         self.connection = Connection(self._settings)
         self.address = ""
+        self.beside_hello: Callable[[bytes], bytes] | None = None  # gives private data behind our Hello
         self.request: ConnectionRequest | None = None
         self.qp: QueuePair | None = None
         self.posted: deque[Receive] = deque()  # in the order of posting, which is that of completion
@@ -663,12 +680,13 @@ class Stream:
     def _on_connect(self, order: Connect) -> None:
         device = self.stack.device
         assert self.qp is not None
+        beside = self.beside_hello(order.private_data) if self.beside_hello is not None else b""
         try:
             self._cm = device.cm.connect(
                 self.address,
                 order.service_id,
                 self.qp,
-                fitted(order.private_data, device.attributes.request_private_data_max),
+                fitted(order.private_data + beside, device.attributes.request_private_data_max),
                 self._told_by_cm,
                 check_reply=lambda reply: self.connection.judge_reply(whole(reply)),
             )

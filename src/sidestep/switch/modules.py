@@ -11,18 +11,25 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from sidestep.errors import SidestepError
 from sidestep.routing import NetworkEvent
 from sidestep.switch.protocol import (
+    Awaited,
     BrokenModule,
     Capabilities,
+    Driven,
+    Endpoint,
+    Incoming,
     OffloadModule,
     OffloadProtocol,
     OffloadTransport,
     Services,
 )
+
+if TYPE_CHECKING:
+    from sidestep.config import RemoteSettings
 
 PROTOCOLS_GROUP: Final = "sidestep.protocols"  # groups of entry points
 TRANSPORTS_GROUP: Final = "sidestep.transports"
@@ -57,6 +64,28 @@ class Status:
     why: str  # it is broken; else empty
 
 
+class _GuardedDriven:
+    """What a module has its readiness and timers in: what a turn of it raises is the module's own fault."""
+
+    def __init__(self, driven: Driven, run: Callable[[Callable[[], object]], None]) -> None:
+        self._driven = driven
+        self._run = run
+
+    def fileno(self) -> int:
+        """As of the module's."""
+        return self._driven.fileno()
+
+    @property
+    def next_in_s(self) -> float | None:
+        """As of the module's."""
+        return self._driven.next_in_s
+
+    def turn(self, timeout_s: float | None = None) -> bool:
+        """As of the module's."""
+        self._run(partial(self._driven.turn, timeout_s))
+        return True
+
+
 class _Guarded:
     """The switch's services for one module: what the module leaves behind or breaks is its own."""
 
@@ -64,6 +93,7 @@ class _Guarded:
         self._services = services
         self._fail = fail
         self._watched: set[int] = set()
+        self._driven: dict[Driven, _GuardedDriven] = {}
         self._closed = False
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -81,6 +111,32 @@ class _Guarded:
         """As of the switch."""
         self._services.call_later(delay_s, partial(self._run, callback))
 
+    @property
+    def remote(self) -> RemoteSettings | None:
+        """As of the switch."""
+        return self._services.remote
+
+    def drive(self, driven: Driven) -> None:
+        """As of the switch."""
+        self._driven[driven] = guarded = _GuardedDriven(driven, self._run)
+        self._services.drive(guarded)
+
+    def release_driven(self, driven: Driven) -> None:
+        """As of the switch; does nothing where nothing is driven."""
+        if (guarded := self._driven.pop(driven, None)) is not None:
+            self._services.release_driven(guarded)
+
+    def await_end(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+    ) -> Awaited:
+        """As of the switch."""
+        return self._services.await_end(carrier, local, remote, on_found, on_failed)
+
     def transports(self) -> Iterator[OffloadTransport]:
         """As of the switch."""
         return self._services.transports()
@@ -94,8 +150,10 @@ class _Guarded:
         self._closed = True
         for fd in list(self._watched):
             self.unwatch(fd)
+        for driven in list(self._driven):
+            self.release_driven(driven)
 
-    def _run(self, callback: Callable[[], None]) -> None:
+    def _run(self, callback: Callable[[], object]) -> None:
         if self._closed:
             return
         try:

@@ -20,6 +20,8 @@ from sidestep.errors import Unavailable
 from sidestep.routing import Address, NetworkEvent, Route
 
 if TYPE_CHECKING:
+    from sidestep.config import RemoteSettings
+    from sidestep.provider.far import Far, Link
     from sidestep.switch.stream import Stream
 
 
@@ -71,8 +73,82 @@ class Pair(Protocol):
         """Stands in between: a stream with the end that connected, and one with the end that accepted."""
 
 
+class Outgoing(Protocol):
+    """A TCP connection to another host whose opening end this provider has found; it waits for its link.
+
+    Whoever has it calls `carry` once the other host's provider has joined in, or `refuse`; until then it is on TCP, and
+    it may go away meanwhile.
+    """
+
+    @property
+    def request(self) -> Request:
+        """The connection."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it still waits."""
+
+    def carry(self, link: Link) -> Far:
+        """Its bytes go over that link from now on; raises Unavailable."""
+
+    def refuse(self, why: str) -> None:
+        """It stays on TCP; `why` is a half sentence. Does nothing if it is not wanted any more."""
+
+
+class Incoming(Protocol):
+    """The accepting end of a TCP connection with another host, proven to be held by a program here."""
+
+    def carry(self, link: Link) -> Far:
+        """Its bytes go over that link from now on; raises Unavailable."""
+
+
+class Awaited(Protocol):
+    """An accepting end that is looked for."""
+
+    def cancel(self) -> None:
+        """Nobody looks any more; does nothing once it has come or the time is up."""
+
+
+class Driven(Protocol):
+    """Something with readiness and timers of its own that is to be driven (`sidestep.rdma.soft.loop.Loop`)."""
+
+    def fileno(self) -> int:
+        """Readable when there is something to do."""
+
+    @property
+    def next_in_s(self) -> float | None:
+        """Seconds until there is without that; None: never."""
+
+    def turn(self, timeout_s: float | None = None) -> bool:
+        """Does it."""
+
+
 class Services(Protocol):
     """What the switch does for a protocol."""
+
+    @property
+    def remote(self) -> RemoteSettings | None:
+        """With which other hosts connections may be carried; None: with none."""
+
+    def drive(self, driven: Driven) -> None:
+        """Lets something that has its own readiness and timers take its turns, until `release_driven`."""
+
+    def release_driven(self, driven: Driven) -> None:
+        """Ends it; call before its descriptor is closed."""
+
+    def await_end(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+    ) -> Awaited:
+        """Looks for the end at `local` that accepted a connection from `remote`; one of the two is called, once.
+
+        Raises:
+            Unavailable: Too many are looked for, or the end of this very connection is.
+        """
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
@@ -129,6 +205,13 @@ class OffloadProtocol(OffloadModule):
     @abstractmethod
     def join(self, pair: Pair) -> None:
         """Carries a connection both of whose ends have been found; raises Unavailable to leave it on TCP."""
+
+    def connect(self, outgoing: Outgoing) -> None:
+        """Carries a connection to another host, if its provider joins in; raises Unavailable to leave it on TCP.
+
+        Only for protocols that are `remote`.
+        """
+        raise Unavailable(f"{self.name} carries no connections to other hosts")
 
 
 class BrokenModule(Unavailable):

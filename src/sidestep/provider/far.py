@@ -1,0 +1,513 @@
+"""A connection of which one end is here and the other on another host, with a link between the two providers.
+
+Theory of operation. As in `relay`, each application has a channel with its own provider, the TCP connection between
+the two lives on, and the words that they would exchange in shared memory are handed on, each behind the bytes that it
+follows. Here every word is a message of the link:
+
+    A ══ ring ══► Far at A's host ── link ──► Far at B's host ══ ring ══► B          (and the other way round)
+    └──────────────────────────────── native TCP ─────────────────────────┘
+
+Bytes stay in A's ring until the link has told that B has *read* them, and never more are sent than B's ring has room
+for. So whatever arrives is put into B's ring at once, straight from the link: no word waits behind bytes that nobody
+reads, and all that B recalls, or that a broken link has swallowed, A still has and can send by TCP.
+
+What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by a HANDED.
+
+The link breaks: each provider asks the other, by whatever way the link's owner finds, up to which byte it has come,
+and ends both directions there (`handle_arrived`); TCP goes on from that byte. If that cannot be found out, the
+connection is reset: nobody knows which bytes the other application has.
+
+All that the link brings is a stranger's: counts are checked against our own, and words that come out of their order end
+the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+from sidestep.errors import PeerViolation
+from sidestep.native import _channel
+from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
+
+
+class Say(IntEnum):
+    """What one provider says to the other of one connection; the count means what is said here."""
+
+    ATTACHED = 1  # our application holds its channel; count: bytes of the ring that it reads
+    READY = 2  # it may be sent to by ring
+    SWITCHED = 3  # it sends by ring, from this offset of its stream on
+    DATA = 4  # as many bytes follow
+    READ = 5  # it has read as many bytes of its ring, in all
+    ASK = 6  # it asks the other back to TCP
+    RECALL = 7  # it reads no more by ring; what it has not read, from this count on, comes again by TCP
+    BACK = 8  # it sends by TCP again; count: of the bytes of its ring, all of which have gone before
+    SHUT = 9  # it has ended its direction, and is still there; count: as with BACK
+    CLOSED = 10  # nobody holds it any more; count: of the bytes that it has read
+    ENDED = 11  # behind CLOSED: all that it sent by ring has gone before; count: as with BACK
+    FIN_SEEN = 12  # its native socket has told the end
+    HANDED = 13  # `Handed` bits, as count: what was said of these is done
+    RESET = 14  # bytes are lost: reset the connection
+
+
+class Link(Protocol):
+    """The way to the other provider: ordered, reliable, and not for ever."""
+
+    @property
+    def room(self) -> int:
+        """How many more pieces of data it takes now; it calls `Far.handle_room` once there is more."""
+
+    def say(self, word: Say, count: int = 0) -> None:
+        """Queues a word."""
+
+    def send(self, piece: memoryview) -> None:
+        """Queues a piece of data; its memory stays as it is until the other end has told READ."""
+
+    def finish(self) -> None:
+        """Nothing more is said or sent; what is queued still goes out, and what the other end says is dropped."""
+
+    def abandon(self) -> None:
+        """Everything ends at once."""
+
+
+class Far(Joint):
+    """One connection."""
+
+    sides: tuple[Side]
+
+    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None], link: Link) -> None:
+        super().__init__(hub, protocol, on_drop)
+        self.link = link
+        # Of the direction from our application:
+        self.sent = 0  # bytes given to the link
+        self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
+        self.attached_told = self.ready_told = self.switched = self.demote_told = self.recalled = False
+        self.fin_told = False
+        self.stopped = False  # recalled by the other: nothing more is sent
+        self.back_told = self.shut_told = self.closed_told = self.ended_told = False
+        # Of the direction to it:
+        self.far_ready = self.far_switched = self.far_back = self.far_shut = self.far_ended = False
+        self.far_read_at_close: int | None = None  # what the other had read when it closed
+        self.read_told = 0
+        self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
+
+    @property
+    def side(self) -> Side:
+        """Ours."""
+        return self.sides[0]
+
+    # ---- turns ----
+
+    def turn(self, side: Side) -> None:
+        """There may be news from our application."""
+        try:
+            self._look(side)
+        except ConnectionResetError:
+            self.reset("violation")
+
+    def handle_room(self) -> None:
+        """The link takes data again."""
+        if not self.lost:
+            self._hub.mark(self.side)
+
+    def _look(self, side: Side) -> None:
+        side.words = words = Words(*side.channel.remote())
+        self._tell_attached(side, words)
+        if not self.open:
+            return
+        if words.fin_seen and not self.fin_told:
+            self.fin_told = True
+            self.link.say(Say.FIN_SEEN)
+        if words.rx_ready and not self.ready_told and not self.left:
+            self.ready_told = True
+            side.channel.publish("handed_on", Handed.READY)
+            self.link.say(Say.READY)
+        if words.tx_switched and not self.switched:
+            if not self.far_ready:  # a sender that does not wait for consent
+                self.reset("violation")
+                return
+            self.switched = True
+            self.link.say(Say.SWITCHED, words.tx_switch_offset)
+        if words.notice & Notice.RECALL and not self.recalled:
+            self.recalled = True
+            self._recall(side, words)
+        elif words.notice & Notice.DEMOTE and not self.demote_told:
+            self.demote_told = True
+            self.link.say(Say.ASK)
+        if words.back == Back.BACK and words.tx_back_at != words.tail:
+            self.reset("violation")
+        if self.lost:
+            return
+        self._send(side)
+        self._tell_read(side)
+        self._tell_end(side, words)
+        self._show_end(side)
+        if self.end_shown[1] and self.ended_told and not self.lost:
+            self._hub.drop(self)
+
+    def _tell_attached(self, side: Side, words: Words) -> None:
+        if words.attached and not self.attached_told:
+            self.attached_told = True
+            self.link.say(Say.ATTACHED, side.channel.tx_size)
+        self._open(side)
+
+    def _open(self, side: Side) -> None:
+        """Both applications have attached: each hears it of the other."""
+        if self.attached_told and self.window and not self.open:
+            self.open = True
+            side.channel.publish("attached", 1)
+            side.bell.ring()
+
+    def _send(self, side: Side) -> None:
+        """Data from our application's ring, as far as there is room at the other end and in the link."""
+        if not self.switched or self.stopped:
+            return
+        window = self.window - side.held
+        for piece in side.channel.readable(side.held):
+            if window <= 0 or not self.link.room:
+                break
+            part = piece[:window]
+            self.link.send(part)
+            window -= len(part)
+            side.held += len(part)
+            self.sent += len(part)
+
+    def _tell_read(self, side: Side, *, all_of_it: bool = False) -> None:
+        """How far our application has read, when that is worth a word; else it rings once it has read more."""
+        if not self.far_switched:
+            return
+        channel = side.channel
+        quarter = channel.tx_size // 4
+        for _ in range(2):
+            read = side.read_count
+            if read > self.read_told and (all_of_it or read - self.read_told >= quarter):
+                self.read_told = read
+                self.link.say(Say.READ, read)
+            wanted = channel.sent - self.read_told >= quarter
+            if wanted == side.asking:
+                break
+            side.ask(wanted=wanted)  # then look once more
+
+    def _recall(self, side: Side, words: Words) -> None:
+        """Our application wants by TCP what it has not read."""
+        channel = side.channel
+        if (
+            channel.decide(True, Back.RECALLED) != Back.RECALLED
+            or not self.read_told <= words.rx_frozen <= channel.sent
+        ):
+            self.reset("violation")
+            return
+        self.link.say(Say.RECALL, words.rx_frozen)
+
+    @property
+    def _drained(self) -> bool:
+        """Whether the link has all that our application has sent by ring."""
+        side = self.side
+        return self.stopped or side.channel.received + side.held == side.words.tail
+
+    def _tell_end(self, side: Side, words: Words) -> None:
+        """How our application's direction ends, behind its last byte."""
+        if side.closed and not self.closed_told:
+            self.closed_told = True
+            self.link.say(Say.CLOSED, side.read_count)
+        if not self._drained:
+            return
+        if words.back == Back.BACK and not self.back_told and not self.stopped:
+            self.back_told = True
+            self._tell_read(side, all_of_it=True)
+            self.link.say(Say.BACK, words.tail)
+        if words.shut_wr and not (self.shut_told or self.closed_told):
+            self.shut_told = True
+            self.link.say(Say.SHUT, words.tail)
+        if side.closed and not self.ended_told:
+            self.ended_told = True
+            self.link.say(Say.ENDED, words.tail)
+
+    def _show_end(self, side: Side) -> None:
+        """How the other application's direction ends, once all of it is in our application's ring."""
+        if self.far_read_at_close is not None and not self.end_shown[1]:
+            unread = not self.stopped and side.words.tail != self.far_read_at_close
+            if unread and (self.far_ended or not side.channel.space):
+                self.reset("unread")  # it closed without reading them, which TCP answers with a reset as well
+                return
+        if self.end_shown == (shown := (self.far_shut, self.far_ended)):
+            return
+        self.end_shown = shown
+        if not (self.far_back or self.recalled) and not self._decide(Back.ENDED):
+            return
+        channel = side.channel
+        if self.far_shut:
+            channel.publish("shut_wr", 1)
+        if self.far_ended:
+            channel.publish("notice", Notice.CLOSED)
+        channel.publish("tx_fin_at", channel.sent)
+        channel.publish("tx_fin", 1)
+        side.bell.ring()
+
+    def _decide(self, how: Back) -> bool:
+        """Ends the ring to our application; False: it has recalled bytes that cannot be sent again."""
+        side = self.side
+        stands = side.channel.decide(True, how)
+        if stands == Back.RECALLED and Words(*side.channel.remote()).rx_frozen != side.channel.sent:
+            self.reset("recall")
+        elif stands not in (how, Back.RECALLED, Back.BACK):
+            self.reset("violation")
+        return not self.lost
+
+    # ---- what the other provider says ----
+
+    def handle_word(self, word: Say, count: int) -> None:
+        """Anything but DATA.
+
+        Raises:
+            PeerViolation: It makes no sense now; the connection is reset.
+        """
+        if self.lost:
+            return
+        try:
+            self._HEARD[word](self, self.side, count)
+        except PeerViolation:
+            self.reset("violation")
+            raise
+        if not self.lost:
+            self._hub.mark(self.side)
+
+    def data_room(self, length: int) -> tuple[memoryview, ...] | None:
+        """Where the next `length` bytes go; None: nobody wants them any more.
+
+        Raises:
+            PeerViolation: There is no room, so more was sent than allowed, or it is not the time for it.
+        """
+        if self.lost or self.recalled:
+            return None
+        if not self.far_switched or self.far_back or self.far_shut or self.far_ended:
+            self.reset("violation")
+            raise PeerViolation("data from an end that does not send by ring", rule="link_data")
+        room, found = length, []
+        try:
+            for piece in self.side.channel.writable():
+                if part := piece[:room]:
+                    found.append(part)
+                    room -= len(part)
+        except ConnectionResetError:
+            self.reset("violation")
+            return None
+        if room:
+            self.reset("violation")
+            raise PeerViolation(f"{length} bytes of data, {room} more than there is room for", rule="link_data")
+        return tuple(found)
+
+    def handle_data(self, length: int) -> None:
+        """So many bytes have come into that room."""
+        if self.lost or self.recalled:
+            return
+        side = self.side
+        side.channel.commit(length)
+        side.bell.ring()
+        self._tell_read(side)
+
+    def _on_attached(self, side: Side, count: int) -> None:
+        if self.window or not 0 < count < 1 << 32:
+            raise PeerViolation(f"attached again, or a ring of {count} bytes", rule="link_order")
+        self.window = count
+        self._open(side)
+
+    def _on_ready(self, side: Side, _count: int) -> None:
+        if self.far_ready or not self.open:
+            raise PeerViolation("consent twice, or too early", rule="link_order")
+        self.far_ready = True
+        side.channel.publish("rx_ready", 1)
+        side.bell.ring()
+
+    def _on_switched(self, side: Side, count: int) -> None:
+        if self.far_switched or not self.ready_told:
+            raise PeerViolation("a switch twice, or without consent", rule="link_order")
+        self.far_switched = True
+        side.channel.publish("tx_switch_offset", count)
+        side.channel.publish("tx_switched", 1)
+        side.bell.ring()
+        self.link.say(Say.HANDED, Handed.SWITCH)
+
+    def _on_read(self, side: Side, count: int) -> None:
+        channel = side.channel
+        passed = count - channel.received
+        if not 0 <= passed <= side.held:
+            raise PeerViolation(f"{count} bytes read, of {self.sent} that were sent", rule="link_count")
+        if passed:
+            channel.consume(passed)
+            side.held -= passed
+            if channel.wanted:
+                side.bell.ring()
+
+    def _on_ask(self, side: Side, _count: int) -> None:
+        side.channel.publish("notice", Notice.DEMOTE)
+        side.bell.ring()
+        self.link.say(Say.HANDED, Handed.ASKED)
+
+    def _on_recall(self, side: Side, count: int) -> None:
+        channel = side.channel
+        if not channel.received <= count <= self.sent or self.stopped:
+            raise PeerViolation(f"a recall from byte {count}, of {self.sent} that were sent", rule="link_count")
+        if not self._stop_at(side, count):
+            self.reset("recall")  # it has gone back by itself, or ended, and will not send again
+            return
+        side.bell.ring()
+        self.link.say(Say.HANDED, Handed.ASKED)
+
+    def _stop_at(self, side: Side, count: int) -> bool:
+        """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
+        channel = side.channel
+        channel.publish("rx_frozen", count)
+        stands = channel.decide(False, Back.RECALLED)
+        if stands != Back.RECALLED and Words(*channel.remote()).tail != count:
+            return False
+        self.stopped = True
+        channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
+        return True
+
+    def _on_back(self, side: Side, count: int) -> None:
+        channel = side.channel
+        if self.far_back or self.far_shut or not self.far_switched:
+            raise PeerViolation("back to TCP twice, or without having left it", rule="link_order")
+        self._check_count(count)
+        self.far_back = True
+        channel.publish("tx_back_at", channel.sent)
+        if self._decide(Back.BACK):
+            side.bell.ring()
+
+    def _on_shut(self, _side: Side, count: int) -> None:
+        if self.far_shut or self.far_ended:
+            raise PeerViolation("an end twice", rule="link_order")
+        self._check_count(count)
+        self.far_shut = True
+
+    def _on_closed(self, side: Side, count: int) -> None:
+        if self.far_read_at_close is not None or not side.channel.received <= count <= self.sent:
+            raise PeerViolation(f"closed twice, or {count} bytes read of {self.sent}", rule="link_count")
+        self.far_read_at_close = count
+
+    def _on_ended(self, _side: Side, count: int) -> None:
+        if self.far_ended or self.far_read_at_close is None:
+            raise PeerViolation("an end twice, or of an end that is open", rule="link_order")
+        self._check_count(count)
+        self.far_ended = True
+
+    def _check_count(self, count: int) -> None:
+        """That all has arrived, unless we have recalled some and drop what comes."""
+        if not self.recalled and count != self.side.channel.sent:
+            raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
+
+    def _on_fin_seen(self, side: Side, _count: int) -> None:
+        # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
+        side.words = Words(*side.channel.remote())
+        side.gone |= not side.final
+
+    def _on_handed(self, side: Side, count: int) -> None:
+        side.channel.publish("handed_on", count & (Handed.SWITCH | Handed.ASKED))
+        side.bell.ring()
+
+    def _on_reset(self, _side: Side, _count: int) -> None:
+        self._give_up("far")
+
+    _HEARD = {  # noqa: RUF012 - not to be changed
+        Say.ATTACHED: _on_attached,
+        Say.READY: _on_ready,
+        Say.SWITCHED: _on_switched,
+        Say.READ: _on_read,
+        Say.ASK: _on_ask,
+        Say.RECALL: _on_recall,
+        Say.BACK: _on_back,
+        Say.SHUT: _on_shut,
+        Say.CLOSED: _on_closed,
+        Say.ENDED: _on_ended,
+        Say.FIN_SEEN: _on_fin_seen,
+        Say.HANDED: _on_handed,
+        Say.RESET: _on_reset,
+    }
+
+    # ---- the end ----
+
+    @property
+    def arrived(self) -> int:
+        """How many bytes of the other application are in our application's ring, or were: what its host must know."""
+        return self.side.channel.sent
+
+    def handle_arrived(self, count: int | None) -> None:
+        """The link is broken, and of our application's bytes `count` have arrived; None: that cannot be found out."""
+        if self.lost:
+            return
+        side = self.side
+        try:
+            side.words = Words(*side.channel.remote())
+            if not (self.ready_told or self.far_ready):  # neither has consented: both are on TCP
+                self._hub.drop(self)
+            elif count is None or not side.channel.received <= count <= self.sent:
+                self.reset("link_lost" if count is None else "violation")
+            elif self._cut(side, count):
+                self._hub.drop(self)
+        except ConnectionResetError:
+            self.reset("violation")
+
+    def _cut(self, side: Side, count: int) -> bool:
+        """Ends both directions where they are: TCP goes on from there."""
+        if (self.switched or self.far_ready) and not self._stop_at(side, count):
+            self.reset("link_lost")
+            return False
+        if self.ready_told:
+            side.channel.publish("tx_back_at", side.channel.sent)
+            if not self._decide(Back.BACK):
+                return False
+        side.channel.publish("notice", Notice.DEMOTE)
+        side.bell.ring()
+        return True
+
+    def reset(self, reason: str) -> None:
+        """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
+        if not self.lost:
+            self.link.say(Say.RESET)
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        super().reset(reason)
+
+    def bid_farewell(self) -> None:
+        """Nothing more goes over the link."""
+        self.link.finish()
+
+    def handle_gone(self) -> None:
+        """No process holds our end any more: the other end is to hear how it ended."""
+        self._hub.mark(self.side)
+
+    def leave(self) -> None:
+        """The protocol goes: both ends are asked back to TCP."""
+        if self.lost or self.left:
+            return
+        self.left = True
+        self._hub.counters.add("relay_left")
+        side = self.side
+        side.channel.publish("notice", Notice.DEMOTE)
+        side.bell.ring()
+        self.link.say(Say.ASK)
+        self._hub.mark(side)
+
+    def let_go(self) -> None:
+        """The provider cannot wait longer: a connection that still depends on it is reset by its shim."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether our application does not depend on the provider any more."""
+        outward = not (self.switched or self.far_ready) or self.back_told or self.stopped or self.ended_told
+        inward = not self.ready_told or self.far_back or self.recalled or self.end_shown != (False, False)
+        return outward and inward
+
+
+def enter(hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link) -> Far:
+    """Takes a connection in whose application has not attached yet; raises Unavailable."""
+    far = Far(hub, protocol, on_drop, link)
+    hub.enter(far, (end,), _side)
+    return far
+
+
+def _side(joint: Far, end: End, bell: _channel.RemoteBell, number: int) -> Side:
+    return Side(joint, end, bell, number)

@@ -1,0 +1,1 @@
+"""SDP as an offload protocol of the switch: connections between hosts, carried over RDMA."""

@@ -1,0 +1,239 @@
+"""Which hosts have a provider that carries connections, and at which port: the exchange of the port mapper.
+
+One UDP socket a family asks and answers (docs/wire/sdp.md §23.4, port 3935). What a host has answered is kept for as
+long as it says, silence and refusals for a while; nobody waits for more than a second. Where another program has the
+port, this host can still ask, but is not found.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final, TypeAlias
+
+from sidestep import limits
+from sidestep.errors import PeerViolation
+from sidestep.rdma.soft.loop import READ, Loop, Timer
+from sidestep.routing import Address
+from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
+from sidestep.switch.protocol import Endpoint
+
+Answer: TypeAlias = Callable[[int | None], None]
+
+_DATAGRAM_MAX: Final = 128
+_READS_PER_TURN: Final = 64
+_IP_PKTINFO: Final = 8  # linux/in.h
+_PKTINFO4: Final = struct.Struct("=i4s4s")  # struct in_pktinfo: interface, local address, header destination
+_PKTINFO6: Final = struct.Struct("=16si")  # struct in6_pktinfo: address, interface
+_LASTS: Final = 240  # PmTime: seconds, as they are above 127
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a host has answered."""
+
+    until: float
+    port: int | None  # None: it has said no, or nothing
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A request that waits for its answer."""
+
+    request: PortMap
+    local: Address
+    tries: int = 0
+    waiting: list[Answer] = field(default_factory=list)
+    timer: Timer | None = None
+
+
+class Peers:
+    """The port mapper of one provider.
+
+    Args:
+        loop: That watches its sockets.
+        serve: Gives the RDMA port at an address of this host, for who asks from an address; None: not for him.
+        log: For what keeps this host from being found.
+    """
+
+    def __init__(self, loop: Loop, serve: Callable[[Address, Address], int | None], log: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._serve = serve
+        self._known: dict[Address, _Known] = {}
+        self._asking: dict[Address, _Asking] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self.blind: str = ""  # why this host is not found
+        for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+            try:
+                self._sockets[version] = self._open(family)
+            except OSError as error:  # no IPv6 here, for one
+                log(f"no port mapper for IPv{version}: {error.strerror}")
+        if self.blind:
+            log(f"other hosts do not find this one: {self.blind}")
+
+    def close(self) -> None:
+        """Answers nobody any more; those who ask hear that there is nothing."""
+        for asking in list(self._asking.values()):
+            self._settle(asking, None, 0)
+        for sock in self._sockets.values():
+            self._loop.forget(sock.fileno())
+            sock.close()
+        self._sockets.clear()
+
+    def ask(self, local: Endpoint, remote: Endpoint, answer: Answer) -> None:
+        """Calls `answer`, now or soon, with the RDMA port of the provider at that host, or None."""
+        known = self._known.get(remote.address)
+        if known is not None and known.until > self._loop.now:
+            answer(known.port)
+            return
+        asking = self._asking.get(remote.address)
+        if asking is None:
+            if len(self._asking) >= limits.PEERS_ASKING_MAX or remote.address.version not in self._sockets:
+                answer(None)
+                return
+            request = PortMap(
+                Kind.REQUEST, remote.port, local.port, secrets.randbits(64), local.address, remote.address
+            )
+            self._asking[remote.address] = asking = _Asking(request, local.address)
+            asking.waiting.append(answer)
+            self._try(asking)
+        elif len(asking.waiting) < limits.PEERS_WAITING_MAX:
+            asking.waiting.append(answer)
+        else:
+            answer(None)
+
+    def forget(self, host: Address) -> None:
+        """What the host said does not hold any more: the next one asks anew, after a while."""
+        if host in self._known:
+            self._known[host] = _Known(self._loop.now + limits.PEER_ABSENT_S, None)
+
+    # ---- out ----
+
+    def _try(self, asking: _Asking) -> None:
+        asking.tries += 1
+        if asking.tries > limits.PEER_TRIES:
+            self._settle(asking, None, limits.PEER_ABSENT_S)
+            return
+        asking.timer = self._loop.call_later(limits.PEER_ANSWER_S, lambda: self._try(asking))
+        self._send(asking.request, asking.local, asking.request.ap_ip, UDP_PORT)
+
+    def _send(self, message: PortMap, source: Address, host: Address, port: int) -> None:
+        sock = self._sockets.get(host.version)
+        if sock is None:
+            return
+        if isinstance(source, IPv4Address):
+            where = (socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO4.pack(0, source.packed, bytes(4)))
+        else:
+            where = (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _PKTINFO6.pack(source.packed, 0))
+        try:
+            sock.sendmsg([message.encode()], [where], socket.MSG_DONTWAIT, (str(host), port))
+        except OSError as error:  # the other end asks again, and we do
+            if error.errno in (errno.EBADF, errno.ENOTSOCK):
+                raise
+
+    def _settle(self, asking: _Asking, port: int | None, lasts_s: float) -> None:
+        host = asking.request.ap_ip
+        if asking.timer is not None:
+            asking.timer.cancel()
+        self._asking.pop(host, None)
+        if lasts_s > 0:
+            self._keep(host, _Known(self._loop.now + lasts_s, port))
+        for answer in asking.waiting:
+            answer(port)
+
+    def _keep(self, host: Address, known: _Known) -> None:
+        if len(self._known) >= limits.PEERS_KNOWN_MAX and host not in self._known:
+            del self._known[next(iter(self._known))]
+        self._known.pop(host, None)
+        self._known[host] = known
+
+    # ---- in ----
+
+    def _open(self, family: socket.AddressFamily) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            if family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+            else:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+            try:
+                sock.bind(("", UDP_PORT))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                self.blind = f"another program has UDP port {UDP_PORT}"
+                sock.bind(("", 0))
+            self._loop.watch(sock.fileno(), READ, lambda _events: self._read(sock))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _read(self, sock: socket.socket) -> None:
+        for _ in range(_READS_PER_TURN):
+            try:
+                data, ancillary, flags, source = sock.recvmsg(_DATAGRAM_MAX, 128, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:  # what the network reported of an earlier datagram
+                if error.errno in (errno.EBADF, errno.ENOTSOCK):
+                    raise
+                continue
+            local = _local_of(ancillary)
+            if local is None or flags & socket.MSG_TRUNC:
+                continue
+            try:
+                message = PortMap.decode(memoryview(data))
+            except PeerViolation:
+                continue  # anybody may send us anything
+            self._heard(message, local, ip_address(source[0].partition("%")[0]), source[1])
+            if sock.fileno() < 0:
+                return
+
+    def _heard(self, message: PortMap, local: Address, host: Address, port: int) -> None:
+        if message.kind is Kind.REQUEST:
+            self._answer(message, local, host, port)
+            return
+        asking = self._asking.get(host)
+        if asking is None or port != UDP_PORT or message.assoc_handle != asking.request.assoc_handle:
+            return
+        if message.kind is Kind.ACCEPT and message.ap_port:
+            acknowledged = PortMap(
+                Kind.ACK,
+                message.ap_port,
+                message.cp_port,
+                message.assoc_handle,
+                asking.request.cp_ip,
+                asking.request.ap_ip,
+            )
+            self._send(acknowledged, asking.local, host, UDP_PORT)
+            self._settle(asking, message.ap_port, min(message.lifetime_s, limits.PEER_KNOWN_MAX_S))
+        elif message.kind is Kind.DENY:
+            self._settle(asking, None, limits.PEER_ABSENT_S)
+
+    def _answer(self, asked: PortMap, local: Address, host: Address, port: int) -> None:
+        """Never more bytes than were asked with, and nothing is kept: the mapping is the same for all."""
+        if asked.ap_ip != local or asked.cp_ip != host:
+            return
+        mapped = self._serve(local, host)
+        kind = Kind.DENY if mapped is None else Kind.ACCEPT
+        reply = PortMap(
+            kind, mapped or 0, asked.cp_port, asked.assoc_handle, asked.cp_ip, asked.ap_ip, _LASTS if mapped else 0
+        )
+        self._send(reply, local, host, port)
+
+
+def _local_of(ancillary: list[tuple[int, int, bytes]]) -> Address | None:
+    """The address that a datagram was sent to."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) >= _PKTINFO4.size:
+            return IPv4Address(_PKTINFO4.unpack_from(data)[2])
+        if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(data) >= _PKTINFO6.size:
+            return IPv6Address(_PKTINFO6.unpack_from(data)[0])
+    return None

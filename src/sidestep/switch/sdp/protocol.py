@@ -1,0 +1,255 @@
+"""The `sdp` protocol: connections with other hosts, over RDMA from provider to provider.
+
+The connecting end's provider asks the port mapper of the other host where its provider listens, and opens an SDP
+connection there whose Hello, and what stands beside it (`promotion`), name the TCP connection. The accepting end's
+provider looks for the program that holds its end, which shows its socket as for any claim; only then it accepts, and
+both directions switch (`sidestep.provider.far`). Whatever fails at whatever step, the connection is on TCP and stays
+there.
+
+A host is believed if it is among those that the provider was told of, and has the key, if there is one; what it asks
+for must concern a connection between the very addresses that it asks from.
+
+If the SDP connection breaks while the TCP connection lives, the connecting end's provider asks the other up to which
+byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from ipaddress import ip_address
+from typing import ClassVar, Final
+
+from sidestep import limits
+from sidestep.constants import IPPROTO_SDP
+from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
+from sidestep.provider.far import Far
+from sidestep.rdma.cm import ConnectionRequest
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.routing import Address
+from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.header import BSDH_LEN
+from sidestep.sdp.hello import Hello
+from sidestep.sdp.requests import Event, EventKind, Told
+from sidestep.sdp.settings import Addresses, Settings
+from sidestep.switch.protocol import (
+    Capabilities,
+    Endpoint,
+    Incoming,
+    OffloadProtocol,
+    Outgoing,
+    Pair,
+    Request,
+    Services,
+)
+from sidestep.switch.sdp.link import SdpLink
+from sidestep.switch.sdp.peers import Peers
+from sidestep.switch.sdp.promotion import SIZE, Promotion, Purpose, read_key
+
+_HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
+
+
+class Sdp(OffloadProtocol):
+    """What the switch knows of it."""
+
+    name: ClassVar[str] = "sdp"
+    ip_protocol: ClassVar[int] = IPPROTO_SDP
+    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
+
+    def start(self, services: Services) -> None:
+        """Listens for other hosts, if there are any to be believed."""
+        super().start(services)
+        self._stacks: dict[Address, _At] = {}
+        self._key: bytes | None = None
+        if services.remote is None:
+            return
+        if services.remote.key_file is not None:
+            self._key = read_key(services.remote.key_file)
+        self._loop = Loop()
+        self._peers = Peers(self._loop, self._port_for, services.log)
+        services.drive(self._loop)
+
+    def stop(self) -> None:
+        """Lets go of everything."""
+        if self.services.remote is None:
+            return
+        self.services.release_driven(self._loop)
+        self._peers.close()
+        for at in self._stacks.values():
+            at.close()
+        self._loop.close()
+
+    def refusal(self, request: Request) -> str | None:
+        """Whether the other host is one to carry connections with."""
+        remote = self.services.remote
+        if remote is None:
+            return "connections with other hosts are not asked for: sidestep provider start --remote NETWORKS"
+        if not remote.trusts(request.remote.address):
+            return f"{request.remote.address} is none of the hosts given with --remote"
+        return None
+
+    def join(self, pair: Pair) -> None:
+        """Both ends are on this host."""
+        raise Unavailable("both ends are on this host")
+
+    def connect(self, outgoing: Outgoing) -> None:
+        """Reaches out for the other end."""
+        request = outgoing.request
+        assert request.local is not None
+        local = request.local
+
+        def answered(port: int | None) -> None:
+            if port is None:
+                outgoing.refuse(f"no provider answers at {request.remote.address}")
+            elif outgoing.wanted:
+                _Reaching(self, self._at(local.address), outgoing, port).begin()
+
+        self._peers.ask(local, request.remote, answered)
+
+    # ---- for connections ----
+
+    @property
+    def key(self) -> bytes | None:
+        """What both providers know."""
+        return self._key
+
+    @property
+    def loop(self) -> Loop:
+        """That drives it all."""
+        return self._loop
+
+    def forget(self, host: Address) -> None:
+        """It did not answer as its port mapper said."""
+        self._peers.forget(host)
+
+    def trusts(self, host: Address) -> bool:
+        """Whether a host is to be believed."""
+        return self.services.remote is not None and self.services.remote.trusts(host)
+
+    def _at(self, local: Address) -> _At:
+        """The device at an address of this host; raises Unavailable."""
+        at = self._stacks.get(local)
+        if at is None:
+            if len(self._stacks) >= limits.REMOTE_ADDRESSES_MAX:
+                raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
+            self._stacks[local] = at = _At(self, local)
+        return at
+
+    def _port_for(self, local: Address, host: Address) -> int | None:
+        if not self.trusts(host):
+            return None
+        try:
+            return self._at(local).port
+        except SidestepError as why:
+            self.services.log(f"{host} is not answered: {why}")
+            return None
+
+
+class _At:
+    """The device at one address of this host, and all that goes over it."""
+
+    def __init__(self, sdp: Sdp, address: Address) -> None:
+        self.sdp = sdp
+        self.address = address
+        self._device = IwarpDevice(str(address), sdp.loop, name=f"iwarp@{address}")
+        self._timer: Timer | None = None
+        try:
+            self.stack = Stack(self._device, lambda: sdp.loop.now, Settings(), wake_at=self._wake_at)
+            self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
+        except BaseException:
+            self._device.close()
+            raise
+        self.links: dict[bytes, SdpLink] = {}  # by name
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._listener.service_id & 0xFFFF
+
+    def close(self) -> None:
+        """Ends everything at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.stack.close()
+        self._device.close()
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.sdp.loop.call_later(max(0.0, at - self.sdp.loop.now), self.stack.handle_timeouts)
+
+    # ---- what other hosts ask for ----
+
+    def _requested(self, request: ConnectionRequest) -> None:
+        try:
+            self._judge(request)
+        except (PeerViolation, Unavailable, Misuse) as why:
+            self.sdp.services.log(f"a request of {request.remote_address} is refused: {why}")
+            request.reject()
+
+    def _judge(self, request: ConnectionRequest) -> None:
+        """Whom a request is for, and whether it is believed."""
+        host = ip_address(request.remote_address)
+        if not self.sdp.trusts(host):
+            raise PeerViolation("it is none of the hosts given with --remote", rule="promotion_host")
+        found = Promotion.find(request.private_data, self.sdp.key)
+        if found is None or len(request.private_data) != _HELLO_LEN + SIZE:
+            raise Unavailable("no connection of programs is meant")
+        hello = Hello.decode(memoryview(request.private_data)[:_HELLO_LEN])
+        if (hello.src_ip, hello.dst_ip) != (host, self.address):
+            raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
+
+        def found_end(incoming: Incoming) -> None:
+            self.stack.serve(request, lambda stream: self._accepted(stream, incoming), self.port, beside_hello=SIZE)
+
+        self.sdp.services.await_end(self.sdp, local, remote, found_end, lambda _why: request.reject())
+
+    def _accepted(self, stream: Stream, incoming: Incoming) -> None:
+        link = SdpLink(stream, self.sdp.loop.soon, lambda far: far.handle_arrived(None))
+        try:
+            link.carry(incoming.carry(link))
+        except Unavailable:
+            link.abandon()
+
+
+class _Reaching:
+    """One connection on its way to the other host."""
+
+    def __init__(self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int) -> None:
+        self._sdp = sdp
+        self._at = at
+        self._outgoing = outgoing
+        self._port = port
+        self._name = secrets.token_bytes(16)
+
+    def begin(self) -> None:
+        """Asks the other provider."""
+        request = self._outgoing.request
+        assert request.local is not None
+        addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
+        promotion = Promotion(Purpose.CARRY, request.remote.port, self._name)
+        try:
+            self._at.stack.connect(
+                str(request.remote.address), addresses, self._told,
+                beside_hello=lambda hello: promotion.encode(hello, self._sdp.key),
+            )  # fmt: skip
+        except SidestepError as why:
+            self._outgoing.refuse(why.message)
+
+    def _told(self, stream: Stream, event: Told) -> None:
+        if not isinstance(event, Event):
+            return
+        if event.kind is EventKind.ESTABLISHED:
+            link = SdpLink(stream, self._sdp.loop.soon, self._lost)
+            try:
+                link.carry(self._outgoing.carry(link))
+            except Unavailable:
+                link.abandon()
+            else:
+                link.handle_established()
+        elif event.kind in (EventKind.BROKEN, EventKind.CLOSED):
+            self._outgoing.refuse("the other host's provider has not joined in")
+
+    def _lost(self, far: Far) -> None:
+        far.handle_arrived(None)
