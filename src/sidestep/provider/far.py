@@ -439,7 +439,9 @@ class Far(Joint):
             return
         side = self.side
         try:
-            side.words = Words(*side.channel.remote())
+            self._look(side)  # the last words may have come just before
+            if self.lost:
+                return
             if not (self.ready_told or self.far_ready):  # neither has consented: both are on TCP
                 self._hub.drop(self)
             elif count is None or not side.channel.received <= count <= self.sent:
