@@ -3,7 +3,7 @@
 Two processes in two network namespaces joined by veth, with an MTU of 1500 and of 9000 bytes, and two processes on the
 loopback interface. Plain TCP is measured by the same method: Python, one connection, `sendall` and `recv_into` of whole
 messages, ended by an answer that everything has arrived. Device and TCP take turns, round after round; printed are the
-medians, their ratio to TCP and the spread of the rounds.
+medians of the figures and of their ratios to TCP's, and the spread of the rounds.
 
 With `--siw` the paths are those of the lab (tests/interop/README.md), a guest under qemu with Linux's own iWARP driver,
 and siw takes part in the turns: between this machine and the guest, and within the guest. Without a lab it says why.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import subprocess
@@ -139,8 +140,8 @@ class Row:
         return statistics.median(self.figures[who])
 
     def ratio(self, who: str) -> float:
-        """To plain TCP."""
-        return self.median(who) / self.median(TCP)
+        """To plain TCP: the median of what the rounds say, for what a neighbour takes is taken from both of a round."""
+        return statistics.median(map(operator.truediv, self.figures[who], self.figures[TCP]))
 
     @property
     def verdict(self) -> str:
