@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import operator
 import os
 import statistics
 import subprocess
@@ -141,7 +140,7 @@ class Row:
 
     def ratio(self, who: str) -> float:
         """To plain TCP: the median of what the rounds say, for what a neighbour takes is taken from both of a round."""
-        return statistics.median(map(operator.truediv, self.figures[who], self.figures[TCP]))
+        return statistics.median(mine / plain for mine, plain in zip(self.figures[who], self.figures[TCP], strict=True))
 
     @property
     def verdict(self) -> str:
