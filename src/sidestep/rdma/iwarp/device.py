@@ -115,7 +115,7 @@ class IwarpDevice(SoftDevice):
             whole.add(stream.tally)
         present = {
             "connections": len(self.cm.connections),
-            "listeners": self.cm.listeners_len,
+            "listeners": len(self.cm.listeners),
             "half_open": len(self.cm.half_open),
             "requests_pending": len(self.cm.requests),
             "queue_pairs": sum(len(domain.queue_pairs) for domain in self.domains),

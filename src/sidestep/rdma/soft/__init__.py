@@ -5,6 +5,7 @@
 - `queues`: completion queues, and the calls to users that wait to be made.
 - `init`: what a queue pair is made of.
 - `device`: a base that ties them together; a device adds its connection manager and its queue pairs.
+- `manager`: a base of connection managers, with their `listeners`.
 
 Nothing here reads a clock, waits or calls a user: what is to be told is put into `notices`, and whoever drives the
 device takes it out with `tell_next`.
