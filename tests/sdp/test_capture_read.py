@@ -6,8 +6,10 @@ import io
 import os
 import random
 import struct
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
+from typing import BinaryIO, cast
 
 import pytest
 from captures import (
@@ -145,6 +147,68 @@ def test_a_pipe_is_read() -> None:
             stream.write(capture)
         with open(reading, "rb") as stream:
             assert messages(Decoder(stream, "pipe").events()) == EXPECTED
+
+
+class Endless:
+    """A compressed capture of frames of noise that never ends."""
+
+    def __init__(self, start: bytes, frame: Callable[[bytes], bytes]) -> None:
+        self._generator = random.Random(1)
+        self._frame = frame
+        self._packing = zlib.compressobj(wbits=31)
+        self._packed = self._packing.compress(start)
+        self.given = 0
+
+    def read(self, size: int) -> bytes:
+        assert size >= 0
+        while len(self._packed) < size:
+            self._packed += self._packing.compress(self._frame(self._generator.randbytes(1000)))
+        piece, self._packed = self._packed[:size], self._packed[size:]
+        self.given += len(piece)
+        return piece
+
+
+@pytest.mark.parametrize(
+    ("start", "frame"),
+    [
+        (pcap([]), lambda data: pcap([data])[24:]),
+        (pcapng_of("<", b""), lambda data: block("<", 6, packet_of("<", 1, data))),
+    ],
+    ids=["pcap", "pcapng"],
+)
+def test_what_is_compressed_is_unpacked_as_it_is_read(start: bytes, frame: Callable[[bytes], bytes]) -> None:
+    stream = Endless(start, frame)
+    frames = read_frames(cast(BinaryIO, stream), "x")
+    for number in range(1, 2001):
+        assert next(frames).number == number
+        assert stream.given < number * 1100 + (1 << 19)  # zlib keeps some, and so does the file
+
+
+def test_what_is_unpacked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pcap(FRAMES)
+    monkeypatch.setattr(limits, "CAPTURE_UNPACKED_MAX", len(whole))
+    assert messages(decoded(gzipped(whole))) == EXPECTED
+    monkeypatch.setattr(limits, "CAPTURE_UNPACKED_MAX", len(whole) - 1)
+    events, error = partly(gzipped(whole))
+    assert messages(events) == EXPECTED[: len(messages(events))]
+    assert {event.frame for event in events} == set(range(1, len(FRAMES)))
+    assert isinstance(error, Unavailable)
+    assert error.message == f"test.pcap has more than {len(whole) - 1} bytes in it"
+
+
+def test_compressed_files_that_end_at_a_frame_are_told() -> None:
+    """What is unpacked looks whole: the end of the packed file is missing, wrong, or followed by what is not packed."""
+    packed = gzipped(pcap(FRAMES))
+    wrong = packed[:-8] + bytes(8)
+    for damaged in (packed[:-8], packed[:-1], wrong, packed + b"and so on"):
+        events, error = partly(damaged)
+        assert messages(events) == EXPECTED
+        assert isinstance(error, Unavailable)
+        assert error.message.startswith("test.pcap cannot be unpacked to its end: ")
+    assert messages(decoded(packed + bytes(100))) == EXPECTED
+    assert messages(decoded(gzipped(pcap(FRAMES[:9])) + gzipped(pcap(FRAMES)[24:][len(pcap(FRAMES[:9])) - 24 :]))) == (
+        EXPECTED
+    )
 
 
 def test_interfaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
