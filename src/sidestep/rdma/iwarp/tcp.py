@@ -220,7 +220,10 @@ def begin_connect(
         except OSError as why:
             sock.close()
             raise Unavailable(f"{local} cannot be used here: {why.strerror}") from why
-    code = sock.connect_ex(remote)
+    try:
+        code = sock.connect_ex(remote)
+    except OSError as why:  # an address of an interface that there is not
+        return tcp, why
     if code not in (0, errno.EINPROGRESS):
         return tcp, OSError(code, os.strerror(code))
     tcp.watch(read=False, write=True)
