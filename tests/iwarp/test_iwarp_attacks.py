@@ -342,6 +342,36 @@ def test_the_peer_goes_at_any_time(victim: Victim, phase: str, how: str) -> None
     sock.close()
 
 
+HALVES: dict[str, Callable[[Victim], list[Segment]]] = {
+    "Write": lambda v: [replace(write(*at(v, 0)), last=False)],
+    "Send": lambda v: [Segment(RdmapOp.SEND, False, b"half", msn=1)],
+    "nothing of a Send": lambda v: [Segment(RdmapOp.SEND, False, msn=1)],
+    "nothing of a Write": lambda v: [Segment(RdmapOp.WRITE, False)],
+    "another Send behind a whole one": lambda v: [
+        Segment(RdmapOp.SEND, True, b"whole", msn=1), Segment(RdmapOp.SEND, False, b"half", msn=2)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.spec("RFC 5041 6.2.1")
+@pytest.mark.parametrize("name", HALVES)
+def test_the_peer_ends_between_two_segments_of_a_message(victim: Victim, name: str) -> None:
+    """What was begun has to be finished first: this is no end in order, though every frame is whole."""
+    attacker = victim.peer()
+    side = victim.side
+    for number in range(2):
+        side.qp.post_recv(Receive(number, (victim.region(Access.LOCAL_WRITE).view,)))
+    for segment in HALVES[name](victim):
+        attacker.send(segment)
+    attacker.socket.shutdown(socket.SHUT_WR)
+    attacker.expect_terminate(0, 2, 7)
+    assert Disconnected(by_remote=True, confirmed=False) in side.cm_events
+    assert [each.kind for each in side.events] == [EventKind.QP_FATAL]
+    whole = name.startswith("another")
+    assert [each.status for each in side.received] == [Status.SUCCESS if whole else Status.FLUSHED, Status.FLUSHED]
+    assert victim.device.counters()["connection_broken"] == 1
+
+
 # ---- the end ----
 
 

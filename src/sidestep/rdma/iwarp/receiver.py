@@ -223,6 +223,11 @@ class Receiver:
         """Whether the other end has sent anything good."""
         return self._heard
 
+    @property
+    def amid_message(self) -> bool:
+        """Whether the last segment of a message that has begun is still to come."""
+        return bool(self._messages) or self._open is not None
+
     def give_up(self) -> list[Receive]:
         """Takes nothing any more; the receives of messages that are not complete."""
         self._stopped = True
