@@ -6,6 +6,7 @@ when everything is closed there is no descriptor, timer, registration or key lef
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -143,6 +144,25 @@ def test_reads_ask_for_much_and_take_nothing(victim: Victim) -> None:
         assert (first.op, len(payload), set(payload)) == (RdmapOp.READ_RESPONSE, 4 << 20, {ord("x")}), number
     victim.dut.run()
     assert stream.unsent == 0
+
+
+def test_half_a_message_holds_no_memory_of_a_queue_pair_that_is_destroyed(victim: Victim) -> None:
+    """At once, not some day: who has it back may change its size."""
+    attacker = victim.peer()
+    side = victim.side
+    buffer = bytearray(SIZE)
+    region = side.domain.register(buffer, Access.LOCAL_WRITE)
+    side.qp.post_recv(Receive(1, (memoryview(buffer),)))
+    attacker.send(Segment(RdmapOp.SEND, False, b"half", msn=1))
+    victim.until(lambda: side.qp.receives_posted == 0)
+    gc.disable()  # it would find the memory as well, sometime
+    try:
+        side.qp.destroy()
+        region.deregister()
+        del region
+        buffer.append(0)
+    finally:
+        gc.enable()
 
 
 def test_more_reads_than_agreed(victim: Victim) -> None:
