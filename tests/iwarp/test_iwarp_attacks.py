@@ -287,6 +287,9 @@ def test_a_peer_that_says_nothing_after_the_reply(victim: Victim) -> None:
     assert caught.value.reset
     assert victim.side.qp.state is QpState.ERROR
     assert Established() not in victim.side.cm_events
+    counted = victim.device.counters()
+    assert "connection_broken" not in counted, "there was none"
+    assert counted["connection_failed{reset}"] == 1
 
 
 def big(size: int) -> bytes:

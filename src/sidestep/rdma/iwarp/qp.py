@@ -170,7 +170,8 @@ class IwarpQueuePair(SoftQueuePair):
 
     def connection_lost(self, why: str) -> None:
         """The connection broke."""
-        self.device.events.add("connection_broken")
+        if self.state is RTS:  # else there was none, which the connection counts
+            self.device.events.add("connection_broken")
         self.end()
         self.tell(EventKind.QP_FATAL, why)
         self._over(by_remote=True, confirmed=False)
