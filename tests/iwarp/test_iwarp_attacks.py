@@ -414,6 +414,15 @@ def test_a_peer_names_no_counters(victim: Victim) -> None:
     assert counted == {"terminate_received{unknown}": 2, "terminate_received{0x0207}": 1}
 
 
+def test_a_terminate_is_counted_by_what_it_means(victim: Victim) -> None:
+    """Also of Linux siw, whose bit fields stand the other way round; not by a code that is not there."""
+    for payload in (bytes.fromhex("1001 0700"), b"", b"\1\1\0"):
+        victim.peer().send(Segment(RdmapOp.TERMINATE, True, payload, queue=2, msn=1))
+        victim.until(lambda: victim.side.qp.state is QpState.ERROR)
+    counted = {name: count for name, count in victim.device.counters().items() if name.startswith("terminate_rec")}
+    assert counted == {"terminate_received{unknown}": 2, "terminate_received{0x0101}": 1}
+
+
 def test_what_comes_after_our_end_is_thrown_away(victim: Victim) -> None:
     attacker = victim.peer()
     region = victim.region()
