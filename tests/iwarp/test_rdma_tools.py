@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from iwarp_dut import addresses
 from iwarp_pair import End, IwarpPair
 
+from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.files import read_frames
-from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established
+from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
+from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import Place
 from sidestep.rdma.tools.echo import Echo
 from sidestep.rdma.tools.server import Server
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
-from sidestep.rdma.work import Send
+from sidestep.rdma.work import REJECT_CONSUMER, Send
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60
@@ -281,6 +286,20 @@ def test_another_program_on_that_port(programs: Programs) -> None:
     assert "is no server of these tools" in stderr
 
 
+@pytest.mark.parametrize("command", ["ping", "bw"])
+def test_ctrl_c_before_the_server_has_answered(programs: Programs, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        process = programs.start("rdma", command, f"127.0.0.1:{port}", "--timeout", "3600")
+        asked, _ = silent.accept()
+        with asked:
+            assert asked.recv(1)
+            code, stdout, stderr = ended(process)
+    assert (code, stdout) == (1, "")
+    assert f"127.0.0.1:{port} has not answered" in stderr
+    assert "Traceback" not in stderr
+
+
 def test_a_server_that_goes_away(programs: Programs) -> None:
     def answer(end: End, request: ConnectionRequest) -> None:
         terms = Terms.decode(request.private_data)
@@ -340,6 +359,59 @@ def test_a_hostile_rping_ends() -> None:
     pair.until(lambda: len(lines) == 2)
     assert "are possible" in lines[1]
     assert pair.passive.device.counters()["queue_pairs"] == 1, "that of the pair"
+    server.close()
+    pair.close()
+
+
+NO_ROOM = Rejected(REJECT_CONSUMER, b"the server has no room")
+
+
+def told_to_a_client(pair: IwarpPair, port: int, terms: Terms) -> ConnectionEvent:
+    """What a client with these terms is told first."""
+    told: list[ConnectionEvent] = []
+    device = pair.active.device
+    queue = device.create_cq(8)
+    qp = device.alloc_pd().create_qp(queue, queue)
+    device.cm.connect(pair.passive.device.address, port, qp, terms.encode(), lambda _, event: told.append(event))
+    pair.until(lambda: told)
+    return told[0]
+
+
+def test_a_conversation_for_which_there_is_no_room_leaves_nothing() -> None:
+    """Terms say how many receives and Reads at a time; a device may have room for fewer."""
+    pair = IwarpPair()
+    device = IwarpDevice(addresses()[0], pair.loop, attributes=replace(ATTRIBUTES, regions_max=40))
+    pair.passive.device.close()
+    pair.passive.device = device
+    server = Server(device, pair.loop, 0, lambda line: None)
+    for terms in (Terms(Op.SEND, 8, 16), Terms(Op.READ, 8, 64, both=True)):
+        assert told_to_a_client(pair, server.port, terms) == NO_ROOM
+        counted = device.counters()
+        assert (counted["regions"], counted["queue_pairs"], counted["keys"]) == (0, 0, 0)
+        assert not device.domains
+    server.close()
+    pair.close()
+
+
+def test_a_server_without_memory_serves_on() -> None:
+    pair = IwarpPair()
+    lines: list[str] = []
+    server = Server(pair.passive.device, pair.loop, 0, lines.append)
+    rping = pair.active
+    rping.device.cm.connect(pair.passive.device.address, server.port, rping.qp, b"", rping.handle)
+    pair.until(lambda: rping.events)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + limits.RDMA_TOOL_MESSAGE_MAX, before[1]))
+    try:
+        first = told_to_a_client(pair, server.port, Terms(Op.WRITE, limits.RDMA_TOOL_MESSAGE_MAX))
+        rping.qp.post_send(Send(0, (bytes(12) + limits.RDMA_TOOL_MESSAGE_MAX.to_bytes(4),)))
+        pair.until(lambda: any(isinstance(event, Disconnected) for event in rping.events))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert first == NO_ROOM
+    assert any("rping has ended" in line and "no memory" in line for line in lines)
+    assert isinstance(told_to_a_client(pair, server.port, Terms(Op.WRITE, 8)), Established)
     server.close()
     pair.close()
 
