@@ -20,6 +20,7 @@ from iwarp_dut import addresses
 from iwarp_pair import End, IwarpPair
 
 from sidestep import limits
+from sidestep.cli.rdma_options import parse_size
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.files import read_frames
 from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
@@ -443,12 +444,31 @@ def test_places() -> None:
     for text, place in expected.items():
         assert Place.parse(text, 7) == place
         assert Place.parse(str(place), 7) == place
-    for text in ("", ":1", "host:", "host:0", "host:65536", "host:x", "[::1", "[::1]9", "host:\u0661"):
+    broken = (
+        "",
+        ":1",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:x",
+        "[::1",
+        "[::1]9",
+        "host:\u0661",
+        "host:" + "1" * 5000,
+    )
+    for text in broken:
         if text == "host:":
             assert Place.parse(text, 7) == Place("host", 7)
             continue
         with pytest.raises(Misuse):
             Place.parse(text, 7)
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("0", "64", "4K", "1m")] == [0, 64, 4096, 1 << 20]
+    for text in ("", "K", "4KB", "-1", "4.5K", "4T", "\u0661", "9" * 5000):
+        with pytest.raises(Misuse):
+            parse_size(text)
 
 
 # ---- list and capture ----
