@@ -444,22 +444,9 @@ def test_places() -> None:
     for text, place in expected.items():
         assert Place.parse(text, 7) == place
         assert Place.parse(str(place), 7) == place
-    broken = (
-        "",
-        ":1",
-        "host:",
-        "host:0",
-        "host:65536",
-        "host:x",
-        "[::1",
-        "[::1]9",
-        "host:\u0661",
-        "host:" + "1" * 5000,
-    )
-    for text in broken:
-        if text == "host:":
-            assert Place.parse(text, 7) == Place("host", 7)
-            continue
+    assert Place.parse("host:", 7) == Place("host", 7)
+    long = "host:" + "1" * 5000
+    for text in ("", ":1", "host:0", "host:65536", "host:x", "[::1", "[::1]9", "host:\u0661", long):
         with pytest.raises(Misuse):
             Place.parse(text, 7)
 
