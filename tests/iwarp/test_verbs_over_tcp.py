@@ -266,6 +266,14 @@ def test_an_address_that_is_none(bench: Bench) -> None:
     bench.pair(side)
 
 
+@pytest.mark.parametrize("address", ["localhost", "", "127.0.0.1:5001"])
+def test_a_device_without_an_address(address: str) -> None:
+    before = descriptors()
+    with pytest.raises(Misuse):
+        IwarpDevice(address)
+    assert descriptors() == before
+
+
 def test_an_interface_that_there_is_not(bench: Bench) -> None:
     """The address is one, and nothing of the attempt is left: sockets are counted when the bench is closed."""
     side = bench.side(bench.active)
