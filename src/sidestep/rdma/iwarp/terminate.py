@@ -163,7 +163,7 @@ class Condition(Enum):
     MARKER = "marker that does not point to the start of its FPDU"
     OUTGOING = "message of this end that could not be made"
     USER = "user ends the stream"
-    END_TOO_EARLY = "end of the stream while work is outstanding"
+    END_TOO_EARLY = "end of the stream while work is outstanding, or within a message"
     STREAM_BROKEN = "completion queue or queue pair has failed"
     DEVICE_BROKEN = "device has failed"
     ATOMIC_MISALIGNED = "atomic operation on an address not aligned"
