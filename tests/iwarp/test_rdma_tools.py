@@ -28,6 +28,7 @@ from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import Place
 from sidestep.rdma.tools.echo import Echo
+from sidestep.rdma.tools.rping import RpingClient
 from sidestep.rdma.tools.server import Server
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
 from sidestep.rdma.work import REJECT_CONSUMER, Send
@@ -394,27 +395,32 @@ def test_a_conversation_for_which_there_is_no_room_leaves_nothing() -> None:
     pair.close()
 
 
-def test_a_server_without_memory_serves_on() -> None:
-    pair = IwarpPair()
-    lines: list[str] = []
-    server = Server(pair.passive.device, pair.loop, 0, lines.append)
-    rping = pair.active
-    rping.device.cm.connect(pair.passive.device.address, server.port, rping.qp, b"", rping.handle)
-    pair.until(lambda: rping.events)
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + limits.RDMA_TOOL_MESSAGE_MAX, before[1]))
-    try:
-        first = told_to_a_client(pair, server.port, Terms(Op.WRITE, limits.RDMA_TOOL_MESSAGE_MAX))
-        rping.qp.post_send(Send(0, (bytes(12) + limits.RDMA_TOOL_MESSAGE_MAX.to_bytes(4),)))
-        pair.until(lambda: any(isinstance(event, Disconnected) for event in rping.events))
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-    assert first == NO_ROOM
-    assert any("rping has ended" in line and "no memory" in line for line in lines)
-    assert isinstance(told_to_a_client(pair, server.port, Terms(Op.WRITE, 8)), Established)
-    server.close()
-    pair.close()
+def test_a_server_without_memory_serves_on(programs: Programs) -> None:
+    """A process of its own: one that has had much memory may have some of it still."""
+    process = programs.start("rdma", "server", "--port", "0", "--address", "127.0.0.1", "--json")
+    assert process.stdout is not None
+    port = int(json.loads(process.stdout.readline())["listening"][0]["port"])
+    programs.run("rdma", "ping", f"127.0.0.1:{port}", "-n", "1")  # everything is loaded
+    in_use = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    most = in_use + limits.RDMA_TOOL_MESSAGE_MAX // 2
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
+
+    refused = programs.run("rdma", "bw", f"127.0.0.1:{port}", "-s", str(limits.RDMA_TOOL_MESSAGE_MAX), "--depth", "1")
+    assert "the server has no room" in refused.stderr
+    device = IwarpDevice("127.0.0.1")
+    failed: list[str] = []
+    client = RpingClient(device, limits.RDMA_TOOL_MESSAGE_MAX, 1, failed.append)
+    client.connect("127.0.0.1", port)
+    assert device.loop.run_until(lambda: client.ended, WAIT_S)
+    assert failed
+    device.close()
+
+    found = found_in(programs.run("rdma", "ping", f"127.0.0.1:{port}", "-n", "1", "-i", "0", "--json"))
+    assert found["received"] == 1
+    _, _, stderr = ended(process)
+    assert "rejected: no memory" in stderr
+    assert "rping has ended, 0 messages: there is no memory for it" in stderr
+    assert "Traceback" not in stderr
 
 
 # ---- what is said ----
