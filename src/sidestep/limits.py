@@ -159,6 +159,7 @@ RDMA_ASK_MAX: Final = 4096  # bytes of a question; a longer one, or one that can
 RDMA_ASK_S: Final = 10.0  # seconds for a process to answer; then it is passed over
 RDMA_PIECE_MAX: Final = 32 << 10  # bytes of captured payload in one packet to whoever captures
 RDMA_ANSWER_MAX: Final = 8 << 20  # bytes of an answer that are read, and that wait for whoever reads slowly
+RDMA_LEFT_OUT_MAX: Final = 1024  # connections that a capture leaves out; at more, or twice as many, those that ended go
 RDMA_CAPTURE_WAITING_MAX: Final = 16 << 20  # bytes that wait for one capture; what comes then is lost, and counted
 
 # The tools of `sidestep rdma`. What a client asks of a server is checked against these.

@@ -20,6 +20,7 @@ from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.settings import Settings
 from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, PRIVATE_DATA_MAX
 from sidestep.rdma.iwarp.tap import Taps
+from sidestep.rdma.iwarp.tcp import check_address
 from sidestep.rdma.soft.device import SoftDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import DeviceAttributes
@@ -53,6 +54,9 @@ class IwarpDevice(SoftDevice):
         settings: Times and bounds.
         name: For people.
         attributes: Fewer than `ATTRIBUTES`, if wanted.
+
+    Raises:
+        Misuse: The address is none; names are not looked up here.
     """
 
     __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
@@ -68,6 +72,7 @@ class IwarpDevice(SoftDevice):
         name: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
     ) -> None:
+        check_address(address)
         self.loop = loop or Loop()
         self._owns_loop = loop is None
         super().__init__(name, address, attributes, self.loop.notices, SystemRandom())

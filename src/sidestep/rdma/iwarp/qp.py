@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, terminate_text
+from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, told_by
 from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, OPCODES, RTR, RTS, SUCCESS, SoftQueuePair
 from sidestep.rdma.verbs import EventKind, QpState
@@ -157,7 +157,8 @@ class IwarpQueuePair(SoftQueuePair):
 
     def connection_lost(self, why: str) -> None:
         """The connection broke."""
-        self.device.events.add("connection_broken")
+        if self.state is RTS:  # else there was none, which the connection counts
+            self.device.events.add("connection_broken")
         self.end()
         self.tell(EventKind.QP_FATAL, why)
         self._over(by_remote=True, confirmed=False)
@@ -224,11 +225,11 @@ class IwarpQueuePair(SoftQueuePair):
     def terminated(self, payload: bytes) -> None:
         """The other end ended the stream."""
         assert self.stream is not None
-        code = int.from_bytes(payload[:2])
+        code, text = told_by(payload)
         # Who can choose the names of counters could make any number of them.
         self.device.events.add("terminate_received", f"{code:#06x}" if code in CODE_TEXT else "unknown")
         self.end()
-        self.tell(EventKind.QP_FATAL, terminate_text(payload))
+        self.tell(EventKind.QP_FATAL, text)
         self.stream.leave()
         self._over(by_remote=True, confirmed=True)
 
