@@ -554,8 +554,8 @@ class Connection:
         """Does what is due."""
         self.now = now
         for name in [name for name, at in self.timers.items() if at <= now]:
-            self.timers.pop(name, None)
-            self._TIMEOUTS[name](self)
+            if self.timers.pop(name, None) is not None:  # the one before may have ended all of them
+                self._TIMEOUTS[name](self)
         self.dirty = True
 
     def _cancel_timeout(self) -> None:
