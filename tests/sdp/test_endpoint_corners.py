@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 
 import pytest
-from endpoint_world import LENIENT, PORT, RIGHT, End, World, addresses, join
+from endpoint_world import LENIENT, PORT, RIGHT, End, World, addresses, done, join, pattern, read_zcopy, take
 
 from sidestep.rdma.loopback import Fabric
-from sidestep.rdma.verbs import DeviceAttributes
+from sidestep.rdma.verbs import DeviceAttributes, QueuePair
+from sidestep.rdma.work import RKey, Send, SendRequest
 from sidestep.sdp.aio import timers
 from sidestep.sdp.blocking import MSG_DONTWAIT, MSG_OOB, Socket, create_connection, create_server
 from sidestep.sdp.endpoint import Stack
@@ -200,4 +202,53 @@ def test_who_drives_the_device_is_told_of_every_order() -> None:
     kicks = 0
     listener.close()
     assert kicks == 1
+    world.assert_nothing_left()
+
+
+# --- what one connection does to another ---
+
+
+class Voiding:
+    """A queue pair whose Sends void a key of the other end."""
+
+    def __init__(self, qp: QueuePair, rkey: RKey) -> None:
+        self._qp, self._rkey = qp, rkey
+        self.post_recv = qp.post_recv
+
+    def post_send(self, request: SendRequest) -> None:
+        if isinstance(request, Send):
+            request.invalidate = self._rkey
+        self._qp.post_send(request)
+
+
+@pytest.mark.spec("RFC 5040 5.3; draft-pinkerton-iwarp-sdp: RdmaRdCompl by Send with Invalidate")
+def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
+    """One buffer goes to two other ends by Read Zcopy; the first voids its key, as it may."""
+    world = World(settings=Settings(strategy=read_zcopy))
+    pairs = [(End(), End()) for _ in range(2)]
+    for number, (left, right) in enumerate(pairs):
+        listener = world.stacks[1].listen(PORT, partial(take, right))
+        left.stream = world.stacks[0].connect(RIGHT, addresses(40000 + number), left.tell)
+        assert world.fabric.run_until(partial(right.got, EventKind.ESTABLISHED))
+        listener.close()
+    data = pattern(100_000)
+    shared = memoryview(data)
+    sends = [left.to.send(shared) for left, _ in pairs]
+    assert world.fabric.run_until(lambda: all(right.to.connection.readable for _, right in pairs))
+    keys = [left.to.connection._source.adverts[0].send.region for left, _ in pairs]
+    assert keys[0] is not None
+    first = pairs[0][1].to
+    assert first.qp is not None
+    first._poster = Voiding(first.qp, keys[0].rkey)
+    rooms = [bytearray(len(data)) for _ in pairs]
+    for (_, right), room, send in zip(pairs, rooms, sends, strict=True):
+        right.to.receive(memoryview(room), waitall=True)
+        assert world.fabric.run_until(done(send))
+    for left, right in pairs:
+        assert left.to.connection.error is None
+        assert right.to.connection.error is None
+    assert rooms == [data, data]
+    for left, right in pairs:
+        left.to.abort()
+        right.to.abort()
     world.assert_nothing_left()

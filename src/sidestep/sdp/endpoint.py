@@ -661,7 +661,7 @@ class Stream:
             if not order.access & _REMOTE and stack.lasting.covers(request.view, order.access):
                 registered(None)
             else:
-                stack.regions.get(request.view, order.access, registered)
+                stack.regions.get(request.view, order.access, registered, shared=not order.access & _REMOTE)
         except SidestepError as why:
             registered(why)
         later = True
