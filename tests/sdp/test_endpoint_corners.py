@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from endpoint_world import LENIENT, PORT, RIGHT, End, World, addresses, done, join, pattern, read_zcopy, take
 
+from sidestep.errors import PeerViolation
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes, QueuePair
 from sidestep.rdma.work import RKey, Send, SendRequest
@@ -248,6 +249,34 @@ def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
         assert left.to.connection.error is None
         assert right.to.connection.error is None
     assert rooms == [data, data]
+    for left, right in pairs:
+        left.to.abort()
+        right.to.abort()
+    world.assert_nothing_left()
+
+
+@pytest.mark.spec("docs/wire/sdp.md §23.1: the receiver checks that the STag is the advertised one")
+def test_who_voids_a_key_that_it_was_not_shown_is_cut_off() -> None:
+    """Keys of one device are one space: that of another connection may be guessed."""
+    world = World(settings=Settings(strategy=read_zcopy))
+    pairs = [(End(), End()) for _ in range(2)]
+    for number, (left, right) in enumerate(pairs):
+        listener = world.stacks[1].listen(PORT, partial(take, right))
+        left.stream = world.stacks[0].connect(RIGHT, addresses(40000 + number), left.tell)
+        assert world.fabric.run_until(partial(right.got, EventKind.ESTABLISHED))
+        listener.close()
+    pairs[0][0].to.send(memoryview(pattern(100_000)))
+    assert world.fabric.run_until(lambda: pairs[0][1].to.connection.readable)
+    region = pairs[0][0].to.connection._source.adverts[0].send.region
+    assert region is not None
+    hostile = pairs[1][1].to
+    assert hostile.qp is not None
+    hostile._poster = Voiding(hostile.qp, region.rkey)
+    hostile.send(memoryview(b"!"))
+    assert world.fabric.run_until(lambda: pairs[1][0].got(EventKind.CLOSED))
+    error = pairs[1][0].to.connection.error
+    assert isinstance(error, PeerViolation)
+    assert error.rule == "invalidated"
     for left, right in pairs:
         left.to.abort()
         right.to.abort()

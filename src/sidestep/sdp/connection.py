@@ -43,7 +43,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
-from sidestep.rdma.work import Receive, Status
+from sidestep.rdma.work import Receive, RKey, Status
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
@@ -479,6 +479,13 @@ class Connection:
         except PeerViolation as violation:
             self._teardown.break_off(violation, Cause.VIOLATION)
             self._incoming.give_back(buffer)
+
+    def handle_invalidated(self, rkey: RKey, now: float) -> None:
+        """The message that is handed over next has voided this key (Send with Invalidate, docs/wire/sdp.md §23.1)."""
+        self.now = now
+        if self._flow.open and not self._halves.is_advertised(rkey):
+            error = PeerViolation(f"key {rkey:#x} was voided, and is not of what is advertised", rule="invalidated")
+            self._teardown.break_off(error, Cause.VIOLATION)
 
     def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
         """No message came into this receive, and the queue pair is in error: one that does not fit, or worse."""

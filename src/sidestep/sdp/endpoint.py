@@ -288,6 +288,8 @@ class Stack:
                 touched = stream
             buffer = stream.posted.popleft()
             if completion.status is _DONE:
+                if completion.invalidated is not None:
+                    stream.connection.handle_invalidated(completion.invalidated, now)
                 stream.connection.handle_message(buffer, completion.byte_len, now)
             else:
                 stream.flushed(buffer, completion.status)

@@ -81,6 +81,11 @@ class Halves:
         """Advertisements of the other end that are outstanding."""
         return len(self.source.sinks) + len(self.sink.adverts) + self.sink.untold
 
+    def is_advertised(self, rkey: int) -> bool:
+        """Whether the other end has been shown memory under this key."""
+        requests = (*(advert.send for advert in self.source.adverts), *self.sink.shown)
+        return any(request.region is not None and request.region.rkey == rkey for request in requests)
+
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""
         return bool(self.sink.adverts)
