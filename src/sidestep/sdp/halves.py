@@ -83,8 +83,9 @@ class Halves:
 
     def is_advertised(self, rkey: int) -> bool:
         """Whether the other end has been shown memory under this key."""
-        requests = (*(advert.send for advert in self.source.adverts), *self.sink.shown)
-        return any(request.region is not None and request.region.rkey == rkey for request in requests)
+        regions = [advert.send.region for advert in self.source.adverts]
+        regions += [receive.region for receive in self.sink.shown]
+        return any(region is not None and region.rkey == rkey for region in regions)
 
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""
