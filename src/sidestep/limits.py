@@ -170,7 +170,8 @@ RDMA_TOOL_CLIENTS_MAX: Final = 16  # conversations of one server at a time; the 
 
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
-CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off
+CAPTURE_INTERFACES_MAX: Final = 65536  # of one section of a pcapng file; with more it counts as damaged
+CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that is compressed; reading ends there, with an error
 CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
 CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
 CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out

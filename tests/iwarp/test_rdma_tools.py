@@ -299,15 +299,25 @@ def test_a_server_that_goes_away(programs: Programs) -> None:
 # ---- rping ----
 
 
-@pytest.mark.parametrize("size", [1, 64, 70_000])
-def test_rping(size: int) -> None:
-    """Its client, as librdmacm's does it."""
+@pytest.fixture
+def rping() -> Iterator[tuple[IwarpPair, list[str]]]:
+    """A client that has asked our server and been told what came of it, and the lines of the server."""
     pair = IwarpPair()
     lines: list[str] = []
     server = Server(pair.passive.device, pair.loop, 0, lines.append)
     client = pair.active
     client.device.cm.connect(pair.passive.device.address, server.port, client.qp, b"", client.handle)
     pair.until(lambda: client.events)
+    yield pair, lines
+    server.close()
+    pair.close()
+
+
+@pytest.mark.parametrize("size", [1, 64, 70_000])
+def test_rping(rping: tuple[IwarpPair, list[str]], size: int) -> None:
+    """Its client, as librdmacm's does it."""
+    pair, lines = rping
+    client = pair.active
     assert isinstance(client.events[0], Established)
     for number in range(3):
         text = bytes(65 + (number + at) % 26 for at in range(size - 1)) + b"\0"
@@ -324,24 +334,16 @@ def test_rping(size: int) -> None:
     pair.until(lambda: any(isinstance(event, Disconnected) for event in client.events))
     pair.until(lambda: len(lines) == 2)
     assert "3 messages" in lines[1]
-    server.close()
-    pair.close()
 
 
-def test_a_hostile_rping_ends() -> None:
-    pair = IwarpPair()
-    lines: list[str] = []
-    server = Server(pair.passive.device, pair.loop, 0, lines.append)
+def test_a_hostile_rping_ends(rping: tuple[IwarpPair, list[str]]) -> None:
+    pair, lines = rping
     client = pair.active
-    client.device.cm.connect(pair.passive.device.address, server.port, client.qp, b"", client.handle)
-    pair.until(lambda: client.events)
     client.qp.post_send(Send(0, (bytes(8) + b"\xff" * 8,)))  # 4 GiB
     pair.until(lambda: any(isinstance(event, Disconnected) for event in client.events))
     pair.until(lambda: len(lines) == 2)
     assert "are possible" in lines[1]
     assert pair.passive.device.counters()["queue_pairs"] == 1, "that of the pair"
-    server.close()
-    pair.close()
 
 
 # ---- what is said ----

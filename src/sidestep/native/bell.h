@@ -14,6 +14,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/epoll.h>
@@ -32,7 +33,7 @@
 
 /*
  * Beside each bell, in the same file: the connections whose owner asked to be told which of many has news. Entries are
- * (count << 32 | number the owner chose). The owner of the bell writes, its peers read.
+ * (count << 32 | number, not 0, that the peer chose). The owner of the bell writes, its peers read.
  */
 #define HINTS 511
 struct hint_ring {
@@ -51,6 +52,12 @@ static inline _Atomic uint64_t *bell_word_at(void *page, uint32_t index)
 static inline struct hint_ring *bell_hints_at(void *page, uint32_t index)
 {
 	return (struct hint_ring *)((uint8_t *)page + BELL_WORDS_LEN) + index;
+}
+
+/* False: not written yet, or overwritten. The first place of all, not written yet, has the right count: 0. */
+static inline bool hint_valid(uint64_t entry, uint64_t count)
+{
+	return entry >> 32 == (uint32_t)count && (uint32_t)entry != 0;
 }
 
 static inline void bell_word_sleep(_Atomic uint64_t *word)

@@ -856,8 +856,8 @@ static PyObject *far_bell_hints(PyObject *self, PyObject *unused)
 	bool lost = false;
 	for (; found && bell->seen != tail; bell->seen++) {
 		uint64_t entry = atomic_load_explicit(&bell->hints->entry[bell->seen % HINTS], memory_order_acquire);
-		if (entry >> 32 != (uint32_t)bell->seen) {
-			lost = true; /* not written yet, or overwritten: what it names was published before */
+		if (!hint_valid(entry, bell->seen)) {
+			lost = true; /* what it names was published before */
 			continue;
 		}
 		PyObject *number = PyLong_FromUnsignedLong((uint32_t)entry);

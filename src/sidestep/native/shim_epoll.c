@@ -406,8 +406,8 @@ static void feeds_read(struct set *set)
 		for (; feed->seen != tail; feed->seen++) {
 			uint64_t entry = atomic_load_explicit(&feed->bell->hints->entry[feed->seen % HINTS], memory_order_acquire);
 			uint32_t index = (uint32_t)entry;
-			if (entry >> 32 != (uint32_t)feed->seen) {
-				set->scan_all = true; /* not written yet, or overwritten: what it names was published before */
+			if (!hint_valid(entry, feed->seen)) {
+				set->scan_all = true; /* what it names was published before */
 			} else if (index < set->members_len && set->members[index] && set->members[index]->managed &&
 			           set->members[index]->conn->remote_bell == feed->bell) {
 				hot_add(set, set->members[index]);

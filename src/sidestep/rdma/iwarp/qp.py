@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.manager import IwarpConnection
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.stream import Stream
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
@@ -41,27 +38,17 @@ _OF_ACCESS: Final = frozenset(
 class IwarpQueuePair(SoftQueuePair):
     """One end of a stream."""
 
-    __slots__ = ("_unsignaled", "connection", "sink_stag", "stream")
+    __slots__ = ("_unsignaled", "sink_stag", "stream")
 
     device: IwarpDevice
+    connection: IwarpConnection | None
 
-    def __init__(
-        self,
-        device: IwarpDevice,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> None:
+    def __init__(self, device: IwarpDevice, init: QpInit) -> None:
         # Names nothing: the other end only repeats it in its responses.
         self.sink_stag = device.keys.take(device.keys.part())
         number = device.next_qp_number()
-        super().__init__(number, device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+        super().__init__(number, device, init)
         self.stream: Stream | None = None
-        self.connection: IwarpConnection | None = None
         self._unsignaled = 0  # done, and in the queue until a signaled one is
 
     # --- the user's side ---
