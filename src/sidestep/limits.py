@@ -170,6 +170,7 @@ RDMA_ASK_MAX: Final = 4096  # bytes of a question; a longer one, or one that can
 RDMA_ASK_S: Final = 10.0  # seconds for a process to answer; then it is passed over
 RDMA_PIECE_MAX: Final = 32 << 10  # bytes of captured payload in one packet to whoever captures
 RDMA_ANSWER_MAX: Final = 8 << 20  # bytes of an answer that are read, and that wait for whoever reads slowly
+RDMA_LEFT_OUT_MAX: Final = 1024  # connections that a capture leaves out; at more, or twice as many, those that ended go
 RDMA_CAPTURE_WAITING_MAX: Final = 16 << 20  # bytes that wait for one capture; what comes then is lost, and counted
 
 # The tools of `sidestep rdma`. What a client asks of a server is checked against these.
@@ -181,7 +182,8 @@ RDMA_TOOL_CLIENTS_MAX: Final = 16  # conversations of one server at a time; the 
 
 # Captures that are read. A capture is a file of anybody's: its sizes are not believed.
 CAPTURE_FRAME_MAX: Final = 16 << 20  # bytes of a frame; a longer one counts as damage, and reading ends there
-CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that was compressed; what is beyond counts as cut off
+CAPTURE_INTERFACES_MAX: Final = 65536  # of one section of a pcapng file; with more it counts as damaged
+CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that is compressed; reading ends there, with an error
 CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
 CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
 CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out

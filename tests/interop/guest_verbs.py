@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import select
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import shake_128
 from pathlib import Path
 from typing import Any, Final, Self
 
 from lab_guest import Background, Lab
 
-from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Established, Listener
+from sidestep.rdma.cm import ConnectionRequest, Established, Listener
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.verbs import AsyncEvent, MemoryRegion, ProtectionDomain, QpCapabilities, QueuePair
-from sidestep.rdma.work import Access, Completion, Opcode, Receive, RKey, Send, Status
+from sidestep.rdma.verbs import QpCapabilities
+from sidestep.rdma.work import Completion, Opcode, RKey, Send, Status
+from verbs_end import VerbsEnd
 
 WAIT_S: Final = 60.0  # whatever happens at all happens earlier, unless the machine is very busy
-ALL: Final = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
 _PROGRAM: Final = Path(__file__).parent / "guest" / "verbs_agent.py"
 _PLACE: Final = "/run/verbs_agent.py"  # in the guest
 _CONTROL_PORT: Final = 7100
@@ -92,34 +92,14 @@ class GuestVerbs:
         self.answers += map(json.loads, lines)
 
 
-@dataclass
-class End:
-    """A queue pair of ours, and everything that was told about it."""
+class End(VerbsEnd):
+    """One of ours."""
 
     device: IwarpDevice
-    domain: ProtectionDomain
-    qp: QueuePair
-    done: list[Completion] = field(default_factory=list)
-    told: list[ConnectionEvent] = field(default_factory=list)
-    events: list[AsyncEvent] = field(default_factory=list)
-    connection: Connection | None = None
-
-    @classmethod
-    def of(cls, device: IwarpDevice, capabilities: QpCapabilities | None = None) -> Self:
-        done: list[Completion] = []
-        events: list[AsyncEvent] = []
-        domain = device.alloc_pd()
-        queue = device.create_cq(4096, done.extend)
-        qp = domain.create_qp(queue, queue, capabilities, on_event=events.append)
-        return cls(device, domain, qp, done, events=events)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for it."""
         assert self.device.loop.run_until(condition, WAIT_S), f"not {what}: {self}"
-
-    @property
-    def kinds(self) -> list[str]:
-        return [type(event).__name__ for event in self.told]
 
     @property
     def why(self) -> str:
@@ -130,15 +110,6 @@ class End:
 
     def of_kind(self, *opcodes: Opcode) -> list[Completion]:
         return [each for each in self.done if each.opcode in opcodes]
-
-    def memory(self, content: bytes | int, access: Access = ALL) -> MemoryRegion:
-        return self.domain.register(bytearray(content), access)
-
-    def room(self, size: int, wr_id: int = 0) -> MemoryRegion:
-        """A receive."""
-        region = self.memory(size)
-        self.qp.post_recv(Receive(wr_id, (region.view,)))
-        return region
 
     def send(self, content: bytes, wr_id: int = 0) -> None:
         self.qp.post_send(Send(wr_id, (self.memory(content).view,) if content else ()))
@@ -164,10 +135,6 @@ class End:
         self.until(lambda: "TimewaitExit" in self.kinds or "Rejected" in self.kinds, "the end")
 
     # ---- connections ----
-
-    def on_cm(self, connection: Connection, event: ConnectionEvent) -> None:
-        self.connection = connection
-        self.told.append(event)
 
     def connect(self, lab: Lab, port: int, private_data: bytes = b"") -> None:
         self.connection = self.device.cm.connect(lab.siw_address, port, self.qp, private_data, self.on_cm)

@@ -6,6 +6,7 @@ when everything is closed there is no descriptor, timer, registration or key lef
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -145,6 +146,25 @@ def test_reads_ask_for_much_and_take_nothing(victim: Victim) -> None:
     assert stream.unsent == 0
 
 
+def test_half_a_message_holds_no_memory_of_a_queue_pair_that_is_destroyed(victim: Victim) -> None:
+    """At once, not some day: who has it back may change its size."""
+    attacker = victim.peer()
+    side = victim.side
+    buffer = bytearray(SIZE)
+    region = side.domain.register(buffer, Access.LOCAL_WRITE)
+    side.qp.post_recv(Receive(1, (memoryview(buffer),)))
+    attacker.send(Segment(RdmapOp.SEND, False, b"half", msn=1))
+    victim.until(lambda: side.qp.receives_posted == 0)
+    gc.disable()  # it would find the memory as well, sometime
+    try:
+        side.qp.destroy()
+        region.deregister()
+        del region
+        buffer.append(0)
+    finally:
+        gc.enable()
+
+
 def test_more_reads_than_agreed(victim: Victim) -> None:
     attacker = victim.peer()
     region = victim.region()
@@ -267,6 +287,9 @@ def test_a_peer_that_says_nothing_after_the_reply(victim: Victim) -> None:
     assert caught.value.reset
     assert victim.side.qp.state is QpState.ERROR
     assert Established() not in victim.side.cm_events
+    counted = victim.device.counters()
+    assert "connection_broken" not in counted, "there was none"
+    assert counted["connection_failed{reset}"] == 1
 
 
 def big(size: int) -> bytes:
@@ -342,6 +365,36 @@ def test_the_peer_goes_at_any_time(victim: Victim, phase: str, how: str) -> None
     sock.close()
 
 
+HALVES: dict[str, Callable[[Victim], list[Segment]]] = {
+    "Write": lambda v: [replace(write(*at(v, 0)), last=False)],
+    "Send": lambda v: [Segment(RdmapOp.SEND, False, b"half", msn=1)],
+    "nothing of a Send": lambda v: [Segment(RdmapOp.SEND, False, msn=1)],
+    "nothing of a Write": lambda v: [Segment(RdmapOp.WRITE, False)],
+    "another Send behind a whole one": lambda v: [
+        Segment(RdmapOp.SEND, True, b"whole", msn=1), Segment(RdmapOp.SEND, False, b"half", msn=2)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.spec("RFC 5041 6.2.1")
+@pytest.mark.parametrize("name", HALVES)
+def test_the_peer_ends_between_two_segments_of_a_message(victim: Victim, name: str) -> None:
+    """What was begun has to be finished first: this is no end in order, though every frame is whole."""
+    attacker = victim.peer()
+    side = victim.side
+    for number in range(2):
+        side.qp.post_recv(Receive(number, (victim.region(Access.LOCAL_WRITE).view,)))
+    for segment in HALVES[name](victim):
+        attacker.send(segment)
+    attacker.socket.shutdown(socket.SHUT_WR)
+    attacker.expect_terminate(0, 2, 7)
+    assert Disconnected(by_remote=True, confirmed=False) in side.cm_events
+    assert [each.kind for each in side.events] == [EventKind.QP_FATAL]
+    whole = name.startswith("another")
+    assert [each.status for each in side.received] == [Status.SUCCESS if whole else Status.FLUSHED, Status.FLUSHED]
+    assert victim.device.counters()["connection_broken"] == 1
+
+
 # ---- the end ----
 
 
@@ -359,6 +412,15 @@ def test_a_peer_names_no_counters(victim: Victim) -> None:
         victim.until(lambda: victim.side.qp.state is QpState.ERROR)
     counted = {name: count for name, count in victim.device.counters().items() if name.startswith("terminate_rec")}
     assert counted == {"terminate_received{unknown}": 2, "terminate_received{0x0207}": 1}
+
+
+def test_a_terminate_is_counted_by_what_it_means(victim: Victim) -> None:
+    """Also of Linux siw, whose bit fields stand the other way round; not by a code that is not there."""
+    for payload in (bytes.fromhex("1001 0700"), b"", b"\1\1\0"):
+        victim.peer().send(Segment(RdmapOp.TERMINATE, True, payload, queue=2, msn=1))
+        victim.until(lambda: victim.side.qp.state is QpState.ERROR)
+    counted = {name: count for name, count in victim.device.counters().items() if name.startswith("terminate_rec")}
+    assert counted == {"terminate_received{unknown}": 2, "terminate_received{0x0101}": 1}
 
 
 def test_what_comes_after_our_end_is_thrown_away(victim: Victim) -> None:

@@ -198,6 +198,30 @@ def test_only_what_was_asked_for(pair: IwarpPair, offered: Control) -> None:
         assert sum(one.what is What.OPENED for one in captured(found)) == cases[case], case
 
 
+def test_connections_that_are_left_out_are_forgotten_when_they_are_over(
+    pair: IwarpPair, offered: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make any number of them while a capture runs that is about others."""
+    monkeypatch.setattr(limits, "RDMA_LEFT_OUT_MAX", 4)
+    device = pair.passive.device
+    with asking(offered) as sock:
+        sock.send(b'{"op": "capture", "device": "passive", "port": 1}')
+        pair.until(lambda: len(device.taps) == 1)
+        (tap,) = device.taps._taps
+        wanted = tap.__self__._wanted  # type: ignore[attr-defined]
+        open_now: list[socket.socket] = []
+        for number in range(20):
+            open_now.append(socket.create_connection((device.address, 5001)))
+            pair.until(lambda: len(device.taps.wires) == len(open_now))
+            if number < 12:
+                open_now.pop().close()
+                pair.until(lambda: len(device.taps.wires) == len(open_now))
+            assert len(wanted.left_out) <= max(4, 2 * len(open_now))
+        assert {wire.number for wire in device.taps.wires} <= wanted.left_out
+        for each in open_now:
+            each.close()
+
+
 def test_what_a_killed_process_left_is_taken_away(pair: IwarpPair, tmp_path: Path) -> None:
     directory = tmp_path / "rdma"
     directory.mkdir(mode=0o700)

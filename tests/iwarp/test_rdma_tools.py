@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from iwarp_dut import addresses
 from iwarp_pair import End, IwarpPair
 
+from sidestep import limits
+from sidestep.cli.rdma_options import parse_size
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.files import read_frames
-from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established
+from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
+from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import Place
 from sidestep.rdma.tools.echo import Echo
+from sidestep.rdma.tools.rping import RpingClient
 from sidestep.rdma.tools.server import Server
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
-from sidestep.rdma.work import Send
+from sidestep.rdma.work import REJECT_CONSUMER, Send
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60
@@ -281,6 +288,20 @@ def test_another_program_on_that_port(programs: Programs) -> None:
     assert "is no server of these tools" in stderr
 
 
+@pytest.mark.parametrize("command", ["ping", "bw"])
+def test_ctrl_c_before_the_server_has_answered(programs: Programs, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        process = programs.start("rdma", command, f"127.0.0.1:{port}", "--timeout", "3600")
+        asked, _ = silent.accept()
+        with asked:
+            assert asked.recv(1)
+            code, stdout, stderr = ended(process)
+    assert (code, stdout) == (1, "")
+    assert f"127.0.0.1:{port} has not answered" in stderr
+    assert "Traceback" not in stderr
+
+
 def test_a_server_that_goes_away(programs: Programs) -> None:
     def answer(end: End, request: ConnectionRequest) -> None:
         terms = Terms.decode(request.private_data)
@@ -299,15 +320,25 @@ def test_a_server_that_goes_away(programs: Programs) -> None:
 # ---- rping ----
 
 
-@pytest.mark.parametrize("size", [1, 64, 70_000])
-def test_rping(size: int) -> None:
-    """Its client, as librdmacm's does it."""
+@pytest.fixture
+def rping() -> Iterator[tuple[IwarpPair, list[str]]]:
+    """A client that has asked our server and been told what came of it, and the lines of the server."""
     pair = IwarpPair()
     lines: list[str] = []
     server = Server(pair.passive.device, pair.loop, 0, lines.append)
     client = pair.active
     client.device.cm.connect(pair.passive.device.address, server.port, client.qp, b"", client.handle)
     pair.until(lambda: client.events)
+    yield pair, lines
+    server.close()
+    pair.close()
+
+
+@pytest.mark.parametrize("size", [1, 64, 70_000])
+def test_rping(rping: tuple[IwarpPair, list[str]], size: int) -> None:
+    """Its client, as librdmacm's does it."""
+    pair, lines = rping
+    client = pair.active
     assert isinstance(client.events[0], Established)
     for number in range(3):
         text = bytes(65 + (number + at) % 26 for at in range(size - 1)) + b"\0"
@@ -324,24 +355,74 @@ def test_rping(size: int) -> None:
     pair.until(lambda: any(isinstance(event, Disconnected) for event in client.events))
     pair.until(lambda: len(lines) == 2)
     assert "3 messages" in lines[1]
-    server.close()
-    pair.close()
 
 
-def test_a_hostile_rping_ends() -> None:
-    pair = IwarpPair()
-    lines: list[str] = []
-    server = Server(pair.passive.device, pair.loop, 0, lines.append)
+def test_a_hostile_rping_ends(rping: tuple[IwarpPair, list[str]]) -> None:
+    pair, lines = rping
     client = pair.active
-    client.device.cm.connect(pair.passive.device.address, server.port, client.qp, b"", client.handle)
-    pair.until(lambda: client.events)
     client.qp.post_send(Send(0, (bytes(8) + b"\xff" * 8,)))  # 4 GiB
     pair.until(lambda: any(isinstance(event, Disconnected) for event in client.events))
     pair.until(lambda: len(lines) == 2)
     assert "are possible" in lines[1]
     assert pair.passive.device.counters()["queue_pairs"] == 1, "that of the pair"
+
+
+NO_ROOM = Rejected(REJECT_CONSUMER, b"the server has no room")
+
+
+def told_to_a_client(pair: IwarpPair, port: int, terms: Terms) -> ConnectionEvent:
+    """What a client with these terms is told first."""
+    told: list[ConnectionEvent] = []
+    device = pair.active.device
+    queue = device.create_cq(8)
+    qp = device.alloc_pd().create_qp(queue, queue)
+    device.cm.connect(pair.passive.device.address, port, qp, terms.encode(), lambda _, event: told.append(event))
+    pair.until(lambda: told)
+    return told[0]
+
+
+def test_a_conversation_for_which_there_is_no_room_leaves_nothing() -> None:
+    """Terms say how many receives and Reads at a time; a device may have room for fewer."""
+    pair = IwarpPair()
+    device = IwarpDevice(addresses()[0], pair.loop, attributes=replace(ATTRIBUTES, regions_max=40))
+    pair.passive.device.close()
+    pair.passive.device = device
+    server = Server(device, pair.loop, 0, lambda line: None)
+    for terms in (Terms(Op.SEND, 8, 16), Terms(Op.READ, 8, 64, both=True)):
+        assert told_to_a_client(pair, server.port, terms) == NO_ROOM
+        counted = device.counters()
+        assert (counted["regions"], counted["queue_pairs"], counted["keys"]) == (0, 0, 0)
+        assert not device.domains
     server.close()
     pair.close()
+
+
+def test_a_server_without_memory_serves_on(programs: Programs) -> None:
+    """A process of its own: one that has had much memory may have some of it still."""
+    process = programs.start("rdma", "server", "--port", "0", "--address", "127.0.0.1", "--json")
+    assert process.stdout is not None
+    port = int(json.loads(process.stdout.readline())["listening"][0]["port"])
+    programs.run("rdma", "ping", f"127.0.0.1:{port}", "-n", "1")  # everything is loaded
+    in_use = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    most = in_use + limits.RDMA_TOOL_MESSAGE_MAX // 2
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
+
+    refused = programs.run("rdma", "bw", f"127.0.0.1:{port}", "-s", str(limits.RDMA_TOOL_MESSAGE_MAX), "--depth", "1")
+    assert "the server has no room" in refused.stderr
+    device = IwarpDevice("127.0.0.1")
+    failed: list[str] = []
+    client = RpingClient(device, limits.RDMA_TOOL_MESSAGE_MAX, 1, failed.append)
+    client.connect("127.0.0.1", port)
+    assert device.loop.run_until(lambda: client.ended, WAIT_S)
+    assert failed
+    device.close()
+
+    found = found_in(programs.run("rdma", "ping", f"127.0.0.1:{port}", "-n", "1", "-i", "0", "--json"))
+    assert found["received"] == 1
+    _, _, stderr = ended(process)
+    assert "rejected: no memory" in stderr
+    assert "rping has ended, 0 messages: there is no memory for it" in stderr
+    assert "Traceback" not in stderr
 
 
 # ---- what is said ----
@@ -371,12 +452,18 @@ def test_places() -> None:
     for text, place in expected.items():
         assert Place.parse(text, 7) == place
         assert Place.parse(str(place), 7) == place
-    for text in ("", ":1", "host:", "host:0", "host:65536", "host:x", "[::1", "[::1]9", "host:\u0661"):
-        if text == "host:":
-            assert Place.parse(text, 7) == Place("host", 7)
-            continue
+    assert Place.parse("host:", 7) == Place("host", 7)
+    long = "host:" + "1" * 5000
+    for text in ("", ":1", "host:0", "host:65536", "host:x", "[::1", "[::1]9", "host:\u0661", long):
         with pytest.raises(Misuse):
             Place.parse(text, 7)
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("0", "64", "4K", "1m")] == [0, 64, 4096, 1 << 20]
+    for text in ("", "K", "4KB", "-1", "4.5K", "4T", "\u0661", "9" * 5000):
+        with pytest.raises(Misuse):
+            parse_size(text)
 
 
 # ---- list and capture ----

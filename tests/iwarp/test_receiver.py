@@ -407,6 +407,24 @@ def test_a_segment_of_nothing_amid_a_write_changes_nothing(scene: Scene) -> None
     assert fault.condition is Condition.TAGGED_STAG_CHANGED
 
 
+@pytest.mark.spec("RFC 5041 5.2")
+def test_a_segment_of_nothing_that_begins_a_write_names_nothing(scene: Scene) -> None:
+    assert scene.end.feed(
+        Segment(RdmapOp.WRITE, False, b"", NOWHERE, 2**64 - 1),
+        scene.write(3, b"abc", last=False),
+        Segment(RdmapOp.WRITE, False, b"", NOWHERE, 0),
+        scene.write(6, b"def"),
+    ) is None  # fmt: skip
+    assert bytes(scene.region.view[:10]) == b"\0\0\0abcdef\0"
+
+
+def test_a_segment_of_nothing_that_begins_a_write_begins_one(scene: Scene) -> None:
+    scene.read(3)
+    fault = scene.end.feed(Segment(RdmapOp.WRITE, False), scene.response(0, b"abc"))
+    assert fault is not None
+    assert fault.condition is Condition.OPCODE_UNKNOWN
+
+
 @pytest.mark.spec("RFC 5042 6.2.2")
 @pytest.mark.parametrize("how", ["deregister", "invalidate", "rekey"])
 def test_memory_taken_back_amid_a_message_is_not_written_any_more(scene: Scene, how: str) -> None:

@@ -15,7 +15,7 @@ from iwarp_victim import LeapingLoop, Victim, descriptors
 
 from raw_iwarp import Depths, frame, request
 from sidestep.errors import LimitReached, Misuse
-from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established
+from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Unreachable
 from sidestep.rdma.conformance import Bench
 from sidestep.rdma.conformance.harness import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
@@ -264,6 +264,24 @@ def test_an_address_that_is_none(bench: Bench) -> None:
         bench.connect(side, address="localhost")
     assert side.qp.state is QpState.INIT
     bench.pair(side)
+
+
+@pytest.mark.parametrize("address", ["localhost", "", "127.0.0.1:5001"])
+def test_a_device_without_an_address(address: str) -> None:
+    before = descriptors()
+    with pytest.raises(Misuse):
+        IwarpDevice(address)
+    assert descriptors() == before
+
+
+def test_an_interface_that_there_is_not(bench: Bench) -> None:
+    """The address is one, and nothing of the attempt is left: sockets are counted when the bench is closed."""
+    side = bench.side(bench.active)
+    bench.connect(side, address="fe80::1%nosuch0")
+    bench.eventually(lambda: side.cm_events == [Unreachable()], "it is told")
+    assert side.qp.state is QpState.ERROR
+    assert isinstance(bench.active, IwarpDevice)
+    assert not bench.active.cm.connections
 
 
 # ---- addresses, loops, threads ----

@@ -83,24 +83,18 @@ class Reader:
 
     def __init__(self, *, crc: bool, markers: bool) -> None:
         self._deframer = Deframer(markers=markers, check=True, crc=crc)
-        self._raw = Deframer(markers=markers)  # to know what a frame that is refused had in it
-        self._raw_payloads: list[bytes] = []
-        self._count = 0
         self.fault: str | None = None
-        self.fault_header = b""
 
     def feed(self, piece: bytes) -> list[Found]:
         """The runs among the frames that this piece completes."""
         runs: list[Found] = []
         if self.fault:
             return runs
-        self._raw_payloads += self._raw.feed(piece)
         try:
             for payload in self._deframer.feed(piece):
                 if len(payload) < header_len(payload):
-                    self._fail("short")
+                    self.fault = "short"
                     break
-                self._count += 1
                 segment = found(payload)
                 if runs and runs[-1].goes_on_as(segment):
                     runs[-1] = replace(
@@ -112,13 +106,8 @@ class Reader:
                 else:
                     runs.append(segment)
         except PeerViolation as error:
-            self._fail(FAULTS[str(error.rule)])
+            self.fault = FAULTS[str(error.rule)]
         return runs
-
-    def _fail(self, fault: str) -> None:
-        self.fault = fault
-        refused = self._raw_payloads[self._count]
-        self.fault_header = refused[: header_len(refused)]
 
     @property
     def pending(self) -> int:

@@ -290,8 +290,7 @@ def compare(found: Inbound, reader: Reader, stream: bytes, cuts: list[int]) -> N
                 assert found.payload(run) == one.payload
                 assert tuple(found.segments(run)) == one.headers
                 assert run == (*run[:8], run.index, run.last)
-            assert (found.fault, found.fault_header) == (reader.fault, reader.fault_header)
-            assert found.pending == reader.pending
+            assert (found.fault, found.pending) == (reader.fault, reader.pending)
 
 
 @pytest.mark.slow
@@ -382,7 +381,7 @@ def test_a_marker_that_lies() -> None:
     found = Inbound(crc=True, markers=True)
     found.feed(stream)
     assert found.parse() == []
-    assert (found.fault, found.fault_header) == ("marker", bytes(stream[6:24]))
+    assert found.fault == "marker"
 
 
 @modes
@@ -395,7 +394,7 @@ def test_a_segment_too_short_for_its_header(crc: bool, markers: bool) -> None:
             found.feed(good + fpdu(header[:length], len(good), markers=markers, crc=crc) + b"more")
             (run,) = found.parse()
             assert found.payload(run) == b"good"
-            assert (found.fault, found.fault_header, found.pending) == ("short", header[:length], 0)
+            assert (found.fault, found.pending) == ("short", 0)
             found.feed(good)
             assert found.parse() == []
             with pytest.raises(ValueError, match="not one of the last parse"):

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest
+from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric, LoopbackDevice
 from sidestep.rdma.loopback.manager import LoopbackConnection
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
-from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes, MemoryRegion, ProtectionDomain, QpCapabilities
-from sidestep.rdma.work import Access, Completion, Opcode, Receive
+from sidestep.rdma.verbs import DeviceAttributes, QpCapabilities
+from sidestep.rdma.work import Completion, Opcode
+from verbs_end import VerbsEnd
 
 SERVICE = 0x1_1389
-ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
 
 
-@dataclass
-class End:
-    """One end; its queues have handlers, so `fabric.run` fills the lists."""
+class End(VerbsEnd):
+    """One of them; `fabric.run` fills its lists."""
 
     device: LoopbackDevice
-    domain: ProtectionDomain
     qp: LoopbackQueuePair
-    done: list[Completion] = field(default_factory=list)
-    told: list[ConnectionEvent] = field(default_factory=list)
-    events: list[AsyncEvent] = field(default_factory=list)
-    connection: LoopbackConnection | None = None
-
-    @classmethod
-    def of(cls, device: LoopbackDevice, capabilities: QpCapabilities | None = None) -> End:
-        done: list[Completion] = []
-        events: list[AsyncEvent] = []
-        domain = device.alloc_pd()
-        queue = device.create_cq(4096, done.extend)
-        qp = domain.create_qp(queue, queue, capabilities, on_event=events.append)
-        assert isinstance(qp, LoopbackQueuePair)
-        return cls(device, domain, qp, done, events=events)
-
-    @property
-    def kinds(self) -> list[str]:
-        return [type(event).__name__ for event in self.told]
+    connection: LoopbackConnection | None
 
     @property
     def received(self) -> list[Completion]:
@@ -48,14 +27,6 @@ class End:
     @property
     def sent(self) -> list[Completion]:
         return [each for each in self.done if each.opcode is not Opcode.RECEIVE]
-
-    def memory(self, content: bytes | int, access: Access = ALL) -> MemoryRegion:
-        return self.domain.register(bytearray(content), access)
-
-    def room(self, wr_id: int, size: int = 64) -> MemoryRegion:
-        region = self.memory(size)
-        self.qp.post_recv(Receive(wr_id, (region.view,)))
-        return region
 
     def disconnect(self) -> None:
         assert self.connection is not None

@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from loopback_ends import ALL, SERVICE, End, connect, connected, ends
+from loopback_ends import SERVICE, End, connect, connected, ends
 
 from sidestep.errors import LimitReached, Misuse, SidestepError, Unavailable
 from sidestep.rdma.address import buffer_address
@@ -25,6 +25,7 @@ from sidestep.rdma.loopback.manager import TRANSITIONS
 from sidestep.rdma.soft.queues import HandledQueue
 from sidestep.rdma.verbs import DeviceAttributes, EventKind, MemoryRegion, QpState
 from sidestep.rdma.work import Access, Completion, Opcode, RdmaRead, RdmaWrite, Receive, Send, Status
+from verbs_end import ALL
 
 SEEDS = range(20)
 MODES = pytest.mark.parametrize("immediate", [False, True], ids=["timed", "immediate"])
@@ -43,7 +44,7 @@ def trace(seed: int) -> list[str]:
     active, passive = connected(fabric)
     far = passive.memory(64)
     for index in range(8):
-        passive.room(index)
+        passive.room(wr_id=index)
         sink = active.memory(8)
         active.qp.post_send(RdmaRead(100 + index, (sink.view,), far.va, far.rkey))
         say(active, index)
@@ -95,11 +96,11 @@ def test_two_ends_that_never_rest_are_found(immediate: bool) -> None:
 
     def on_batch(end: End, batch: list[Completion]) -> None:
         if any(each.opcode is Opcode.RECEIVE for each in batch):
-            end.room(0)
+            end.room()
             say(end, 1)
 
     for end in (active, passive):
-        end.room(0)
+        end.room()
         queue = end.qp.recv_cq
         assert isinstance(queue, HandledQueue)
         queue.handler = partial(on_batch, end)
@@ -114,7 +115,7 @@ def test_bandwidth_takes_time_by_size() -> None:
     fabric = Fabric(Random(1), timing=Timing(wire_s=(0, 0), read_s=(0, 0), cm_s=(0, 0), bandwidth=1e6))
     active, passive = connected(fabric)
     begun = fabric.now
-    rooms = [passive.room(index, 50_000) for index in range(4)]
+    rooms = [passive.room(50_000, index) for index in range(4)]
     near = active.memory(50_000)
     for index in range(4):
         active.qp.post_send(Send(index, (near.view,)))
@@ -127,7 +128,7 @@ def test_bandwidth_takes_time_by_size() -> None:
 def test_immediate_takes_no_time(immediate: bool) -> None:
     fabric = Fabric(Random(1), immediate=immediate)
     active, passive = connected(fabric)
-    room = passive.room(0)
+    room = passive.room()
     say(active, 1)
     assert (bytes(room.view[:5]) == b"hello") is immediate
     fabric.run()
@@ -158,7 +159,7 @@ def orders(seed: int, *, fence: bool) -> tuple[bool, bool]:
     fabric = Fabric(Random(seed), timing=Timing(wire_s=(1e-6, 50e-6), read_s=(0, 1e-6)))
     active, passive = connected(fabric)
     far, sink = passive.memory(b"bytes"), active.memory(5)
-    passive.room(0)
+    passive.room()
     active.qp.post_send(RdmaRead(1, (sink.view,), far.va, far.rkey))
     say(active, 2, fence=fence)
     fabric.run_until(lambda: bool(passive.received))
@@ -181,7 +182,7 @@ def test_answers_leave_in_the_order_of_requests(seed: int) -> None:
     active, passive = connected(fabric)
     far, sink = passive.memory(64), active.memory(64)
     for index in range(20):
-        passive.room(index)
+        passive.room(wr_id=index)
         if index % 3:
             say(active, index)
         else:
@@ -197,7 +198,7 @@ def test_a_message_may_overtake_the_last_word() -> None:
     for seed in SEEDS:
         fabric = Fabric(Random(seed), timing=Timing(wire_s=(1e-6, 50e-6), cm_s=(1e-6, 50e-6)))
         active, passive = ends(fabric)
-        passive.room(0)
+        passive.room()
         connect(active, passive)
         fabric.run_until(lambda end=active: end.qp.state is QpState.RTS)  # type: ignore[misc]
         say(active, 1)
@@ -212,7 +213,7 @@ def test_disconnect_may_overtake_data() -> None:
     for seed in SEEDS:
         fabric = Fabric(Random(seed), timing=Timing(wire_s=(1e-6, 50e-6), cm_s=(1e-6, 50e-6)))
         active, passive = connected(fabric)
-        passive.room(0)
+        passive.room()
         say(active, 1)
         fabric.run_until(fabric.now + 20e-6)
         passive.disconnect()
@@ -308,7 +309,7 @@ def test_a_request_fails_as_told(immediate: bool) -> None:
     fabric = Fabric(Random(1), immediate=immediate, faults=faults)
     active, passive = connected(fabric)
     for index in range(3):
-        passive.room(index)
+        passive.room(wr_id=index)
         say(active, index + 1)
     fabric.run()
     assert [each.status for each in active.sent] == [Status.SUCCESS, Status.REMOTE_OPERATION_ERROR, Status.FLUSHED]
@@ -322,7 +323,7 @@ def test_requests_fail_by_chance(immediate: bool) -> None:
     fabric = Fabric(Random(3), immediate=immediate, faults=faults)
     active, passive = connected(fabric)
     for index in range(50):
-        passive.room(index)
+        passive.room(wr_id=index)
         say(active, index)
     fabric.run()
     statuses = [each.status for each in active.sent]
@@ -336,7 +337,7 @@ def test_requests_fail_by_chance(immediate: bool) -> None:
 def test_a_cut_is_found_by_who_sends(immediate: bool) -> None:
     fabric = Fabric(Random(1), immediate=immediate)
     active, passive = connected(fabric)
-    passive.room(0)
+    passive.room()
     fabric.cut(active.qp)
     begun = fabric.now
     say(active, 1)
@@ -358,7 +359,7 @@ def test_a_cut_takes_what_is_on_its_way() -> None:
     for seed in SEEDS:
         fabric = Fabric(Random(seed), timing=Timing(wire_s=(1e-6, 10e-6)))
         active, passive = connected(fabric)
-        passive.room(0)
+        passive.room()
         fabric.call_later(8e-6, lambda fabric=fabric, qp=active.qp: fabric.cut(qp))  # type: ignore[misc]
         say(active, 1)
         fabric.run_until(1000.0)
@@ -372,7 +373,7 @@ def test_a_reset_is_told_to_both_ends(immediate: bool) -> None:
     fabric = Fabric(Random(1), immediate=immediate)
     active, passive = connected(fabric)
     for end in (active, passive):
-        end.room(0)
+        end.room()
     fabric.reset(passive.qp)
     fabric.run()
     for end in (active, passive):
@@ -388,7 +389,7 @@ def test_a_connection_is_lost_by_chance(immediate: bool) -> None:
     fabric = Fabric(Random(5), immediate=immediate, faults=Faults(lose_connection=0.05))
     active, passive = connected(fabric)
     for index in range(100):
-        passive.room(index)
+        passive.room(wr_id=index)
         say(active, index)
         fabric.run()
     fabric.run_until(1000.0)
@@ -404,7 +405,7 @@ def test_a_connection_is_lost_by_chance(immediate: bool) -> None:
 def test_a_dead_device_is_silent(immediate: bool) -> None:
     fabric = Fabric(Random(1), immediate=immediate)
     active, passive = connected(fabric)
-    passive.room(0)
+    passive.room()
     told: list[EventKind] = []
     passive.device.on_event = lambda event: told.append(event.kind)
     fabric.fail(passive.device)
@@ -423,7 +424,7 @@ def test_an_unplugged_device_is_silent_until_plugged(immediate: bool) -> None:
     passive.device.on_event = lambda event: told.append(event.kind)
     fabric.unplug(passive.device)
     fabric.unplug(passive.device)
-    passive.room(0)
+    passive.room()
     say(active, 1)
     fabric.run_until(1000.0)
     assert [each.status for each in active.sent] == [Status.RETRY_EXCEEDED]
@@ -574,7 +575,7 @@ def test_an_observer_sees_the_wire(immediate: bool) -> None:
     fabric = Fabric(Random(1), immediate=immediate, observer=recorder)
     active, passive = connected(fabric)
     target, sink = passive.memory(b"." * 8), active.memory(8)
-    passive.room(0)
+    passive.room()
     key = target.rkey
     active.qp.post_send(RdmaWrite(1, (b"written",), target.va, key))
     active.qp.post_send(RdmaRead(2, (sink.view,), target.va, key))

@@ -45,7 +45,7 @@ def test_programs_do_what_the_model_says(kind: str, steps: list[tuple[str, list,
     for wr_id, (what, pieces, extra) in enumerate(steps):
         if what == "send":
             gather = tuple(near.view[begin:end] for begin, end in pieces)
-            rooms.append(passive.room(wr_id, 3 * SIZE))
+            rooms.append(passive.room(3 * SIZE, wr_id))
             wanted_messages.append(b"".join(bytes(part) for part in gather))
             active.qp.post_send(Send(wr_id, gather, signaled=bool(extra)))
             if extra:

@@ -104,3 +104,55 @@ def test_a_closed_pool_tells_when_nothing_is_registered_any_more() -> None:
     fabric.run()
     assert told == ["empty", "closed"]
     domain.deallocate()
+
+
+def test_who_shares_with_nobody_has_a_region_of_his_own() -> None:
+    """Also while another one is being registered; what is remembered in the end serves again, and keys differ."""
+    fabric = Fabric(random.Random(0))
+    pool = RdmaPool(fabric.device("one").alloc_pd(), regions_max=3)
+    buffer = bytearray(1000)
+    found: list[RdmaElement] = []
+
+    def ask() -> None:
+        pool.get(buffer, Access.REMOTE_READ, found.append, shared=False)  # type: ignore[arg-type]
+
+    ask()
+    ask()
+    fabric.run()
+    ask()
+    fabric.run()
+    assert len({element.rkey for element in found}) == 3
+    assert (pool.regions, pool.bytes) == (3, 3000)
+    ask()
+    fabric.run()
+    assert (len(found), pool.waiting) == (3, 1)  # each counts
+    for element in found[:3]:
+        pool.put(element)
+    fabric.run()
+    assert (len(found), pool.waiting) == (4, 0)
+    pool.put(found[3])
+    assert (pool.regions, pool.bytes) == (1, 1000)  # remembered
+    ask()
+    assert found[4].region is not None
+    pool.put(found[4], keep=False)
+    assert (pool.regions, pool.bytes) == (0, 0)
+
+
+def test_a_region_that_was_voided_while_in_use_counts_until_it_is_given_back() -> None:
+    """The other end can void what it was shown; that makes no room for others."""
+    fabric = Fabric(random.Random(0))
+    pool = RdmaPool(fabric.device("one").alloc_pd(), regions_max=1)
+    buffer = bytearray(1000)
+    found: list[RdmaElement] = []
+    pool.get(buffer, Access.REMOTE_READ, found.append)  # type: ignore[arg-type]
+    fabric.run()
+    assert found[0].region is not None
+    found[0].region.invalidate()  # type: ignore[attr-defined]
+    for _ in range(2):
+        pool.get(buffer, Access.REMOTE_READ, found.append)  # type: ignore[arg-type]
+        pool.get(bytearray(10), Access.REMOTE_READ, found.append)  # type: ignore[arg-type]
+    fabric.run()
+    assert (len(found), pool.regions) == (1, 1)
+    pool.put(found[0])
+    fabric.run()
+    assert pool.regions == 1

@@ -16,6 +16,7 @@ from sidestep.rdma import cm, conformance, loopback, verbs, work
 from sidestep.rdma.conformance import DeviceUnderTest
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft import device as soft_device
+from sidestep.rdma.soft import manager as soft_manager
 from sidestep.rdma.soft import memory as soft_memory
 from sidestep.rdma.soft import qp as soft_qp
 from sidestep.rdma.soft import queues as soft_queues
@@ -52,6 +53,8 @@ def test_the_names_exist() -> None:
         cm,
         soft_device,
         soft_device.SoftDevice,
+        soft_manager,
+        soft_manager.SoftManager,
         soft_memory,
         soft_memory.Domain,
         soft_qp,

@@ -99,7 +99,7 @@ def test_the_first_check_that_fails_is_told() -> None:
     mine, qp = region(fabric, WRITE)
     domain = mine.domain
     other, _ = region(fabric)
-    foreign = domain.device.alloc_pd().register(bytearray(16), READ)  # type: ignore[attr-defined]
+    foreign = domain.device.alloc_pd().register(bytearray(16), READ)
     top, read, write = (1 << 64) - 4, int(READ), int(Access.REMOTE_WRITE)
 
     def ask(key: int, va: int, length: int, right: int) -> object:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import struct
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
+from typing import BinaryIO, cast
 
 import pytest
 from captures import (
@@ -16,6 +20,7 @@ from captures import (
     SETUP,
     WHOLE,
     V,
+    block,
     cooked,
     cooked_2,
     decoded,
@@ -39,9 +44,11 @@ from captures import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
+from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
-from sidestep.observe.capture.files import is_capture
+from sidestep.observe.capture.files import is_capture, read_frames
 from sidestep.observe.capture.writer import Ends, Kind, Record
 
 FRAMES = frames_of(written(WHOLE))
@@ -79,6 +86,157 @@ def test_simple_packets_have_no_time() -> None:
 def test_compressed() -> None:
     assert messages(decoded(gzipped(pcap(FRAMES)))) == EXPECTED
     assert messages(decoded(gzipped(pcapng([(1, frame) for frame in FRAMES])))) == EXPECTED
+
+
+def pcapng_of(order: str, interface: bytes, *packets: bytes) -> bytes:
+    """One interface, of nanoseconds, with these options before; packets are bodies of Enhanced Packet Blocks."""
+    out = block(order, 0x0A0D0D0A, struct.pack(order + "IHHq", 0x1A2B3C4D, 1, 0, -1))
+    resolution = option(order, 9, b"\x09") + option(order, 0)
+    out += block(order, 1, struct.pack(order + "HHI", 1, 0, 0) + interface + resolution)
+    return out + b"".join(block(order, 6, packet) for packet in packets)
+
+
+def option(order: str, code: int, value: bytes = b"") -> bytes:
+    return struct.pack(order + "HH", code, len(value)) + value + bytes(-len(value) % 4)
+
+
+def packet_of(order: str, ticks: int, frame: bytes, options: bytes = b"") -> bytes:
+    head = struct.pack(order + "IIIII", 0, ticks >> 32, ticks & 0xFFFF_FFFF, len(frame), len(frame))
+    return head + frame + bytes(-len(frame) % 4) + options
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_times_of_today_are_exact(order: str) -> None:
+    """A float has 53 bits, and these need 61."""
+    times = [1_800_000_000_123_456_789 + index for index in range(5)]
+    shifted = [packet_of(order, ticks - 1_000_000_000 * 10**9, b"frame") for ticks in times]
+    offset = option(order, 14, struct.pack(order + "q", 1_000_000_000))
+    for capture in (pcapng_of(order, offset, *shifted), pcapng_of(order, b"", *[
+        packet_of(order, ticks, b"frame") for ticks in times
+    ])):  # fmt: skip
+        assert [frame.time_ns for frame in read_frames(io.BytesIO(capture), "x")] == times
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("interface", "packet"),
+    [
+        ([(5, bytes(15) + b"\1\x40")], []),  # an IPv6 address with the length of its prefix
+        ([(2, b"eth0"), (2, b"eth0")], []),  # a name may stand there once only; files have it twice nevertheless
+        ([(0x8001, b"a"), (0x8001, b"b")], [(0x8001, b"c"), (0x8001, b"d")]),  # of others, for their own use
+        ([(1, b"caf\xe9")], [(1, b"caf\xe9")]),  # a comment that ought to be UTF-8
+        ([], [(2, b"\1")]),  # flags that are too short
+    ],
+    ids=["IPv6", "twice", "unknown", "Latin-1", "flags"],
+)
+def test_options_that_nobody_asks_for(
+    order: str, interface: list[tuple[int, bytes]], packet: list[tuple[int, bytes]]
+) -> None:
+    """They are no reason to show nothing."""
+    here, there = (b"".join(option(order, *one) for one in options) for options in (interface, packet))
+    packets = [packet_of(order, 10**12, frame, there + option(order, 0)) for frame in FRAMES]
+    assert messages(decoded(pcapng_of(order, here, *packets))) == EXPECTED
+
+
+def test_a_pipe_is_read() -> None:
+    """Which cannot say where it is, nor go back."""
+    whole = pcapng([(1, frame) for frame in FRAMES])
+    for capture in (whole, gzipped(whole)):
+        reading, writing = os.pipe()
+        with open(writing, "wb") as stream:
+            stream.write(capture)
+        with open(reading, "rb") as stream:
+            assert messages(Decoder(stream, "pipe").events()) == EXPECTED
+
+
+class Endless:
+    """A compressed capture of frames of noise that never ends."""
+
+    def __init__(self, start: bytes, frame: Callable[[bytes], bytes]) -> None:
+        self._generator = random.Random(1)
+        self._frame = frame
+        self._packing = zlib.compressobj(wbits=31)
+        self._packed = self._packing.compress(start)
+        self.given = 0
+
+    def read(self, size: int) -> bytes:
+        assert size >= 0
+        while len(self._packed) < size:
+            self._packed += self._packing.compress(self._frame(self._generator.randbytes(1000)))
+        piece, self._packed = self._packed[:size], self._packed[size:]
+        self.given += len(piece)
+        return piece
+
+
+@pytest.mark.parametrize(
+    ("start", "frame"),
+    [
+        (pcap([]), lambda data: pcap([data])[24:]),
+        (pcapng_of("<", b""), lambda data: block("<", 6, packet_of("<", 1, data))),
+    ],
+    ids=["pcap", "pcapng"],
+)
+def test_what_is_compressed_is_unpacked_as_it_is_read(start: bytes, frame: Callable[[bytes], bytes]) -> None:
+    stream = Endless(start, frame)
+    frames = read_frames(cast(BinaryIO, stream), "x")
+    for number in range(1, 2001):
+        assert next(frames).number == number
+        assert stream.given < number * 1100 + (1 << 19)  # zlib keeps some, and so does the file
+
+
+def test_what_is_unpacked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pcap(FRAMES)
+    monkeypatch.setattr(limits, "CAPTURE_UNPACKED_MAX", len(whole))
+    assert messages(decoded(gzipped(whole))) == EXPECTED
+    monkeypatch.setattr(limits, "CAPTURE_UNPACKED_MAX", len(whole) - 1)
+    events, error = partly(gzipped(whole))
+    assert messages(events) == EXPECTED[: len(messages(events))]
+    assert {event.frame for event in events} == set(range(1, len(FRAMES)))
+    assert isinstance(error, Unavailable)
+    assert error.message == f"test.pcap has more than {len(whole) - 1} bytes in it"
+
+
+def test_compressed_files_that_end_at_a_frame_are_told() -> None:
+    """What is unpacked looks whole: the end of the packed file is missing, wrong, or followed by what is not packed."""
+    packed = gzipped(pcap(FRAMES))
+    wrong = packed[:-8] + bytes(8)
+    for damaged in (packed[:-8], packed[:-1], wrong, packed + b"and so on"):
+        events, error = partly(damaged)
+        assert messages(events) == EXPECTED
+        assert isinstance(error, Unavailable)
+        assert error.message.startswith("test.pcap cannot be unpacked to its end: ")
+    assert messages(decoded(packed + bytes(100))) == EXPECTED
+    assert messages(decoded(gzipped(pcap(FRAMES[:9])) + gzipped(pcap(FRAMES)[24:][len(pcap(FRAMES[:9])) - 24 :]))) == (
+        EXPECTED
+    )
+
+
+def test_interfaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = len(FRAMES) // 2
+    mixed = [(1, frame) for frame in FRAMES[:half]] + [(113, cooked(frame)) for frame in FRAMES[half:]]
+    monkeypatch.setattr(limits, "CAPTURE_INTERFACES_MAX", 2)
+    assert messages(decoded(pcapng(mixed) * 2))[: len(EXPECTED)] == EXPECTED  # of one section
+    monkeypatch.setattr(limits, "CAPTURE_INTERFACES_MAX", 1)
+    with pytest.raises(Unavailable, match="frame 1: a section with more than 1 interfaces"):
+        decoded(pcapng(mixed))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("length", [0, 11, 13, 1 << 24, (1 << 32) - 4])
+def test_no_more_is_read_than_a_frame_may_have(order: str, length: int) -> None:
+    """Whatever a block says, that of a section or another."""
+
+    class Asked(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            assert size is not None
+            assert 0 <= size <= limits.CAPTURE_FRAME_MAX
+            return super().read(size)
+
+    said = struct.pack(order + "I", length)
+    section = b"\x0a\x0d\x0d\x0a" + said + struct.pack(order + "I", 0x1A2B3C4D)
+    for capture in (section, pcapng_of(order, b"") + struct.pack(order + "I", 6) + said + bytes(100)):
+        with pytest.raises(Unavailable, match=r"x, frame 1: (a block with|the file ends|the two lengths)"):
+            list(read_frames(Asked(capture), "x"))
 
 
 def test_what_is_no_capture_is_misuse() -> None:
@@ -344,9 +502,9 @@ def test_a_frame_of_a_length_that_cannot_be() -> None:
 @pytest.mark.parametrize(
     ("offset", "value", "told"),
     [
-        (4, b"\x05\0\0\0", "a block of 5 bytes cannot be"),
-        (4, b"\x04\0\0\0", "a block of 4 bytes cannot be"),
-        (4, b"\0\0\0\x40", "a block of 1073741824 bytes cannot be"),
+        (4, b"\x05\0\0\0", "a block with -7 bytes in it cannot be"),
+        (4, b"\x04\0\0\0", "a block with -8 bytes in it cannot be"),
+        (4, b"\0\0\0\x40", "a block with 1073741812 bytes in it cannot be"),
         (4, b"\x20\0\0\0", "the two lengths of a block differ"),
         (8, b"\x09\0\0\0", "interface 9 of 1"),
         (20, b"\0\x10\0\0", "4096 bytes of a frame in a block with 324"),

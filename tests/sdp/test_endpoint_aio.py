@@ -481,6 +481,29 @@ def test_a_body_that_raises_resets(immediate: bool) -> None:
 
 
 @MODES
+def test_who_is_served_by_what_raises_is_reset(immediate: bool) -> None:
+    """The task tells of the exception; the connection does not stay, with an other end that waits for ever."""
+
+    async def main() -> None:
+        world = AsyncWorld(immediate=immediate)
+        raised: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context.get("exception")))
+
+        async def serve(stream: AsyncStream) -> None:
+            raise ZeroDivisionError
+
+        async with await start_server(serve, world.right, PORT):
+            stream = await open_connection(world.left, RIGHT, PORT)
+            with pytest.raises(ConnectionResetError):
+                await stream.recv(1)
+            await stream.wait_closed()
+        world.pump.close()
+        world.assert_nothing_left()
+
+    run(main)
+
+
+@MODES
 def test_refusals(immediate: bool) -> None:
     async def main() -> None:
         world = AsyncWorld(immediate=immediate)

@@ -16,7 +16,7 @@ from raw import CREDIT, HERE, PORT, THERE, RawPeer, pipelined, small
 from sdp_vectors import vectors
 
 from sidestep.errors import PeerViolation
-from sidestep.rdma.work import REJECT_CONSUMER, Status
+from sidestep.rdma.work import REJECT_CONSUMER, RKey, Status
 from sidestep.sdp import header, hello, states
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.requests import Event, EventKind, Reject
@@ -665,6 +665,18 @@ def suspend_amid() -> RawPeer:
     peer.data()
     peer.say(SuspComm(0x1_0000 | 5002), bufs=0)  # the answer cannot go
     peer.say(SendSm())
+    return peer
+
+
+def invalidated() -> RawPeer:
+    """As the endpoint says it: the key of what was advertised may be voided, and no other."""
+    peer = _advertising()
+    (region,) = [memory for memory in peer.regions.values() if memory.live]
+    shown = next(key for key, memory in peer.regions.items() if memory is region)
+    peer.connection.handle_invalidated(RKey(shown), peer.now)
+    assert peer.connection.error is None
+    peer.connection.handle_invalidated(RKey(shown + 1), peer.now)
+    peer.data()
     return peer
 
 

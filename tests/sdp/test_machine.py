@@ -41,7 +41,7 @@ from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Receive, Status
-from sidestep.sdp.connection import Connection
+from sidestep.sdp.connection import Cause, Connection
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
@@ -53,6 +53,7 @@ from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
 from sidestep.sdp.states import OPEN, State
 from sidestep.sdp.strategy import Strategy
+from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import Mid, Mode, ModeChange, SinkAvail, SrcAvail, decode
 
 pytestmark = pytest.mark.slow
@@ -968,11 +969,36 @@ def surplus_forgotten(self: Resize, buffer: Receive) -> None:
         self._flow.post(buffer)
 
 
+def ends_well(self: Halves) -> None:
+    """Who reads is told that the stream has ended, where it was reset."""
+    self.sink.ended = True
+    while self.sink.receives:
+        self.end_receive(self.sink.receives.popleft())
+
+
+_break_off = Teardown.break_off
+
+
+def told_again(self: Teardown, error: SidestepError, cause: Cause, *, transport_ended: bool = False) -> None:
+    """Whatever goes wrong after the first error is told as well."""
+    _break_off(self, error, cause, transport_ended=transport_ended)
+    self._host.tell(EventKind.BROKEN, error)
+
+
+def untold(self: Teardown, error: SidestepError, cause: Cause) -> None:
+    """Nobody is told."""
+    self._host.error, self._host.cause = error, cause
+
+
 MUTANTS: Final[dict[str, tuple[type[TwoEnds], type, str, Callable[..., object], str]]] = {
     "PND": (TwoEnds, Source, "_count_payload", uncounted, r"PND \d+, ND \d+"),
     "buffers counted": (TwoEnds, Flow, "post", posted_twice, "private buffers counted"),
     "buffers in all": (TwoEnds, Resize, "repost", surplus_forgotten, "private buffers posted"),
     "receives": (BreakingEnds, Halves, "give_up_receives", never, "receives that never ended"),
+    "end of the stream": (BreakingEnds, Halves, "give_up_receives", ends_well, "a stream that nobody has ended"),
+    "told once": (BreakingEnds, Teardown, "break_off", told_again, "is told 2 times"),
+    "told at all": (BreakingEnds, Teardown, "_tell_broken", untold, "is told 0 times"),
+    "a reset": (BreakingEnds, Teardown, "_tell_broken", never, "the end of a stream that has not ended"),
     "unread": (breaking("bytes that nobody has read"), Sink, "drain", never, "private buffers are still lent"),
 }
 

@@ -50,14 +50,43 @@ def test_every_field() -> None:
 
 
 def test_a_broken_message_is_shown() -> None:
+    """And is no success: what is wrong, and where, is said besides."""
     result = run(DATA.message[:20].hex())
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.stdout.startswith("Data: broken (length): Len 24 in a message of 20 bytes")
+    error = error_of(result)
+    assert error.message == (
+        "the message, line 1: Data, length: Len 24 in a message of 20 bytes: Len is the number of bytes received"
+    )
+    assert error.remedy
+
+
+@pytest.mark.parametrize("options", [[], ["-v"], ["--json"]])
+def test_broken_messages_among_others(options: list[str]) -> None:
+    """All are shown, and the first broken one is named by its line."""
+    whole, cut = DATA.message.hex(), DATA.message[:20].hex()
+    result = run(*options, stdin=f"{whole}\n\n# cut off\n{cut[:16]}\n{cut[16:]}\n\n{whole}\n\nff00\n".encode())
+    good = run(*options, stdin=whole.encode()).stdout
+    assert result.exit_code == 1
+    assert result.stdout.startswith(good)
+    assert result.stdout.count(good) == 2
+    assert error_of(result).message == (
+        "standard input, line 4: Data, length: Len 24 in a message of 20 bytes: Len is the number of bytes received"
+        " (and 1 more broken of 4)"
+    )
+
+
+@pytest.mark.parametrize("wrong", ["ff0x0g", "ff0", "caf\xe9"])
+def test_what_lies_before_a_line_that_is_not_hex_is_shown(wrong: str) -> None:
+    result = run(stdin=f"{DATA.message.hex()}\n\nff00\n{wrong}\n".encode("latin-1"))
+    assert result.exit_code == 1
+    assert result.stdout == DATA_LINE + "\n"
+    assert error_of(result).message.startswith("standard input, line 4 is not hex: ")
 
 
 def test_for_programs() -> None:
-    told = json.loads(run("--json", DATA.message.hex()).stdout)
-    assert told == {
+    found = json.loads(run("--json", DATA.message.hex()).stdout)
+    assert found == {
         "message": "Data", "mid": 255, "flags": [], "bufs": 8, "len": 24, "mseq": 8, "mseq_ack": 7, "header": {},
         "payload_len": 8, "bytes": DATA.message.hex(),
     }  # fmt: skip
@@ -69,6 +98,10 @@ def test_several_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
     file.write_text(text)
     for result in (run(str(file)), run(stdin=text.encode()), run("-", stdin=text.encode())):
         assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["Data", "Hello"]
+
+
+def told(text: str) -> list[bytes]:
+    return [message for _, message in messages_in(text, "x")]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +121,13 @@ def test_several_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
     ],
 )
 def test_ways_to_write_hex(text: str) -> None:
-    assert messages_in(text, "x") == [b"\xff\1\2"]
+    assert told(text) == [b"\xff\1\2"]
 
 
 def test_repeated_bytes_and_the_page_itself() -> None:
-    assert messages_in("ff 00*3 01", "x") == [b"\xff\0\0\0\1"]
-    assert messages_in("\n\n01\n\n\n02\n", "x") == [b"\1", b"\2"]
-    assert messages_in("", "x") == []
+    assert told("ff 00*3 01") == [b"\xff\0\0\0\1"]
+    assert list(messages_in("\n\n01\n\n\n# two\n02\n", "x")) == [(3, b"\1"), (7, b"\2")]
+    assert told("") == []
     assert looks_like_hex("ff 00*3")
     assert not looks_like_hex("capture.pcap")
 
@@ -170,17 +203,17 @@ def test_every_field_of_a_capture(tmp_path: Path) -> None:
 
 
 def test_a_capture_for_programs() -> None:
-    told = objects(run("--json", stdin=written(RECORDS)))
-    assert [one["what"] for one in told[:5]] == ["cm", "sdp", "cm", "sdp", "cm"]
-    assert told[0]["text"].startswith("CM REQ: ")
-    data = next(one for one in told if one["frame"] == 19)
+    found = objects(run("--json", stdin=written(RECORDS)))
+    assert [one["what"] for one in found[:5]] == ["cm", "sdp", "cm", "sdp", "cm"]
+    assert found[0]["text"].startswith("CM REQ: ")
+    data = next(one for one in found if one["frame"] == 19)
     assert data == {
         "frame": 19, "time_ns": 1000_001_800_000, "wire": "RoCEv2", "from": "10.0.0.1:40000", "to": "10.0.0.2:5001",
         "connection": 1, "side": "connecting", "what": "sdp", "solicited": False, "message": "Data", "mid": 255,
         "flags": [], "bufs": 8, "len": 24, "mseq": 8, "mseq_ack": 7, "header": {}, "payload_len": 8,
         "bytes": DATA.message.hex(),
     }  # fmt: skip
-    assert [one["bytes"] for one in told if one["what"] == "sdp"] == [
+    assert [one["bytes"] for one in found if one["what"] == "sdp"] == [
         HELLO.message.hex(), V["V02"].message.hex(), *(bytes(one.data).hex() for one in RECORDS[3:-2])
     ]  # fmt: skip
 
@@ -229,6 +262,10 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (DATA_LINE + "\n", "")
     wrong = subprocess.run([*command, "nothing-there"], capture_output=True, text=True, env=environment, check=False)
     assert (wrong.returncode, wrong.stdout) == (1, "")
+    cut = subprocess.run([*command, "ff00"], capture_output=True, text=True, env=environment, check=False)
+    assert cut.returncode == 1
+    assert cut.stdout.startswith("no message: broken")
+    assert cut.stderr.startswith("sidestep: the message, line 1: no message, ")
     assert wrong.stderr == (
         "sidestep: there is no file nothing-there, and it is not hex\nhint: give a file, or a message in hex\n"
     )

@@ -22,13 +22,14 @@ from sidestep.rdma.tools.terms import DEFAULT_PORT
 
 TalkT = TypeVar("TalkT", bound=Talk)
 _LEAVE_S = 2.0  # for the other end to say good-bye as well
+_DIGITS_MAX = 20  # of 64 bits
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def parse_size(text: str) -> int:
     """Bytes, with K, M or G as a suffix; raises Misuse."""
     digits, unit = (text[:-1], text[-1:].lower()) if text[-1:].isalpha() else (text, "")
-    if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX) or unit not in _UNITS:
         raise Misuse(f"{text!r} is not a size", remedy="for example 64, 4K or 1M")
     return int(digits) * _UNITS[unit]
 

@@ -38,7 +38,8 @@ def decode(source: str, verbose: bool, as_json: bool) -> None:
 
     Broken messages are shown as far as they can be read.
 
-    Exit code 1 if there is nothing to show, or the capture is damaged: what lies before that place is shown.
+    Exit code 1 if there is nothing to show, a message given in hex is broken, or the hex or the capture is damaged:
+    what lies before that place is shown.
     """
     stream, name = _opened(source)
     with stream:
@@ -81,24 +82,32 @@ def _why_nothing(decoder: Decoder) -> str:
 
 def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> bool:
     try:
-        messages = messages_in(text.decode("ascii"), name)
+        text.split(b"\n", 1)[0].decode("ascii")
     except UnicodeDecodeError as error:
         raise Misuse(
             f"{name} is neither a capture nor hex: byte {error.start} is {text[error.start]:#04x}",
             remedy=_GIVE,
         ) from error
-    for message in messages:
+    count, broken, first = 0, 0, ""
+    for line, message in messages_in(text.decode("ascii", "backslashreplace"), name):
+        count += 1
         reading = words.read(message)
+        if reading.fault is not None:
+            broken += 1
+            first = first or f"{name}, line {line}: {reading.name}, {reading.fault.rule}: {reading.fault.message}"
         if as_json:
             click.echo(json.dumps(words.as_json(reading)))
         elif verbose:
             click.echo("\n".join(words.lines_of(reading)))
         else:
             click.echo(words.line_of(reading))
-    if not messages:
+    if broken:
+        more = f" (and {broken - 1} more broken of {count})" if broken > 1 else ""
+        raise Misuse(f"{first}{more}", remedy="all that can be read is shown; check that the messages are whole")
+    if not count:
         click.echo(f"sidestep: {name} is empty", err=True)
         click.echo(f"hint: {_GIVE}", err=True)
-    return bool(messages)
+    return count > 0
 
 
 def _echo_fields(reading: words.Reading) -> None:

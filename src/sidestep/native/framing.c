@@ -692,11 +692,8 @@ static void fpdu_take(struct framing_in *in, uint32_t phase, uint32_t span, uint
 		in->fault = FRAMING_MARKER;
 	else if (header_len < TAGGED_LEN || (header_len < UNTAGGED_LEN && !(header[0] & DDP_TAGGED)))
 		in->fault = FRAMING_SHORT;
-	if (in->fault) {
-		memcpy(in->fault_header, header, header_len);
-		in->fault_header_len = (uint8_t)header_len;
+	if (in->fault)
 		return;
-	}
 	struct framing_run next = run_of(header, ulpdu_len - header_len, (uint32_t)in->segments.tail);
 	struct framing_run *run = in->runs.tail ? runs_of(in) + in->runs.tail - 1 : NULL;
 

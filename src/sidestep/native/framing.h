@@ -121,8 +121,6 @@ struct framing_run {
 struct framing_in {
 	bool crc, markers;
 	enum framing_fault fault;
-	uint8_t fault_header[FRAMING_HEADER_MAX]; /* as it arrived, so with a bad checksum anything */
-	uint8_t fault_header_len;
 	uint8_t *staging;    /* made when it is first needed */
 	uint32_t size;       /* bytes of it */
 	uint32_t head, tail; /* [head, tail) is not read yet */

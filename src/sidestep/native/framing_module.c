@@ -942,14 +942,6 @@ static PyObject *inbound_fault(PyObject *self, void *unused)
 	return PyUnicode_FromString(words[fault]);
 }
 
-static PyObject *inbound_fault_header(PyObject *self, void *unused)
-{
-	const struct framing_in *in = &((struct inbound *)self)->in;
-
-	(void)unused;
-	return PyBytes_FromStringAndSize((const char *)in->fault_header, in->fault_header_len);
-}
-
 static PyMethodDef inbound_methods[] = {
 	{"fill", inbound_fill, METH_O, fill_doc},
 	{"feed", inbound_feed, METH_O, feed_doc},
@@ -966,7 +958,6 @@ static PyGetSetDef inbound_getset[] = {
 	{"pending", inbound_pending, NULL, "Bytes of the stream that are staged and not parsed.", NULL},
 	{"position", inbound_position, NULL, "Bytes of the stream that are parsed.", NULL},
 	{"fault", inbound_fault, NULL, "What ended parsing: 'crc', 'marker', 'short'; None if nothing did.", NULL},
-	{"fault_header", inbound_fault_header, NULL, "The DDP header of the FPDU that did, as far as it has one.", NULL},
 	{0},
 };
 

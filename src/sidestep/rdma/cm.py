@@ -153,6 +153,7 @@ class Listener(ABC):
     service_id: int
     match: PrivateDataMatch | None
     backlog: int
+    closed: bool
 
     @property
     @abstractmethod

@@ -108,15 +108,24 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
 class Wanted:
     """Which connections a capture is about."""
 
-    def __init__(self, address: str | None = None, port: int | None = None) -> None:
+    def __init__(self, address: str | None, port: int | None, devices: Sequence[Observed]) -> None:
         self._address, self._port = address, port
-        self._left_out: set[int] = set()
+        self._devices = devices
+        self._left_out_max = limits.RDMA_LEFT_OUT_MAX
+        self.left_out: set[int] = set()
 
     def __call__(self, seen: Seen) -> bool:
         """Whether it is about one of them."""
         if seen.ends is not None and not self._fits(seen.ends):
-            self._left_out.add(seen.wire)
-        return seen.wire not in self._left_out
+            self.left_out.add(seen.wire)
+            if len(self.left_out) > self._left_out_max:
+                self._forget_closed()
+        return seen.wire not in self.left_out
+
+    def _forget_closed(self) -> None:
+        """Nothing more is heard of them."""
+        self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
+        self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
     def _fits(self, ends: Ends) -> bool:
         """One end has both: the address, if any is wanted, and the port."""
@@ -269,7 +278,7 @@ class _Client:
         if self._tapped or not (isinstance(address, str | None) and isinstance(port, int | None)):
             self.close()
             return
-        self._wanted = Wanted(address, port)
+        self._wanted = Wanted(address, port, devices)
         for device in devices:
             self._tapped.append(device)
             device.taps.add(self._see)

@@ -205,14 +205,15 @@ class RdmaElement:
 
 
 _Key: TypeAlias = tuple[int, int, int]  # address, bytes, access: as long as the region lives, so does the memory
-_Wish: TypeAlias = "tuple[Waiter[RdmaElement], memoryview, Access, _Key]"
+_Wish: TypeAlias = "tuple[Waiter[RdmaElement], memoryview, Access, _Key, bool]"
 
 
 class RdmaPool:
     """Registered buffers of users, the idle ones remembered.
 
     A remembered region keeps its buffer alive and unresizable. A buffer is the same if its first byte, its length and
-    the wanted access are.
+    the wanted access are. Who asks for it while it is in use gets the same region, unless it is not to be shared: the
+    other end that was shown a key may void it (RFC 5040 5.3), and would void it for all.
 
     Args:
         domain: Whose queue pairs may use them.
@@ -233,21 +234,17 @@ class RdmaPool:
         self._regions_max = regions_max
         self._bytes_max = bytes_max
         self._waiters_max = waiters_max
-        self._elements: dict[_Key, RdmaElement] = {}
+        self._elements: dict[_Key, RdmaElement] = {}  # those that can be found: one of a key
         self._idle: OrderedDict[_Key, RdmaElement] = OrderedDict()  # the least recently used first
         self._joined: dict[_Key, list[Waiter[RdmaElement]]] = {}  # who waits for a registration under way
         self._waiters: deque[_Wish] = deque()
         self._closed = False
         self._then: Callable[[], object] | None = None
-        self.bytes = 0  # registered, or being registered
+        self.regions = 0  # in use, remembered, or being registered
+        self.bytes = 0  # of them
         self.hits = 0  # registrations saved
         self.misses = 0
         self.evictions = 0
-
-    @property
-    def regions(self) -> int:
-        """Regions, in use, remembered, or being registered."""
-        return len(self._elements)
 
     @property
     def waiting(self) -> int:
@@ -261,11 +258,13 @@ class RdmaPool:
         callback: Callable[[RdmaElement | SidestepError], object],
         *,
         wait: bool = True,
+        shared: bool = True,
     ) -> Waiter[RdmaElement]:
         """Calls with the buffer registered: at once if it is known, else when that is done.
 
         Where there is no room, what nobody uses is forgotten; if that is not enough, who asks waits in order, unless
-        `wait` is False. The callback gets what `register` would raise, or Unavailable if the pool is closed.
+        `wait` is False. The callback gets what `register` would raise, or Unavailable if the pool is closed. Unless
+        `shared`, nobody else uses the region at that time.
 
         Raises:
             LimitReached: The buffer is larger than the pool, too many wait, or there is no room and `wait` is False.
@@ -278,14 +277,14 @@ class RdmaPool:
             raise LimitReached(f"a buffer of {len(view)} bytes for a pool of {self._bytes_max}")
         waiter: Waiter[RdmaElement] = Waiter(callback)
         key = (buffer_address(view), len(view), int(access))
-        if self._find(key, waiter):
+        if self._find(key, waiter, shared=shared):
             return waiter
         if self._waiters or not self._make_room(len(view)):
             if not wait:
                 raise LimitReached(f"a pool of {self._bytes_max} bytes in {self._regions_max} regions is in use")
             if len(self._waiters) >= self._waiters_max and self.waiting >= self._waiters_max:
                 raise LimitReached(f"{self._waiters_max} wait for a region already")
-            self._waiters.append((waiter, view, access, key))
+            self._waiters.append((waiter, view, access, key, shared))
         else:
             self._register(waiter, view, access, key)
         return waiter
@@ -330,9 +329,15 @@ class RdmaPool:
             then, self._then = self._then, None
             then()
 
-    def _find(self, key: _Key, waiter: Waiter[RdmaElement]) -> bool:
+    def _is_known(self, key: _Key, *, shared: bool) -> bool:
         element = self._elements.get(key)
-        if element is None:
+        if element is None or (element.region is not None and not element.region.valid):
+            return False
+        return shared or (element.region is not None and not element.users)
+
+    def _find(self, key: _Key, waiter: Waiter[RdmaElement], *, shared: bool) -> bool:
+        element = self._elements.get(key)
+        if element is None or (not shared and (element.region is None or element.users)):
             return False
         if element.region is None:
             self.hits += 1
@@ -349,7 +354,7 @@ class RdmaPool:
         return True
 
     def _make_room(self, size: int) -> bool:
-        while len(self._elements) >= self._regions_max or self.bytes + size > self._bytes_max:
+        while self.regions >= self._regions_max or self.bytes + size > self._bytes_max:
             if not self._idle:
                 return False
             self.evictions += 1
@@ -358,11 +363,16 @@ class RdmaPool:
 
     def _register(self, waiter: Waiter[RdmaElement], view: memoryview, access: Access, key: _Key) -> None:
         element = RdmaElement(key)
+        waiters = [waiter]
 
         def done(result: MemoryRegion | SidestepError) -> None:
-            waiters = self._joined.pop(key)
+            found = self._elements.get(key) is element
+            if found:
+                del self._joined[key]
             if isinstance(result, SidestepError):
-                del self._elements[key]
+                if found:
+                    del self._elements[key]
+                self.regions -= 1
                 self.bytes -= len(view)
                 for each in waiters:
                     each.answer(result)
@@ -380,8 +390,10 @@ class RdmaPool:
 
         self._domain.register_later(view, access, done)
         self.misses += 1
-        self._elements[key] = element
-        self._joined[key] = [waiter]
+        if key not in self._elements:
+            self._elements[key] = element
+            self._joined[key] = waiters
+        self.regions += 1
         self.bytes += len(view)
 
     def _lend(self, element: RdmaElement, waiter: Waiter[RdmaElement]) -> None:
@@ -395,6 +407,7 @@ class RdmaPool:
         if self._elements.get(element.key) is element:
             del self._elements[element.key]
             self._idle.pop(element.key, None)
+        self.regions -= 1
         self.bytes -= element.length
         assert element.region is not None
         element.region.deregister()
@@ -402,11 +415,12 @@ class RdmaPool:
 
     def _serve(self) -> None:
         while self._waiters and not self._closed:
-            waiter, view, access, key = self._waiters[0]
-            if waiter.callback is not None and not self._elements.get(key) and not self._make_room(len(view)):
+            waiter, view, access, key, shared = self._waiters[0]
+            known = self._is_known(key, shared=shared)
+            if waiter.callback is not None and not known and not self._make_room(len(view)):
                 return
             self._waiters.popleft()
-            if waiter.callback is not None and not self._find(key, waiter):
+            if waiter.callback is not None and not self._find(key, waiter, shared=shared):
                 try:
                     self._register(waiter, view, access, key)
                 except Misuse as why:

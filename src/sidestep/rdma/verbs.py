@@ -78,7 +78,7 @@ class DeviceAttributes:
     """What a device can do. The defaults are those of an InfiniBand device."""
 
     # Private data of the connection manager (IBTA 12.6).
-    request_private_data_max: int = 92  # bytes; SDP needs 76 at least
+    request_private_data_max: int = 92  # bytes; SDP needs 68 at least, and 24 of a reply (sdp.private_data)
     reply_private_data_max: int = 196  # bytes
     reject_private_data_max: int = 148  # bytes
     reject_reasons: bool = True  # a rejection tells its reason; else it is REJECT_CONSUMER always

@@ -322,7 +322,6 @@ class Server:
         self._listening: Listening | None = None
         self._port = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._streams: set[AsyncStream] = set()
 
     def begin(self, address: IpAddress | None, port: int, backlog: int, settings: Settings | None) -> None:
         """Listens; for `start_server`."""
@@ -378,13 +377,17 @@ class Server:
                 return
             wanted = self._served(stream)
             if wanted is not None:
-                task = asyncio.ensure_future(_finish(wanted))
+                task = asyncio.ensure_future(_finish(wanted, stream))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
 
-async def _finish(wanted: Awaitable[None]) -> None:
-    await wanted
+async def _finish(wanted: Awaitable[None], stream: AsyncStream) -> None:
+    try:
+        await wanted
+    except BaseException:
+        stream.abort()  # nobody else will end it, and the other end would wait
+        raise
 
 
 async def open_connection(
@@ -434,9 +437,13 @@ async def start_server(
 def timers(stack: Stack) -> None:
     """Lets the running event loop see to the timeouts of a stack whose clock is `loop.time`."""
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
 
     def wake_at(at: float) -> None:
-        loop.call_at(at, stack.handle_timeouts)
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+        timer = loop.call_at(at, stack.handle_timeouts)
 
     stack.wake_at = wake_at
     if (at := stack.next_deadline()) is not None:

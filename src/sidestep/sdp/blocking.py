@@ -136,6 +136,7 @@ class Socket:
         assert self._reports is not None
         if not self._driver.wait(self._has_answer, self._timeout):
             stream.abort()
+            self._host.kick()
             self._reports.take()
             self._forget()
             raise TimeoutError("timed out")
@@ -185,6 +186,7 @@ class Socket:
             stream = listening.accept(accepted._told)
             assert stream is not None
             accepted._stream = stream
+            accepted._over = stream.connection.state is State.CLOSED  # which was told when it had no stream yet
             accepted._reports = Reports(stream.connection)
             return accepted, accepted.getpeername()
 
@@ -225,13 +227,15 @@ class Socket:
             raise broken
         if not len(view):
             return None
+        urgent = bool(flags & MSG_OOB)
         if timeout == 0:
             room = connection.room if connection.writable else 0
             if not room:
                 raise os_error(errno.EAGAIN)
+            urgent = urgent and len(view) <= room  # the last byte is, and it goes with another call
             view = view[:room]
         try:
-            send = stream.send(view, urgent=bool(flags & MSG_OOB), bcopy_only=timeout == 0)
+            send = stream.send(view, urgent=urgent, bcopy_only=timeout == 0)
         except LimitReached as why:
             raise error_of(why) from why
         self._host.kick()
@@ -347,6 +351,7 @@ class Socket:
             self._closed = True
             if self._listening is not None:
                 self._listening.close()
+                self._host.kick()
             if self._stream is None:
                 self._give_port_back()
                 return

@@ -43,7 +43,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
-from sidestep.rdma.work import Receive, Status
+from sidestep.rdma.work import Receive, RKey, Status
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
@@ -480,6 +480,13 @@ class Connection:
             self._teardown.break_off(violation, Cause.VIOLATION)
             self._incoming.give_back(buffer)
 
+    def handle_invalidated(self, rkey: RKey, now: float) -> None:
+        """The message that is handed over next has voided this key (Send with Invalidate, docs/wire/sdp.md §23.1)."""
+        self.now = now
+        if self._flow.open and not self._halves.is_advertised(rkey):
+            error = PeerViolation(f"key {rkey:#x} was voided, and is not of what is advertised", rule="invalidated")
+            self._teardown.break_off(error, Cause.VIOLATION)
+
     def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
         """No message came into this receive, and the queue pair is in error: one that does not fit, or worse."""
         self.now = now
@@ -554,8 +561,8 @@ class Connection:
         """Does what is due."""
         self.now = now
         for name in [name for name, at in self.timers.items() if at <= now]:
-            self.timers.pop(name, None)
-            self._TIMEOUTS[name](self)
+            if self.timers.pop(name, None) is not None:  # the one before may have ended all of them
+                self._TIMEOUTS[name](self)
         self.dirty = True
 
     def _cancel_timeout(self) -> None:

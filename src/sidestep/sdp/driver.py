@@ -26,7 +26,7 @@ from sidestep.sdp.endpoint import Stack
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sidestep.rdma.loopback import Fabric
+    from sidestep.rdma.loopback import Fabric, Timer
     from sidestep.rdma.verbs import Device
     from sidestep.sdp.settings import Settings
 
@@ -236,9 +236,13 @@ class RealTime(Driver):
 
 def stack_on(fabric: Fabric, device: Device, settings: Settings | None = None, **options: Any) -> Stack:
     """A stack whose clock and timers are those of a fabric; `options` go to `Stack`."""
+    timer: Timer | None = None
 
     def wake_at(at: float) -> None:
-        fabric.call_at(at, stack.handle_timeouts)
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+        timer = fabric.call_at(at, stack.handle_timeouts)
 
     stack = Stack(device, lambda: fabric.now, settings, wake_at=wake_at, **options)
     return stack

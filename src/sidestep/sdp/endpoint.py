@@ -86,6 +86,7 @@ _HEADERS_MAX: Final = BSDH_LEN + SinkAvail.LENGTH  # bytes of the longest header
 _REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LAST: Final = 0  # number of the two requests that show that a queue pair is flushed; the connection begins at 1
 _OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
+_LISTENERS_LOOKED_AT: Final = 32  # listeners until those that were closed are forgotten
 _LAST_RECEIVE: Final = Receive(_LAST, ())
 
 
@@ -106,7 +107,7 @@ class Stack:
         device: Whose events come here from now on, and then go where they went before.
         clock: Gives monotonic seconds.
         settings: Of connections for which no others are given.
-        wake_at: Called with the time at which `handle_timeouts` is to be called, when that is earlier than before.
+        wake_at: Called with the time at which `handle_timeouts` is to be called next, in place of the one before.
         private_bytes_max: Of private buffers; connections beyond it wait for some.
         private_bytes_kept: Of private buffers that nobody uses and that are kept for the next connection.
         keep_registered: Whether users' buffers stay registered after use, closed to the other end, for the next time.
@@ -144,7 +145,8 @@ class Stack:
         self.spares: MessagePool | None = None  # registered buffers for payload that cannot be registered
         if device.attributes.checks_local_memory:
             self.spares = MessagePool(self.domain, size=limits.SDP_CHECKED_MESSAGE_MAX, count=limits.SDP_SPARE_BUFFERS)
-        self._listeners: dict[tuple[int, cm.PrivateDataMatch | None], cm.Listener] = {}
+        self._listeners: list[cm.Listener] = []
+        self._listeners_most = _LISTENERS_LOOKED_AT
         self._deadlines: list[tuple[float, int, Stream]] = []
         self._deadline_count = 0
         self._woken_at: float | None = None  # what `wake_at` was told last
@@ -215,7 +217,10 @@ class Stack:
     ) -> cm.Listener:
         """Hands requests for a port to a handler, which answers each, now or later: by `serve`, or by rejecting it."""
         listener = self.device.cm.listen(service_id(port), handler, match=match, backlog=backlog)
-        self._listeners[port, match] = listener
+        if len(self._listeners) >= self._listeners_most:
+            self._listeners = [each for each in self._listeners if not each.closed]
+            self._listeners_most = 2 * len(self._listeners) + _LISTENERS_LOOKED_AT
+        self._listeners.append(listener)
         return listener
 
     def serve(
@@ -267,7 +272,7 @@ class Stack:
 
     def close(self) -> None:
         """Resets all connections and gives everything back to the device at once."""
-        for listener in self._listeners.values():
+        for listener in self._listeners:
             listener.close()
         for stream in list(self.streams.values()):
             stream.abort()
@@ -299,6 +304,8 @@ class Stack:
                 touched = stream
             buffer = stream.posted.popleft()
             if completion.status is _DONE:
+                if completion.invalidated is not None:
+                    stream.connection.handle_invalidated(completion.invalidated, now)
                 stream.connection.handle_message(buffer, completion.byte_len, now)
             else:
                 stream.flushed(buffer, completion.status)
@@ -391,8 +398,15 @@ class Stack:
     def _push(self, stream: Stream, at: float) -> None:
         deadlines = self._deadlines
         if len(deadlines) > 2 * len(self.streams) + 64:  # most of them were overtaken by earlier ones
-            deadlines[:] = [entry for entry in deadlines if entry[2].timer is entry]
-            heapify(deadlines)
+            kept: list[tuple[float, int, Stream]] = []
+            for entry in deadlines:
+                if entry[2].timer is entry:
+                    if entry[2].deadline is not None:
+                        kept.append(entry)
+                    else:
+                        entry[2].timer = None  # or a stream that is over would be kept until then
+            heapify(kept)
+            self._deadlines = deadlines = kept
         self._deadline_count += 1
         stream.timer = entry = (at, self._deadline_count, stream)
         heappush(deadlines, entry)
@@ -666,7 +680,7 @@ class Stream:
             if not order.access & _REMOTE and stack.lasting.covers(request.view, order.access):
                 registered(None)
             else:
-                stack.regions.get(request.view, order.access, registered)
+                stack.regions.get(request.view, order.access, registered, shared=not order.access & _REMOTE)
         except SidestepError as why:
             registered(why)
         later = True
@@ -738,6 +752,7 @@ class Stream:
         """Ends the work of the queue pair; `_end` when nothing of it is outstanding."""
         qp = self.qp
         if qp is None:
+            self._stop_wanting()
             self.connection.handle_disconnected(self.stack.clock())
         elif not self._lasts_out:
             self._lasts_out = 2

@@ -81,6 +81,12 @@ class Halves:
         """Advertisements of the other end that are outstanding."""
         return len(self.source.sinks) + len(self.sink.adverts) + self.sink.untold
 
+    def is_advertised(self, rkey: int) -> bool:
+        """Whether the other end has been shown memory under this key."""
+        regions = [advert.send.region for advert in self.source.adverts]
+        regions += [receive.region for receive in self.sink.shown]
+        return any(region is not None and region.rkey == rkey for region in regions)
+
     def holds_advert(self) -> bool:
         """Whether a SrcAvail of the other end waits to be read."""
         return bool(self.sink.adverts)

@@ -203,6 +203,8 @@ class Handshake:
         flow.remote_size = min(size, limits.SDP_BUFFER_SIZE_MAX)
         halves.peer_max_adverts = header.adverts_max
         halves.source.one_advert = header.adverts_max == 1
+        if isinstance(header, IwarpHello | IwarpHelloAck):  # InfiniBand's connection manager sees to it (§23.3 rule 3)
+            halves.sink.reads_max = min(self._settings.reads_max, header.loc_ird)
         # An end that is set to 1.1 takes 2.2 as well, and then answers in kind: who asked accepts its own major only.
         if header.version.major == self.version.major:
             self.version = agreed(self.version, header.version)

@@ -113,7 +113,7 @@ class Listening:
         told = self._opening.get(stream)
         if told is None:
             told = next((told for waits, told in self._queue if waits is stream), None)
-            if told is not None:
+            if told is not None and event not in told:  # each thing once: the other end may go on for ever
                 told.append(event)
             return
         told.append(event)

@@ -91,8 +91,8 @@ class Sink:
 
     __slots__ = (
         "_flow", "_host", "_resize", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted", "closed",
-        "due", "ended", "frozen", "last_read", "mode", "nd", "reads", "ready", "ready_bytes", "receives", "refusal",
-        "shown", "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
+        "due", "ended", "frozen", "last_read", "mode", "nd", "reads", "reads_max", "ready", "ready_bytes", "receives",
+        "refusal", "shown", "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, resize: Resize, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
@@ -103,11 +103,11 @@ class Sink:
         self.ready_bytes = 0
         self.ended = False  # DisConn has come
         self.closed = False  # the user receives nothing more: what is advertised would wait for ever
-        self.urgent_pending = 0  # OOB_PEND seen, byte not yet
         self.urgent_byte: int | None = None  # of the mark that was reached or is ahead, not taken yet
         self.adverts: deque[SinkAdvert] = deque()
         self.shown: deque[StreamReceive] = deque()
         self.reads = 0
+        self.reads_max = settings.reads_max  # or what the other end serves, if its Hello says so and it is less
         self.reset()
 
     def reset(self) -> None:
@@ -116,6 +116,7 @@ class Sink:
         self.frozen = False  # no RDMA Read is begun any more: the connection moves
         self.nd = 0
         self.due = 0
+        self.urgent_pending = 0  # OOB_PEND seen, byte not yet; a new transport connection announces it anew
         self.adverts.clear()
         self.reads = 0
         self.last_read: StreamReceive | None = None  # what the RDMA Read posted last is into
@@ -174,6 +175,8 @@ class Sink:
                         receives.popleft()
                         self._host.end_receive(receive)
                     self._resize.repost(buffer)
+                    if self.adverts:
+                        self.serve()  # all that was due may be here
                     return
         self.ready.append((payload, buffer, None))
         self.ready_bytes += length
@@ -408,7 +411,7 @@ class Sink:
                 advert = next((one for one in self.adverts if one.planned < one.left), None)
                 if advert is None:
                     return
-                if self.reads >= self._settings.reads_max or flow.room() < 2:
+                if self.reads >= self.reads_max or flow.room() < 2:
                     return  # each completion comes here again
                 if self._settings.local_access is not None and not self._is_registered(receive):
                     return  # the answer comes here again

@@ -382,8 +382,8 @@ class Source:
         for send in self.queue:
             ahead += send.length - send.offset
             if send is target:
-                break
-        return ahead
+                return ahead
+        return -1  # it has left the queue: the message that goes now ends in it
 
     def announce_alone(self) -> bool:
         """Whether the announcement is due on a message of its own: the bytes themselves cannot go yet."""

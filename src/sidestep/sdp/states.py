@@ -181,6 +181,7 @@ RULES: Final = {
     "acknowledgement": "MSeqAck names a message that was sent, and never goes back",
     "message_size": "a message fits into a private buffer",
     "rdma_access": "RDMA goes to memory that is advertised, and as it was advertised",
+    "invalidated": "a message voids no key but that of memory which is advertised to its sender",
     "payload_closed": "nothing may be sent to who has closed",
     "payload_amid_advert": "no payload while a SrcAvail is incomplete, but what SendSm asked for",
     "src_avail_mode": "SrcAvail in Combined and Pipelined mode only",

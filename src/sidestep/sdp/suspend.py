@@ -201,6 +201,7 @@ class Suspend:
             send.registering = False  # the answer would come to the connection that has asked
             self._halves.source.enqueue(send)
         self._halves.sink.take_over(suspended)
+        self._handshake.resuming = True
         self._resize.local = self._resize.target = suspended.receive_size
 
     # --- at the other end ---
@@ -233,7 +234,10 @@ class Suspend:
         source.reset()
         sink.reset()
         self._resize.reset()
+        close_at = self._timers.get("close")
         host.forget()
+        if close_at is not None:
+            self._timers["close"] = close_at  # what close() allows runs on, or who moves again and again never ends
         self._reset()
         host.accepting = False
         self._handshake.reconnect(Addresses(old.local, old.local_port, old.remote, port))

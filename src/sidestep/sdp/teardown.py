@@ -94,7 +94,7 @@ class Teardown:
             self.reader_closed = True
             sink.drain()
             return
-        if linger_s == 0 or sink.ready or sink.adverts or state in _OPENING:
+        if linger_s == 0 or sink.ready or sink.adverts or (state in _OPENING and not self._handshake.resuming):
             self.abort()
             return
         self.reader_closed = True
@@ -271,8 +271,11 @@ class Teardown:
 
     def close_timeout(self) -> None:
         """The other end takes too long after `close`."""
-        if self._host.state in OPEN:
-            self.break_off(Unavailable("the other end does not close"), Cause.TIMEOUT)
+        state, error = self._host.state, Unavailable("the other end does not close")
+        if state in OPEN or state is State.RESUMING:
+            self.break_off(error, Cause.TIMEOUT)
+        elif state in _OPENING:  # the stream was to go on
+            self._handshake.withdraw(error, Cause.TIMEOUT)
 
     def last_ack_timeout(self) -> None:
         """The first closer does not disconnect."""

@@ -5,6 +5,7 @@ Frames are given as they are read, so that of a file that is cut off or damaged 
 
 from __future__ import annotations
 
+import gzip
 import io
 import struct
 import zlib
@@ -13,13 +14,12 @@ from typing import BinaryIO, Final
 
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
-from sidestep.observe.capture.frame import Frame, damaged
+from sidestep.observe.capture.frame import Frame, Readable, damaged
 from sidestep.observe.capture.pcapng import read_pcapng
 
 _NS: Final = 1_000_000_000
 _GZIP: Final = b"\x1f\x8b"
-_PIECE: Final = 1 << 16  # bytes that are unpacked at a time; those before damage are not lost
-_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS  # zlib's way to ask for the format of gzip
+_UNPACK: Final = "unpack it by hand"
 _PCAPNG: Final = b"\x0a\x0d\x0d\x0a"
 # Magic as a big-endian number -> byte order, units of a second, bytes of a frame's header.
 _PCAP: Final = {
@@ -44,9 +44,18 @@ def read_frames(stream: BinaryIO, name: str, start: bytes = b"") -> Iterator[Fra
     `Misuse` if it is no capture. `Unavailable` at the place where it is cut off or damaged.
     """
     start += stream.read(4 - len(start))
-    if start[:2] == _GZIP:
-        stream = _unpacked(start + stream.read(), name)
-        start = stream.read(4)
+    if start[:2] != _GZIP:
+        yield from _frames(stream, start, name)
+        return
+    unpacked = _Unpacked(start, stream, name)
+    start = unpacked.read(4)
+    if unpacked.damage is None:
+        yield from _frames(unpacked, start, name)
+    if unpacked.damage is not None:
+        raise Unavailable(f"{name} cannot be unpacked to its end: {unpacked.damage}", remedy=_UNPACK)
+
+
+def _frames(stream: Readable, start: bytes, name: str) -> Iterator[Frame]:
     if start == _PCAPNG:
         yield from read_pcapng(stream, name)
     elif int.from_bytes(start) in _PCAP:
@@ -58,25 +67,43 @@ def read_frames(stream: BinaryIO, name: str, start: bytes = b"") -> Iterator[Fra
         )
 
 
-def _unpacked(packed: bytes, name: str) -> BinaryIO:
-    """As much of a compressed file as can be unpacked: what is cut off or damaged shows where its frames end."""
-    found = bytearray()
-    member = zlib.decompressobj(_GZIP_WINDOW)
-    try:
-        for offset in range(0, len(packed), _PIECE):
-            piece = packed[offset : offset + _PIECE]
-            while piece and len(found) < limits.CAPTURE_UNPACKED_MAX:
-                found += member.decompress(piece)
-                piece = member.unused_data
-                if member.eof:
-                    member = zlib.decompressobj(_GZIP_WINDOW)
-    except zlib.error as error:
-        if not found:
-            raise Unavailable(f"{name} cannot be unpacked: {error}", remedy="unpack it by hand") from error
-    return io.BytesIO(bytes(found))
+class _Chained(io.RawIOBase):
+    """What has been read of a stream already, and the rest of it."""
+
+    def __init__(self, start: bytes, stream: BinaryIO) -> None:
+        super().__init__()
+        self._start = start
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes at most; none at the end only."""
+        piece, self._start = self._start[:size], self._start[size:]
+        return piece or self._stream.read(size)
 
 
-def _read_pcap(stream: BinaryIO, magic: int, name: str) -> Iterator[Frame]:
+class _Unpacked:
+    """A compressed file, unpacked as it is read; what is cut off or damaged ends it, so that all before it is seen."""
+
+    def __init__(self, start: bytes, stream: BinaryIO, name: str) -> None:
+        self._file = gzip.GzipFile(mode="rb", fileobj=_Chained(start, stream))
+        self._name = name
+        self._left = limits.CAPTURE_UNPACKED_MAX
+        self.damage: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or those up to the end."""
+        try:
+            data = self._file.read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self.damage = error
+            return b""
+        self._left -= len(data)
+        if self._left < 0:
+            raise Unavailable(f"{self._name} has more than {limits.CAPTURE_UNPACKED_MAX} bytes in it", remedy=_UNPACK)
+        return data
+
+
+def _read_pcap(stream: Readable, magic: int, name: str) -> Iterator[Frame]:
     order, units, header_len = _PCAP[magic]
     header = stream.read(_PCAP_HEADER_LEN - 4)
     if len(header) < _PCAP_HEADER_LEN - 4:

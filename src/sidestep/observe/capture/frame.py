@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from sidestep.errors import Unavailable
+
+
+class Readable(Protocol):
+    """What frames are read from: files, pipes, and what is unpacked on the way."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes; fewer at the end only."""
 
 
 @dataclass(frozen=True, slots=True)

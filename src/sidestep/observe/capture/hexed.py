@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from sidestep import limits
@@ -19,25 +20,25 @@ def looks_like_hex(text: str) -> bool:
     return re.fullmatch(r"[0-9a-fA-Fx*\s,:;-]+", text) is not None
 
 
-def messages_in(text: str, name: str) -> list[bytes]:
-    """The messages of a text; a blank line stands between two, and `#` begins a comment.
+def messages_in(text: str, name: str) -> Iterator[tuple[int, bytes]]:
+    """The messages of a text, each with the line where it begins.
 
-    `00*24` is 24 zero bytes. An offset at the start of a line and characters at its end, as dumps have them, are left
-    out. `Misuse` names the line that is not hex.
+    A blank line stands between two, and `#` begins a comment. `00*24` is 24 zero bytes. An offset at the start of a
+    line and characters at its end, as dumps have them, are left out. `Misuse` names the line that is not hex, after the
+    messages before it.
     """
     repeated = sum(2 * int(found[2]) for found in _REPEATED.finditer(text))
     if len(text) + repeated > limits.CAPTURE_HEX_MAX:
         raise Misuse(f"{name}: more than {limits.CAPTURE_HEX_MAX} characters of hex", remedy="split it")
-    messages = []
-    block = bytearray()
+    block, begin = bytearray(), 0
     for number, line in enumerate([*text.splitlines(), ""], 1):
         content = line.split("#")[0].strip()
         if content:
+            begin = begin if block else number
             block += _bytes_of(content, len(block), f"{name}, line {number}")
         elif not line.strip() and block:
-            messages.append(bytes(block))
+            yield begin, bytes(block)
             block.clear()
-    return messages
 
 
 def _bytes_of(line: str, offset: int, where: str) -> bytes:

@@ -1,43 +1,79 @@
-"""Frames out of pcapng, and into it (draft-ietf-opsawg-pcapng): blocks with a length at both ends, in sections.
+"""Frames out of pcapng, and into it (draft-ietf-opsawg-pcapng), with python-pcapng.
 
 A section has a byte order and interfaces of its own; an interface has a link type and a resolution of time. Other
-blocks than those of interfaces and packets are passed over. Written here because no library fits: of those in Python
-one reads the first interface only and rounds times to floats, one takes the end within a block for the end of the file
-and stumbles over repeated options, and the others are under the GPL, large, or compiled.
+blocks than those of interfaces and packets are passed over.
+
+The library knows the layout of blocks and options. Of its reader the lower half is used, for three reasons: its scanner
+takes the end within a block for the end of the file; it rejects whole files for options that nobody here asks for (an
+IPv6 address of an interface, a comment that is not UTF-8, an unknown one that is repeated); and its times are floats,
+too short for nanoseconds since the epoch. Lengths are checked before the library reads by them.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import BinaryIO, Final
 
-from sidestep import limits
-from sidestep.observe.capture.frame import Frame, damaged
+from pcapng import FileWriter
+from pcapng.blocks import (
+    EnhancedPacket,
+    InterfaceDescription,
+    InterfaceStatistics,
+    ObsoletePacket,
+    SectionHeader,
+    SimplePacket,
+)
+from pcapng.exceptions import BadMagic, CorruptedFile, PcapngLoadError, StreamEmpty, TruncatedFile
+from pcapng.structs import TYPE_U8, Option, read_block_data, read_int, read_options, read_section_header, struct_decode
 
-SECTION: Final = 0x0A0D0D0A  # the same in both byte orders
-_INTERFACE: Final = 1
-_PACKET_OLD: Final = 2
-_PACKET_SIMPLE: Final = 3
-_PACKET: Final = 6
-_BYTE_ORDER_MAGIC: Final = 0x1A2B3C4D
-_BLOCK_MIN: Final = 12  # bytes: type, length, and the length again
-_OPTION_RESOLUTION: Final = 9
+from sidestep import limits
+from sidestep.observe.capture.frame import Frame, Readable, damaged
+
+# The fields of a packet's block up to its bytes, which the options follow.
+_PACKETS: Final = {
+    kind.magic_number: [field for field in kind.schema if field[0] not in ("packet_data", "options")]
+    for kind in (EnhancedPacket, ObsoletePacket, SimplePacket)
+}
+_INTERFACE: Final = [field for field in InterfaceDescription.schema if field[0] != "options"]
+_RESOLUTION: Final = Option(9, "if_tsresol", TYPE_U8)  # the library's has no type, and it warns of that
 _OPTION_OFFSET: Final = 14
-_STATISTICS: Final = 5
-_OPTION_COMMENT: Final = 1
-_OPTION_NAME: Final = 2  # of an interface
-_OPTION_DESCRIPTION: Final = 3  # likewise
-_OPTION_APPLICATION: Final = 4  # of a section
-_OPTION_FLAGS: Final = 2  # of a packet
-_OPTION_DROPPED: Final = 4  # likewise: packets lost since the one before
-_OPTION_STATISTICS_RECEIVED: Final = 4
-_OPTION_STATISTICS_DROPPED: Final = 5
-_NANOSECONDS: Final = 9  # a resolution of 10^-9
-_LENGTH_UNKNOWN: Final = 0xFFFF_FFFF_FFFF_FFFF
+_TEXT_MAX: Final = 0xFFFF // 4  # characters of an option, which has 16 bits for its bytes
 _LINKTYPE_ETHERNET: Final = 1
+_NANOSECONDS: Final = 9  # a resolution of 10^-9
 _NS: Final = 1_000_000_000
+# What the library finds, in the words of this program.
+_WORDS: Final[dict[type[Exception], str]] = {
+    BadMagic: "a section does not begin as it must",
+    CorruptedFile: "the two lengths of a block differ",
+    StreamEmpty: "the file ends in a block, or a block in its fields",
+    TruncatedFile: "the file ends in a block, or a block in its fields",
+}
+
+
+class _Wrong(Exception):
+    """A block that says what cannot be."""
+
+
+class _Bounded:
+    """A file as the library reads it: no more at a time than a frame may have, whatever a block says."""
+
+    def __init__(self, stream: Readable, offset: int) -> None:
+        self._stream = stream
+        self._offset = offset
+
+    def tell(self) -> int:
+        """Where the next byte is; a pipe could not say."""
+        return self._offset
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or those up to the end."""
+        if not 0 <= size <= limits.CAPTURE_FRAME_MAX:
+            raise _Wrong(f"a block with {size} bytes in it cannot be")
+        data = self._stream.read(size)
+        self._offset += len(data)
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,107 +83,70 @@ class _Interface:
     units: int = 1_000_000  # of a second
     offset_s: int = 0  # what all times are counted from
 
-    def time_ns(self, high: int, low: int) -> int:
+    def time_ns(self, ticks: int) -> int:
         """In whole numbers: a float is too short for nanoseconds since the epoch."""
-        return (high << 32 | low) * _NS // self.units + self.offset_s * _NS
+        return ticks * _NS // self.units + self.offset_s * _NS
 
 
-class _Wrong(Exception):
-    """A block that says what cannot be."""
-
-
-def read_pcapng(stream: BinaryIO, name: str) -> Iterator[Frame]:
+def read_pcapng(stream: Readable, name: str) -> Iterator[Frame]:
     """The frames of a file whose first four bytes have been read; `Unavailable` where it is cut off or damaged."""
-    order, interfaces, number = "<", list[_Interface](), 0
-    head = SECTION.to_bytes(4)
-    while head:
+    interfaces, number = list[_Interface](), 0
+    try:
+        for order, kind, body in _blocks(stream):
+            if kind == SectionHeader.magic_number:
+                interfaces = []
+            elif kind == InterfaceDescription.magic_number:
+                if len(interfaces) == limits.CAPTURE_INTERFACES_MAX:
+                    raise _Wrong(f"a section with more than {len(interfaces)} interfaces")
+                interfaces.append(_interface(body, order))
+            elif kind in _PACKETS:
+                frame = _frame(kind, body, order, interfaces, number + 1)
+                number += 1
+                yield frame
+    except (_Wrong, PcapngLoadError) as error:
+        raise damaged(name, number + 1, _WORDS.get(type(error)) or str(error)) from error
+
+
+def _blocks(stream: Readable) -> Iterator[tuple[str, int, BytesIO]]:
+    """Byte order, type and body of each; the type of a section header is the same in both orders."""
+    file, order, kind = _Bounded(stream, 4), "<", SectionHeader.magic_number
+    while True:
+        if kind == SectionHeader.magic_number:
+            section = read_section_header(file)
+            order, body = section["endianness"], section["data"]
+        else:
+            body = read_block_data(file, order)
+        yield order, kind, BytesIO(body)
         try:
-            if head == SECTION.to_bytes(4):
-                order, interfaces = _byte_order(start := stream.read(8)), []
-                _block(stream, start, order, taken=4)
-            else:
-                kind = _unpack(order + "I", head)[0]
-                body = _block(stream, stream.read(4), order)
-                if kind == _INTERFACE:
-                    interfaces.append(_interface(body, order))
-                elif (frame := _frame(kind, body, order, interfaces, number + 1)) is not None:
-                    number += 1
-                    yield frame
-        except (_Wrong, struct.error) as error:
-            raise damaged(name, number + 1, str(error)) from error
-        head = stream.read(4)
-
-
-def _byte_order(start: bytes) -> str:
-    """Length and magic of a section header, of which the magic tells how to read the length."""
-    for order in "<>":
-        if len(start) == 8 and struct.unpack_from(order + "I", start, 4)[0] == _BYTE_ORDER_MAGIC:
-            return order
-    raise _Wrong("a section does not begin as it must" if len(start) == 8 else "the file ends in a section header")
-
-
-def _block(stream: BinaryIO, start: bytes, order: str, *, taken: int = 0) -> bytes:
-    """The body of a block whose length, and so many bytes of the body, have been read."""
-    (length,) = _unpack(order + "I", start)
-    if length % 4 or length < _BLOCK_MIN + taken or length > limits.CAPTURE_FRAME_MAX:
-        raise _Wrong(f"a block of {length} bytes cannot be")
-    rest = stream.read(length - 8 - taken)
-    if len(rest) < length - 8 - taken:
-        raise _Wrong(f"the file ends in a block, {length - 8 - taken - len(rest)} bytes before it does")
-    if struct.unpack_from(order + "I", rest, len(rest) - 4)[0] != length:
-        raise _Wrong("the two lengths of a block differ")
-    return rest[:-4]
-
-
-def _interface(body: bytes, order: str) -> _Interface:
-    link_type, _, snap_len = _unpack(order + "HHI", body)
-    units, offset_s = 1_000_000, 0
-    for code, value in _options(body[8:], order):
-        if code == _OPTION_RESOLUTION and value:
-            units = (2 if value[0] & 0x80 else 10) ** (value[0] & 0x7F)
-        elif code == _OPTION_OFFSET:
-            (offset_s,) = _unpack(order + "q", value)
-    return _Interface(link_type, snap_len, units, offset_s)
-
-
-def _options(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
-    offset = 0
-    while offset + 4 <= len(data):
-        code, length = struct.unpack_from(order + "HH", data, offset)
-        if code == 0:
+            kind = read_int(file, 32, endianness=order)
+        except StreamEmpty:  # elsewhere than between two blocks it is damage
             return
-        yield code, data[offset + 4 : offset + 4 + length]
-        offset += 4 + length + -length % 4
 
 
-def _frame(kind: int, body: bytes, order: str, interfaces: list[_Interface], number: int) -> Frame | None:
-    """The frame of a block; None if it is of another kind."""
-    if kind == _PACKET:
-        which, high, low, captured, length = _unpack(order + "IIIII", body)
-    elif kind == _PACKET_OLD:
-        which, _, high, low, captured, length = _unpack(order + "HHIIII", body)
-    elif kind == _PACKET_SIMPLE:
-        (length,) = _unpack(order + "I", body)
-        which, high, low, captured = 0, 0, 0, length
-        if interfaces and interfaces[0].snap_len:
-            captured = min(length, interfaces[0].snap_len)
-    else:
-        return None
+def _interface(body: BytesIO, order: str) -> _Interface:
+    fields = struct_decode(_INTERFACE, body, order)
+    units, offset_s = 1_000_000, 0
+    for code, value in read_options(body, order):
+        if code == _RESOLUTION.code and value:
+            units = (2 if value[0] & 0x80 else 10) ** (value[0] & 0x7F)
+        elif code == _OPTION_OFFSET and len(value) == 8:
+            offset_s = int.from_bytes(value, "big" if order == ">" else "little", signed=True)
+    return _Interface(fields["link_type"], fields["snaplen"], units, offset_s)
+
+
+def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], number: int) -> Frame:
+    fields = struct_decode(_PACKETS[code], body, order)
+    which = fields.get("interface_id", 0)  # a simple packet has none, and no time either
     if which >= len(interfaces):
         raise _Wrong(f"interface {which} of {len(interfaces)}")
-    start = 4 if kind == _PACKET_SIMPLE else 20
-    data = body[start : start + captured]
+    interface = interfaces[which]
+    length = fields["packet_len"]
+    captured = fields.get("captured_len", min(length, interface.snap_len or length))
+    data = body.read(captured)
     if len(data) < captured:
         raise _Wrong(f"{captured} bytes of a frame in a block with {len(data)}")
-    interface = interfaces[which]
-    return Frame(number, interface.time_ns(high, low), interface.link_type, data, max(length, captured))
-
-
-def _unpack(layout: str, data: bytes) -> tuple[int, ...]:
-    """The numbers at the start of the data."""
-    if len(data) < struct.calcsize(layout):
-        raise _Wrong("the file or a block ends too early")
-    return struct.unpack_from(layout, data)
+    ticks = fields.get("timestamp_high", 0) << 32 | fields.get("timestamp_low", 0)
+    return Frame(number, interface.time_ns(ticks), interface.link_type, data, max(length, captured))
 
 
 class PcapngWriter:
@@ -161,14 +160,16 @@ class PcapngWriter:
     def __init__(self, stream: BinaryIO, application: str) -> None:
         self._stream = stream
         self._counts: list[tuple[int, int]] = []  # frames and losses, by interface
-        section = struct.pack("<IHHQ", _BYTE_ORDER_MAGIC, 1, 0, _LENGTH_UNKNOWN)
-        self._write_block(SECTION, section + _put(_OPTION_APPLICATION, application.encode()) + _END)
+        self._section = SectionHeader("<", options={"shb_userappl": application})
+        self._file = FileWriter(stream, self._section)
 
     def interface(self, name: str, description: str) -> int:
         """Another one; its number."""
-        options = _put(_OPTION_NAME, name.encode()) + _put(_OPTION_DESCRIPTION, description.encode())
-        options += _put(_OPTION_RESOLUTION, bytes([_NANOSECONDS])) + _END
-        self._write_block(_INTERFACE, struct.pack("<HHI", _LINKTYPE_ETHERNET, 0, 0) + options)
+        options = {"if_name": name[:_TEXT_MAX], "if_description": description[:_TEXT_MAX]}
+        found = self._section.new_member(InterfaceDescription, link_type=_LINKTYPE_ETHERNET, options=options)
+        found.options.schema[_RESOLUTION.code] = _RESOLUTION
+        found.options[_RESOLUTION.name] = _NANOSECONDS
+        self._file.write_block(found)
         self._counts.append((0, 0))
         return len(self._counts) - 1
 
@@ -178,13 +179,12 @@ class PcapngWriter:
         """A frame, with what is to be said about it, and how many were lost before it."""
         frames, losses = self._counts[interface]
         self._counts[interface] = frames + 1, losses + dropped
-        head = struct.pack("<IIIII", interface, time_ns >> 32, time_ns & 0xFFFF_FFFF, len(frame), len(frame))
-        options = _put(_OPTION_FLAGS, struct.pack("<I", 2 if outbound else 1))
+        options: dict[str, int | str] = {"epb_flags": 2 if outbound else 1}
         if comment:
-            options += _put(_OPTION_COMMENT, comment.encode())
+            options["opt_comment"] = comment[:_TEXT_MAX]
         if dropped:
-            options += _put(_OPTION_DROPPED, struct.pack("<Q", dropped))
-        self._write_block(_PACKET, head + frame + bytes(-len(frame) % 4) + options + _END)
+            options["epb_dropcount"] = dropped
+        self._put(EnhancedPacket, interface, time_ns, options, packet_data=frame)
 
     def lost(self, interface: int, count: int) -> None:
         """So many frames of this interface were lost, behind its last one."""
@@ -194,20 +194,11 @@ class PcapngWriter:
     def close(self, time_ns: int) -> None:
         """Writes what the interfaces have seen and lost."""
         for interface, (frames, losses) in enumerate(self._counts):
-            head = struct.pack("<III", interface, time_ns >> 32, time_ns & 0xFFFF_FFFF)
-            options = _put(_OPTION_STATISTICS_RECEIVED, struct.pack("<Q", frames + losses))
-            options += _put(_OPTION_STATISTICS_DROPPED, struct.pack("<Q", losses))
-            self._write_block(_STATISTICS, head + options + _END)
+            counts = {"isb_ifrecv": frames + losses, "isb_ifdrop": losses}
+            self._put(InterfaceStatistics, interface, time_ns, counts)
         self._stream.flush()
 
-    def _write_block(self, kind: int, body: bytes) -> None:
-        length = struct.pack("<I", _BLOCK_MIN + len(body))
-        self._stream.write(struct.pack("<I", kind) + length + body + length)
-
-
-_END: Final = bytes(4)  # of options
-
-
-def _put(code: int, value: bytes) -> bytes:
-    value = value[:0xFFFF]
-    return struct.pack("<HH", code, len(value)) + value + bytes(-len(value) % 4)
+    def _put(self, kind: type, interface: int, time_ns: int, options: Mapping[str, int | str], **more: bytes) -> None:
+        high, low = time_ns >> 32, time_ns & 0xFFFF_FFFF
+        times = {"timestamp_high": high, "timestamp_low": low}
+        self._file.write_block(self._section.new_member(kind, interface_id=interface, options=options, **times, **more))

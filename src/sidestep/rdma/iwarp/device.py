@@ -20,17 +20,15 @@ from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.settings import Settings
 from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, PRIVATE_DATA_MAX
 from sidestep.rdma.iwarp.tap import Taps
+from sidestep.rdma.iwarp.tcp import check_address
 from sidestep.rdma.soft.device import SoftDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.stream import Stream
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.keys import Memory
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
 
 _PRIVATE_DATA: Final = PRIVATE_DATA_MAX - ENHANCED_LEN
 ATTRIBUTES: Final = DeviceAttributes(
@@ -56,6 +54,9 @@ class IwarpDevice(SoftDevice):
         settings: Times and bounds.
         name: For people.
         attributes: Fewer than `ATTRIBUTES`, if wanted.
+
+    Raises:
+        Misuse: The address is none; names are not looked up here.
     """
 
     __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
@@ -71,6 +72,7 @@ class IwarpDevice(SoftDevice):
         name: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
     ) -> None:
+        check_address(address)
         self.loop = loop or Loop()
         self._owns_loop = loop is None
         super().__init__(name, address, attributes, self.loop.notices, SystemRandom())
@@ -93,18 +95,9 @@ class IwarpDevice(SoftDevice):
         """Closes the connection manager."""
         self.cm.close()
 
-    def make_qp(
-        self,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> IwarpQueuePair:
+    def make_qp(self, init: QpInit) -> IwarpQueuePair:
         """Makes a queue pair."""
-        return IwarpQueuePair(self, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+        return IwarpQueuePair(self, init)
 
     def access_ended(self, memory: Memory) -> None:
         """What waits to be sent out of it is copied: it is its owner's from now on."""
@@ -127,7 +120,7 @@ class IwarpDevice(SoftDevice):
             whole.add(stream.tally)
         present = {
             "connections": len(self.cm.connections),
-            "listeners": self.cm.listeners_len,
+            "listeners": len(self.cm.listeners),
             "half_open": len(self.cm.half_open),
             "requests_pending": len(self.cm.requests),
             "queue_pairs": sum(len(domain.queue_pairs) for domain in self.domains),

@@ -25,17 +25,13 @@ from errno import ECONNREFUSED, errorcode
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.cm import (
     REJECT_TIMEOUT,
     CmState,
     Connection,
-    ConnectionManager,
-    ConnectionRequest,
     Disconnected,
     Established,
-    PrivateDataMatch,
     Rejected,
     TimewaitExit,
     Unreachable,
@@ -43,22 +39,21 @@ from sidestep.rdma.cm import (
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.start_frame import Rtr
 from sidestep.rdma.iwarp.start_terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
+from sidestep.rdma.iwarp.starting import Starting
 from sidestep.rdma.iwarp.startup import Initiator, Responder
 from sidestep.rdma.iwarp.stream import Stream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
-from sidestep.rdma.soft.listeners import Listeners, SoftListener
-from sidestep.rdma.verbs import QpState
+from sidestep.rdma.soft.listeners import SoftListener
+from sidestep.rdma.soft.manager import SoftManager, SoftRequest
 from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
-    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, RequestHandler
+    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler
     from sidestep.rdma.iwarp.device import IwarpDevice
-    from sidestep.rdma.soft.loop import Timer
     from sidestep.rdma.verbs import QueuePair
 
 _PORT: Final = 0xFFFF
-_FRAMES_MAX: Final = 1024  # bytes of one look: a frame of the start-up has 532 at most
 _TCP_BACKLOG: Final = 256  # connections that the kernel holds for us
 
 
@@ -147,8 +142,10 @@ class IwarpConnection(Connection):
         self._manager.device.notices.append(partial(self._handler, self, event))
 
 
-class _Asking:
+class _Asking(Starting):
     """The start-up at the end that asks."""
+
+    _machine: Initiator  # from when TCP is connected
 
     def __init__(
         self,
@@ -162,9 +159,8 @@ class _Asking:
         self._connection = connection
         self._private_data = private_data
         self._check_reply = check_reply
-        self._machine: Initiator | None = None
-        self._timer: Timer | None = None
-        self._tcp: Tcp | None = None
+        self._begun = False  # TCP is connected
+        self._timer = None
         self._unsent = b""
         connection.asks(self)
 
@@ -181,13 +177,11 @@ class _Asking:
     def give_up(self) -> None:
         """Nobody wants it any more."""
         self._stop_timer()
-        if self._tcp is not None:
-            self._tcp.abort()
+        self._tcp.abort()
 
     def on_writable(self) -> None:
         """TCP is connected, or is not; or there is room for the rest of the Request."""
-        assert self._tcp is not None
-        if self._machine is None:
+        if not self._begun:
             self._stop_timer()
             if (error := self._tcp.error()) is not None:
                 self._failed_to_connect(error)
@@ -196,28 +190,14 @@ class _Asking:
             device = self._manager.device
             wanted = replace(device.settings.startup, depths=depths_of(self._connection.qp))
             self._machine = Initiator(wanted, self._private_data, now=self._loop.now)
+            self._begun = True
             self._arm()
         self._send()
 
-    def on_readable(self) -> None:
-        """The Reply, or some of it."""
-        assert self._tcp is not None
-        assert self._machine is not None
-        try:
-            piece = self._tcp.read(_FRAMES_MAX)
-        except OSError:
-            self._machine.handle_closed(lost=True)
-        else:
-            if piece is None:
-                return
-            if piece:
-                self._machine.handle_bytes(piece)
-            else:
-                self._machine.handle_closed()
-        self._advance()
+    def _hear(self, piece: bytes) -> None:
+        self._machine.handle_bytes(piece)
 
     def _advance(self) -> None:
-        assert self._machine is not None
         while (event := self._machine.poll_event()) is not None:
             if isinstance(event, Agreed):
                 self._agreed(event)
@@ -234,8 +214,6 @@ class _Asking:
             return
 
     def _agreed(self, agreed: Agreed) -> None:
-        assert self._tcp is not None
-        assert self._machine is not None
         wanted = self._check_reply is None or self._check_reply(agreed.private_data)
         if self._connection.state is not CmState.REQUEST_SENT:
             return  # ended by the user when he was asked
@@ -258,36 +236,6 @@ class _Asking:
         stream.pump()
         stream.nudge_after(device.settings.nudges_s)
 
-    def _send(self) -> None:
-        assert self._machine is not None
-        assert self._tcp is not None
-        self._unsent += self._machine.poll_send()
-        try:
-            self._unsent = self._unsent[self._tcp.write(self._unsent) :] if self._unsent else b""
-        except OSError:
-            self._unsent = b""  # reading tells what became of the connection
-        self._tcp.watch(write=bool(self._unsent))
-
-    def _leave(self) -> None:
-        """Orderly, if there is a connection: what was sent is to arrive."""
-        self._stop_timer()
-        assert self._tcp is not None
-        self._tcp.end_writing()
-        self._tcp.close()
-
-    def _arm(self) -> None:
-        assert self._machine is not None
-        assert self._tcp is not None
-        deadline = self._machine.next_deadline()
-        if deadline is not None:
-            self._timer = self._loop.call_later(deadline - self._loop.now, partial(self._tcp.run, self._timeout))
-
-    def _timeout(self) -> None:
-        assert self._machine is not None
-        self._timer = None
-        self._machine.handle_timeout(now=self._loop.now)
-        self._advance()
-
     def on_broken(self, why: InternalError) -> None:
         """A fault of this end's own."""
         del why
@@ -307,50 +255,21 @@ class _Asking:
         self._manager.device.events.add("connection_failed", "ETIMEDOUT")
         self._connection.end(Unreachable())
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
-
-class IwarpRequest(ConnectionRequest):
+class IwarpRequest(Starting, SoftRequest):
     """The start-up at the end that is asked: from TCP's connection to the answer."""
 
-    __slots__ = (
-        "_answered",
-        "_asked",
-        "_listener",
-        "_loop",
-        "_machine",
-        "_manager",
-        "_port",
-        "_tcp",
-        "_timer",
-        "_unsent",
-        "_withdrawn",
-        "initiator_depth",
-        "private_data",
-        "remote_address",
-        "responder_resources",
-        "service_id",
-    )
+    _machine: Responder
 
     def __init__(self, manager: IwarpManager, tcp: Tcp, port: int) -> None:
+        super().__init__(tcp.remote_address)
         self._manager = manager
         self._loop = manager.device.loop
         self._tcp = tcp
         self._port = port
         self._machine = Responder(manager.device.settings.startup, now=self._loop.now)
-        self._asked: Asked | None = None
-        self._listener: SoftListener | None = None
-        self._answered = False
-        self._withdrawn: int | None = None  # the reason why an acceptance comes to nothing
-        self._timer: Timer | None = None
+        self._timer = None
         self._unsent = b""
-        self.remote_address = tcp.remote_address
-        self.service_id = 0
-        self.private_data = b""
-        self.responder_resources = self.initiator_depth = 0
         tcp.handler = self
         tcp.opened(manager.device.taps, active=False)
         tcp.watch()
@@ -365,8 +284,8 @@ class IwarpRequest(ConnectionRequest):
         own = manager.check_qp(qp)
         self._answer()
         connection = IwarpConnection(manager, own, self.remote_address, handler, CmState.REPLY_SENT)
-        if self._withdrawn is not None:
-            connection.end(Rejected(self._withdrawn))
+        if self.withdrawn:
+            connection.end(Rejected(REJECT_TIMEOUT))
             return connection
         self._machine.accept(private_data, depths=depths_of(own), now=self._loop.now)
         event = self._machine.poll_event()
@@ -394,7 +313,7 @@ class IwarpRequest(ConnectionRequest):
         del reason
         self._manager.check_private_data(private_data, self._manager.device.attributes.reject_private_data_max)
         self._answer()
-        if self._withdrawn is None:
+        if not self.withdrawn:
             self._machine.reject(private_data)
             self._manager.device.events.add("request_rejected", "user")
             self._send()
@@ -402,37 +321,22 @@ class IwarpRequest(ConnectionRequest):
 
     # --- the manager's side ---
 
-    def deliver(self) -> None:
-        """Hands it to the listener."""
-        if self._answered:
-            return
-        assert self._listener is not None
-        if self._listener.closed:
-            self.reject()
-        else:
-            self._listener.handler(self)
+    def forget(self) -> None:
+        """It is answered, or withdrawn."""
+        self._manager.requests.discard(self)
+
+    def withdraw(self) -> None:
+        """Who asked has given up."""
+        self._stop_timer()
+        self._manager.half_open.pop(self, None)
+        super().withdraw()
 
     def drop(self) -> None:
         """Ends it without an answer."""
-        self._withdraw(REJECT_TIMEOUT)
+        self.withdraw()
         self._tcp.abort()
 
     # --- the socket's side ---
-
-    def on_readable(self) -> None:
-        """The Request, or some of it; or the end."""
-        try:
-            piece = self._tcp.read(_FRAMES_MAX)
-        except OSError:
-            self._machine.handle_closed(lost=True)
-        else:
-            if piece is None:
-                return
-            if piece:
-                self._machine.handle_bytes(piece, now=self._loop.now)
-            else:
-                self._machine.handle_closed()
-        self._advance()
 
     def on_writable(self) -> None:
         """There is room for the rest of a Reply."""
@@ -443,6 +347,9 @@ class IwarpRequest(ConnectionRequest):
         del why
         self.drop()
 
+    def _hear(self, piece: bytes) -> None:
+        self._machine.handle_bytes(piece, now=self._loop.now)
+
     def _advance(self) -> None:
         while (event := self._machine.poll_event()) is not None:
             if isinstance(event, Asked):
@@ -450,11 +357,10 @@ class IwarpRequest(ConnectionRequest):
             elif isinstance(event, Failed):
                 self._manager.device.events.add("connection_failed", event.cause.name.lower())
                 self._send()
-                self._withdraw(REJECT_TIMEOUT)
+                self.withdraw()
                 self._leave()
 
     def _was_asked(self, asked: Asked) -> None:
-        self._asked = asked
         self._manager.half_open.pop(self, None)
         self._arm()
         self.private_data = asked.private_data
@@ -470,70 +376,24 @@ class IwarpRequest(ConnectionRequest):
             self._leave()
             return
         self.service_id = listener.service_id
-        self._listener = listener
         self._manager.requests.add(self)
-        listener.count(1)
+        self._enter_backlog(listener)
         self._manager.device.notices.append(self.deliver)
 
-    def _answer(self) -> None:
-        if self._answered:
-            raise Misuse("the request was answered already")
-        self._answered = True
-        self._leave_backlog()
-
-    def _withdraw(self, reason: int) -> None:
-        """Who asked has given up; the request can still be answered, to no effect."""
-        self._stop_timer()
-        self._manager.half_open.pop(self, None)
-        if self._withdrawn is None:
-            self._withdrawn = reason
-            if not self._answered:
-                self._leave_backlog()
-
-    def _leave_backlog(self) -> None:
-        if self in self._manager.requests:
-            self._manager.requests.discard(self)
-            assert self._listener is not None
-            self._listener.count(-1)
-
-    def _send(self) -> None:
-        self._unsent += self._machine.poll_send()
-        try:
-            self._unsent = self._unsent[self._tcp.write(self._unsent) :] if self._unsent else b""
-        except OSError:
-            self._unsent = b""
-        self._tcp.watch(write=bool(self._unsent))
-
     def _leave(self) -> None:
-        self._stop_timer()
         self._manager.half_open.pop(self, None)
-        self._tcp.end_writing()
-        self._tcp.close()
-
-    def _arm(self) -> None:
-        self._stop_timer()
-        deadline = self._machine.next_deadline()
-        if deadline is not None:
-            self._timer = self._loop.call_later(deadline - self._loop.now, partial(self._tcp.run, self._timeout))
-
-    def _timeout(self) -> None:
-        self._machine.handle_timeout(now=self._loop.now)
-        self._advance()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        super()._leave()
 
 
-class IwarpManager(ConnectionManager):
+class IwarpManager(SoftManager[IwarpQueuePair]):
     """The connection manager of one device."""
 
-    __slots__ = ("_listeners", "_sockets", "connections", "device", "half_open", "requests")
+    __slots__ = ("_sockets", "connections", "half_open", "requests")
+
+    device: IwarpDevice
 
     def __init__(self, device: IwarpDevice) -> None:
-        self.device = device
-        self._listeners = Listeners()
+        super().__init__(device)
         self._sockets: dict[int, TcpListener] = {}  # by port
         self.connections: set[IwarpConnection] = set()
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
@@ -541,33 +401,23 @@ class IwarpManager(ConnectionManager):
 
     # --- the user's side ---
 
-    def listen(
-        self,
-        service_id: int,
-        handler: RequestHandler,
-        *,
-        match: PrivateDataMatch | None = None,
-        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
-    ) -> SoftListener:
-        """Takes requests; the listener's service id says which port was found if 0 was asked for.
+    def open_service(self, service_id: int) -> int:
+        """Listens on the port; for port 0 on any that is free.
 
         Raises:
-            Misuse: Somebody has it already, here.
+            Misuse: The device is closed.
             Unavailable: Another program has the port, or the address is not of this machine.
         """
         self.device.check_open()
-        self._listeners.check(service_id, match, backlog)
         port = service_id & _PORT
-        if port == 0 or port not in self._sockets:
-            socket = TcpListener(
-                self.device.loop, (self.device.address, port), _TCP_BACKLOG, lambda tcp: self._taken(tcp, socket.port),
-                self.device.settings.silence_s,
-            )  # fmt: skip
-            self._sockets[socket.port] = socket
-            service_id = service_id & ~_PORT | socket.port
-        listener = SoftListener(service_id, handler, match, backlog, self._closed)
-        self._listeners.add(listener)
-        return listener
+        if port in self._sockets:
+            return service_id
+        socket = TcpListener(
+            self.device.loop, (self.device.address, port), _TCP_BACKLOG, lambda tcp: self._taken(tcp, socket.port),
+            self.device.settings.silence_s,
+        )  # fmt: skip
+        self._sockets[socket.port] = socket
+        return service_id & ~_PORT | socket.port
 
     def connect(
         self,
@@ -596,7 +446,7 @@ class IwarpManager(ConnectionManager):
 
     def close(self) -> None:
         """Ends everything, without waiting for anybody."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
         for request in [*self.half_open, *self.requests]:
             request.drop()
@@ -604,11 +454,6 @@ class IwarpManager(ConnectionManager):
             connection.disconnect()
         for stream in list(self.device.streams):
             stream.abort()
-
-    @property
-    def listeners_len(self) -> int:
-        """Listeners that take requests."""
-        return len(list(self._listeners))
 
     @property
     def ports(self) -> list[int]:
@@ -620,29 +465,12 @@ class IwarpManager(ConnectionManager):
     def find(self, port: int, private_data: bytes) -> SoftListener | int:
         """Whom a request is for, whatever the high bits of his service id are."""
         reason = REJECT_INVALID_SERVICE_ID
-        for service_id in {each.service_id: None for each in self._listeners if each.service_id & _PORT == port}:
-            found = self._listeners.find(service_id, private_data)
+        for service_id in {each.service_id: None for each in self.listeners if each.service_id & _PORT == port}:
+            found = self.listeners.find(service_id, private_data)
             if isinstance(found, SoftListener):
                 return found
             reason = found
         return reason
-
-    def check_qp(self, qp: QueuePair) -> IwarpQueuePair:
-        """A queue pair that can be connected.
-
-        Raises:
-            Misuse: Of another device, or not in INIT.
-        """
-        if not isinstance(qp, IwarpQueuePair) or qp.device is not self.device:
-            raise Misuse("a queue pair of another device")
-        if qp.state is not QpState.INIT or qp.connection is not None:
-            raise Misuse(f"a queue pair in {qp.state.name} that was used before cannot be connected")
-        return qp
-
-    def check_private_data(self, private_data: bytes, most: int) -> None:
-        """Raises Misuse if there is too much."""
-        if len(private_data) > most:
-            raise Misuse(f"{len(private_data)} bytes of private data; {most} have room")
 
     def _taken(self, tcp: Tcp, port: int) -> None:
         """A TCP connection came. Of too many that say nothing the oldest goes: it had the most time."""
@@ -651,10 +479,11 @@ class IwarpManager(ConnectionManager):
             next(iter(self.half_open)).drop()
         self.half_open[IwarpRequest(self, tcp, port)] = None
 
-    def _closed(self, listener: SoftListener) -> None:
-        self._listeners.remove(listener)
+    def listener_closed(self, listener: SoftListener) -> None:
+        """The port is given back with the last listener on it."""
+        super().listener_closed(listener)
         port = listener.service_id & _PORT
-        if not any(each.service_id & _PORT == port for each in self._listeners):
+        if not any(each.service_id & _PORT == port for each in self.listeners):
             self._sockets.pop(port).close()
 
 

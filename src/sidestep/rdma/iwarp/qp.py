@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, terminate_text
+from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, told_by
 from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, OPCODES, RTR, RTS, SUCCESS, SoftQueuePair
 from sidestep.rdma.verbs import EventKind, QpState
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.manager import IwarpConnection
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.stream import Stream
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
@@ -41,27 +38,17 @@ _OF_ACCESS: Final = frozenset(
 class IwarpQueuePair(SoftQueuePair):
     """One end of a stream."""
 
-    __slots__ = ("_unsignaled", "connection", "sink_stag", "stream")
+    __slots__ = ("_unsignaled", "sink_stag", "stream")
 
     device: IwarpDevice
+    connection: IwarpConnection | None
 
-    def __init__(
-        self,
-        device: IwarpDevice,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> None:
+    def __init__(self, device: IwarpDevice, init: QpInit) -> None:
         # Names nothing: the other end only repeats it in its responses.
         self.sink_stag = device.keys.take(device.keys.part())
         number = device.next_qp_number()
-        super().__init__(number, device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+        super().__init__(number, device, init)
         self.stream: Stream | None = None
-        self.connection: IwarpConnection | None = None
         self._unsignaled = 0  # done, and in the queue until a signaled one is
 
     # --- the user's side ---
@@ -170,7 +157,8 @@ class IwarpQueuePair(SoftQueuePair):
 
     def connection_lost(self, why: str) -> None:
         """The connection broke."""
-        self.device.events.add("connection_broken")
+        if self.state is RTS:  # else there was none, which the connection counts
+            self.device.events.add("connection_broken")
         self.end()
         self.tell(EventKind.QP_FATAL, why)
         self._over(by_remote=True, confirmed=False)
@@ -237,11 +225,11 @@ class IwarpQueuePair(SoftQueuePair):
     def terminated(self, payload: bytes) -> None:
         """The other end ended the stream."""
         assert self.stream is not None
-        code = int.from_bytes(payload[:2])
+        code, text = told_by(payload)
         # Who can choose the names of counters could make any number of them.
         self.device.events.add("terminate_received", f"{code:#06x}" if code in CODE_TEXT else "unknown")
         self.end()
-        self.tell(EventKind.QP_FATAL, terminate_text(payload))
+        self.tell(EventKind.QP_FATAL, text)
         self.stream.leave()
         self._over(by_remote=True, confirmed=True)
 

@@ -186,6 +186,7 @@ class Receiver:
         "_early",
         "_heard",
         "_messages",
+        "_next",
         "_open",
         "_owner",
         "_read_msn",
@@ -209,7 +210,8 @@ class Receiver:
         self.may_write = bool(remote_access & _REMOTE_WRITE)
         self._send_msn = self._read_msn = self._terminate_msn = 1  # RFC 5041 4.3
         self._messages: deque[_Message] = deque()  # from `_send_msn` on, those that something has arrived for
-        self._open: tuple[int, int, int] | None = None  # tagged message: opcode, STag, next TO
+        self._open: int | None = None  # opcode of a tagged message that has begun
+        self._next: tuple[int, int] | None = None  # its STag and next TO, once a byte of it has come
         self._early: dict[int, _Kept] = {}
         self._turn = 0  # everything before it was delivered; of runs that come early
         self._heard = self._stopped = False
@@ -220,6 +222,11 @@ class Receiver:
     def heard(self) -> bool:
         """Whether the other end has sent anything good."""
         return self._heard
+
+    @property
+    def amid_message(self) -> bool:
+        """Whether the last segment of a message that has begun is still to come."""
+        return bool(self._messages) or self._open is not None
 
     def give_up(self) -> list[Receive]:
         """Takes nothing any more; the receives of messages that are not complete."""
@@ -309,18 +316,20 @@ class Receiver:
 
     def _continues(self, run: Run, opcode: int) -> Condition | None:
         """A tagged message ends before another begins, and has no gaps (an ordered stream shows them)."""
-        if self._open is not None:
-            begun, stag, to = self._open
-            if begun != opcode:
-                return Condition.OPCODE_UNKNOWN
-            if run.length and stag != run.stag:
+        if self._open is not None and self._open != opcode:
+            return Condition.OPCODE_UNKNOWN
+        if run.length and self._next is not None:  # a segment of nothing names neither (RFC 5041 5.2)
+            stag, to = self._next
+            if stag != run.stag:
                 return Condition.TAGGED_STAG_CHANGED
-            if run.length and to != run.offset:
+            if to != run.offset:
                 return Condition.TAGGED_GAP
         if run.last:
-            self._open = None
-        elif run.length or self._open is None:
-            self._open = opcode, run.stag, run.offset + run.length
+            self._open = self._next = None
+            return None
+        self._open = opcode
+        if run.length:
+            self._next = run.stag, run.offset + run.length
         return None
 
     def _check_response(self, source: _Source, run: Run) -> Fault | None:

@@ -4,6 +4,8 @@
     disconnect                  the rest of a begun FPDU, FIN              the end of the stream
     a fault of the other end    that rest, Terminate with its code, FIN    Terminate
     its Terminate               that rest, FIN                             the end of the stream
+    its FIN, all messages whole that rest, FIN                             the end of the stream
+    its FIN, something left     that rest, Terminate, FIN                  Terminate
     modify_to_error, destroy    RST                                        RST
     its first message is late   RST                                        RST
 
@@ -216,10 +218,13 @@ class Stream:
     def _ended_by_peer(self) -> None:
         if self._inbound.pending:
             self._lost("the connection ended within a frame")
+        elif self.receiver.amid_message:  # RFC 5041 6.2.1: who ends in order finishes what he has begun
+            self._qp.connection_lost("the other end ended its direction within a message")
+            self.terminate(Condition.END_TOO_EARLY)
         elif self.sender.idle:
             self._qp.disconnected_by_peer()
             self.leave()
-        else:  # the verbs draft 6.2.2.2: an end with work left is an error
+        else:  # the verbs draft for iWARP 6.2.2.2: an end with work left is an error
             self._qp.disconnected_by_peer()
             self.terminate(Condition.END_TOO_EARLY)
 

@@ -11,13 +11,10 @@ import logging
 import os
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from contextlib import suppress
-from fcntl import ioctl
 from functools import partial
 from ipaddress import ip_address
-from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.errors import InternalError, Misuse, Unavailable
@@ -87,11 +84,6 @@ class Tcp:
             return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) or _MSS_UNKNOWN
         except OSError:
             return _MSS_UNKNOWN
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that the other end's TCP has not acknowledged."""
-        return int.from_bytes(ioctl(self._sock.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def watch(self, *, read: bool = True, write: bool = False) -> None:
         """What to be called for."""
@@ -220,7 +212,10 @@ def begin_connect(
         except OSError as why:
             sock.close()
             raise Unavailable(f"{local} cannot be used here: {why.strerror}") from why
-    code = sock.connect_ex(remote)
+    try:
+        code = sock.connect_ex(remote)
+    except OSError as why:  # an address of an interface that there is not
+        return tcp, why
     if code not in (0, errno.EINPROGRESS):
         return tcp, OSError(code, os.strerror(code))
     tcp.watch(read=False, write=True)

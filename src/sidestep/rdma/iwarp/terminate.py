@@ -163,7 +163,7 @@ class Condition(Enum):
     MARKER = "marker that does not point to the start of its FPDU"
     OUTGOING = "message of this end that could not be made"
     USER = "user ends the stream"
-    END_TOO_EARLY = "end of the stream while work is outstanding"
+    END_TOO_EARLY = "end of the stream while work is outstanding, or within a message"
     STREAM_BROKEN = "completion queue or queue pair has failed"
     DEVICE_BROKEN = "device has failed"
     ATOMIC_MISALIGNED = "atomic operation on an address not aligned"
@@ -357,12 +357,18 @@ class Terminate:
         return f"Terminate: {code_text(self.code)}{about}"
 
 
-def terminate_text(payload: bytes | memoryview) -> str:
-    """What the payload of a Terminate complains of, also if it is too short to."""
+def told_by(payload: bytes | memoryview) -> tuple[int, str]:
+    """The code in the payload of a Terminate, and its words; -1 if it is too short for one."""
     try:
-        return Terminate.decode(payload).text
+        told = Terminate.decode(payload)
     except PeerViolation:
-        return "Terminate without a reason"
+        return -1, "Terminate without a reason"
+    return told.code, told.text
+
+
+def terminate_text(payload: bytes | memoryview) -> str:
+    """What the payload of a Terminate complains of."""
+    return told_by(payload)[1]
 
 
 def _violation(rule: str, found: str) -> PeerViolation:

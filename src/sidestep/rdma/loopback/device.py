@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
     from sidestep.rdma.loopback.fabric import Fabric
     from sidestep.rdma.loopback.qp import LoopbackQueuePair
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import DeviceAttributes, EventHandler, QpCapabilities
+    from sidestep.rdma.soft.init import QpInit
+    from sidestep.rdma.verbs import DeviceAttributes
 
 
 class LoopbackDevice(SoftDevice):
@@ -47,19 +45,10 @@ class LoopbackDevice(SoftDevice):
 
     # For what belongs to the device.
 
-    def make_qp(
-        self,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> LoopbackQueuePair:
+    def make_qp(self, init: QpInit) -> LoopbackQueuePair:
         """Makes a queue pair of the fabric's mode."""
         make = ImmediateQueuePair if self.fabric.immediate else TimedQueuePair
-        return make(self, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+        return make(self, init)
 
     def registration_fails(self) -> bool:
         """Whether the fabric's faults want this registration to fail."""

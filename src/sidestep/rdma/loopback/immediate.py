@@ -11,10 +11,7 @@ from sidestep.rdma.work import Completion, RdmaRead, Send, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.loopback.device import LoopbackDevice
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import RdmaWrite, SendRequest
 
 
@@ -23,25 +20,15 @@ class ImmediateQueuePair(LoopbackQueuePair):
 
     __slots__ = ("_gather_max", "_inline_max", "_message_max", "_readable", "_unanswered", "_unsignaled", "_writable")
 
-    def __init__(
-        self,
-        device: LoopbackDevice,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> None:
-        super().__init__(device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+    def __init__(self, device: LoopbackDevice, init: QpInit) -> None:
+        super().__init__(device, init)
         self._unanswered: deque[SendRequest] = deque()
         self._unsignaled = 0  # done, and in the queue until a signaled one is
         self._gather_max = self.device.attributes.gather_max
         self._inline_max = self.device.attributes.inline_max
         self._message_max = self.device.attributes.message_max
-        self._readable = domain.readable
-        self._writable = domain.writable
+        self._readable = init.domain.readable
+        self._writable = init.domain.writable
 
     @property
     def sends_outstanding(self) -> int:

@@ -13,18 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sidestep import limits
-from sidestep.errors import Misuse
 from sidestep.rdma.cm import (
     REJECT_INVALID_COMM_ID,
     REJECT_TIMEOUT,
     CmState,
     Connection,
-    ConnectionManager,
-    ConnectionRequest,
     Disconnected,
     Established,
-    PrivateDataMatch,
     Rejected,
     TimewaitExit,
     Unreachable,
@@ -32,44 +27,33 @@ from sidestep.rdma.cm import (
 from sidestep.rdma.loopback.observer import CmMessage
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.loopback.settings import CmKind
-from sidestep.rdma.soft.listeners import Listeners, SoftListener
+from sidestep.rdma.soft.manager import SoftManager, SoftRequest
 from sidestep.rdma.verbs import QpState
 from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
-    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, RequestHandler
+    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Fabric, Timer
+    from sidestep.rdma.soft.listeners import SoftListener
     from sidestep.rdma.verbs import QueuePair
 
 
-class LoopbackRequest(ConnectionRequest):
+class LoopbackRequest(SoftRequest):
     """A REQ that waits for its answer."""
 
-    __slots__ = (
-        "_answered",
-        "_listener",
-        "_manager",
-        "_req",
-        "initiator_depth",
-        "private_data",
-        "remote_address",
-        "responder_resources",
-        "service_id",
-        "withdrawn",
-    )
+    __slots__ = ("_manager", "_req")
 
     def __init__(self, manager: LoopbackManager, listener: SoftListener, req: CmMessage) -> None:
+        super().__init__(req.source)
         self._manager = manager
-        self._listener = listener
         self._req = req
-        self._answered = False
-        self.withdrawn = False  # who asked has given up
         self.service_id = req.service_id
         self.private_data = req.private_data
-        self.remote_address = req.source
         self.responder_resources = req.responder_resources
         self.initiator_depth = req.initiator_depth
+        manager.requests[req.source, req.local_id] = self
+        self._enter_backlog(listener)
 
     def accept(self, qp: QueuePair, private_data: bytes, handler: ConnectionHandler) -> LoopbackConnection:
         """Answers REP."""
@@ -105,31 +89,9 @@ class LoopbackRequest(ConnectionRequest):
         if not self.withdrawn:
             self._manager.reject(self._req, reason, private_data)
 
-    def withdraw(self) -> None:
-        """Who asked has given up; the request can still be answered, to no effect."""
-        self.withdrawn = True
-        self._leave_backlog()
-
-    def deliver(self) -> None:
-        """Hands it to the listener."""
-        if self._answered:
-            return
-        if self._listener.closed:
-            self._answer()
-            self._manager.reject(self._req, REJECT_INVALID_SERVICE_ID)
-            return
-        self._listener.handler(self)
-
-    def _answer(self) -> None:
-        if self._answered:
-            raise Misuse("the request was answered already")
-        self._answered = True
-        if not self.withdrawn:
-            self._leave_backlog()
-
-    def _leave_backlog(self) -> None:
-        self._manager.requests.pop((self._req.source, self._req.local_id), None)
-        self._listener.count(-1)
+    def forget(self) -> None:
+        """It is answered, or withdrawn."""
+        del self._manager.requests[self._req.source, self._req.local_id]
 
 
 class LoopbackConnection(Connection):
@@ -356,33 +318,20 @@ TRANSITIONS: Final[dict[tuple[CmState, CmKind], _On]] = {
 }
 
 
-class LoopbackManager(ConnectionManager):
+class LoopbackManager(SoftManager[LoopbackQueuePair]):
     """The connection manager of one device."""
 
-    __slots__ = ("by_remote", "connections", "device", "listeners", "requests")
+    __slots__ = ("by_remote", "connections", "requests")
+
+    device: LoopbackDevice
 
     def __init__(self, device: LoopbackDevice) -> None:
-        self.device = device
-        self.listeners = Listeners()
+        super().__init__(device)
         self.connections: dict[int, LoopbackConnection] = {}  # by local communication id
         self.by_remote: dict[tuple[str, int], LoopbackConnection] = {}  # accepted ones, by the other end's
         self.requests: dict[tuple[str, int], LoopbackRequest] = {}  # not answered yet, by the other end's
 
     # The user's side.
-
-    def listen(
-        self,
-        service_id: int,
-        handler: RequestHandler,
-        *,
-        match: PrivateDataMatch | None = None,
-        backlog: int = limits.RDMA_BACKLOG_DEFAULT,
-    ) -> SoftListener:
-        """Takes requests for a service id."""
-        self.listeners.check(service_id, match, backlog)
-        listener = SoftListener(service_id, handler, match, backlog, self.listeners.remove)
-        self.listeners.add(listener)
-        return listener
 
     def connect(
         self,
@@ -420,23 +369,6 @@ class LoopbackManager(ConnectionManager):
             connection.end(None)
 
     # For connections and requests.
-
-    def check_qp(self, qp: QueuePair) -> LoopbackQueuePair:
-        """A queue pair that can be connected.
-
-        Raises:
-            Misuse: Of another device, or not in INIT.
-        """
-        if not isinstance(qp, LoopbackQueuePair) or qp.device is not self.device:
-            raise Misuse("a queue pair of another device")
-        if qp.state is not QpState.INIT or qp.connection is not None:
-            raise Misuse(f"a queue pair in {qp.state.name} that was used before cannot be connected")
-        return qp
-
-    def check_private_data(self, private_data: bytes, most: int) -> None:
-        """Raises Misuse if there is too much."""
-        if len(private_data) > most:
-            raise Misuse(f"{len(private_data)} bytes of private data; {most} have room")
 
     def padded(self, private_data: bytes, size: int) -> bytes:
         """As the message carries it (IBTA 12.6: a field of fixed size, without a length)."""
@@ -522,8 +454,6 @@ class LoopbackManager(ConnectionManager):
             self.reject(message, listener)
             return
         request = LoopbackRequest(self, listener, message)
-        self.requests[asked_by] = request
-        listener.count(1)
         self.device.fabric.notices.append(request.deliver)
 
     def _on_withdrawal(self, message: CmMessage) -> None:

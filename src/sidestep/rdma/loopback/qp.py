@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.device import LoopbackDevice
     from sidestep.rdma.loopback.fabric import Timer
     from sidestep.rdma.loopback.manager import LoopbackConnection
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import Gather, RKey, SendRequest
 
 
@@ -62,31 +59,19 @@ class LoopbackQueuePair(SoftQueuePair):
         "_slow",
         "_takes_connection_along",
         "completes_early",
-        "connection",
         "fabric",
         "link",
         "peer",
     )
 
     device: LoopbackDevice
+    connection: LoopbackConnection | None
 
-    def __init__(
-        self,
-        device: LoopbackDevice,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> None:
-        number = device.fabric.next_qp_number()
-        super().__init__(number, device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+    def __init__(self, device: LoopbackDevice, init: QpInit) -> None:
+        super().__init__(device.fabric.next_qp_number(), device, init)
         self.fabric = device.fabric
         self.peer: LoopbackQueuePair | None = None
         self.link = Link(self)
-        self.connection: LoopbackConnection | None = None
         self._slow = True  # not in RTS, or somebody watches, or faults are about: the short way is closed
         self._silence_timer: Timer | None = None
         self._takes_connection_along = self.device.attributes.error_disconnects

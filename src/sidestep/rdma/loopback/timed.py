@@ -25,10 +25,7 @@ from sidestep.rdma.work import LocalInvalidate, RdmaRead, Send, Status
 
 if TYPE_CHECKING:
     from sidestep.rdma.loopback.device import LoopbackDevice
-    from sidestep.rdma.soft.memory import Domain
-    from sidestep.rdma.soft.queues import SoftQueue
-    from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import RdmaWrite, SendRequest
 
 HEADERS: Final = 60  # bytes of a message besides its payload, about: IP, UDP, BTH, RETH, ICRC
@@ -62,18 +59,8 @@ class TimedQueuePair(LoopbackQueuePair):
 
     peer: TimedQueuePair | None
 
-    def __init__(
-        self,
-        device: LoopbackDevice,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> None:
-        super().__init__(device, domain, send_cq, recv_cq, capabilities, remote_access, srq, on_event)
+    def __init__(self, device: LoopbackDevice, init: QpInit) -> None:
+        super().__init__(device, init)
         self._waiting: deque[SendRequest] = deque()
         self._sent: deque[_Sent] = deque()
         self._reads = 0  # among those sent

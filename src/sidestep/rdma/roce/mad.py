@@ -233,49 +233,39 @@ class Rep(CmMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Rtu(CmMessage):
+class _OfConnection(CmMessage):
+    """A message that names its connection and says no more."""
+
+    PRIVATE_OFFSET: ClassVar[int] = 8
+    PRIVATE_LEN: ClassVar[int] = 224
+
+    local_comm_id: int
+    remote_comm_id: int
+    private_data: bytes = b""
+
+    def head(self) -> bytes:
+        """The fields in front of the private data."""
+        return struct.pack(">II", self.local_comm_id, self.remote_comm_id)
+
+    @classmethod
+    def read(cls, message: bytes) -> Self:
+        """From the 232 bytes."""
+        local, remote = struct.unpack_from(">II", message)
+        return cls(local, remote, cls.private_of(message))
+
+
+class Rtu(_OfConnection):
     """The asking side is ready."""
 
+    __slots__ = ()
     ATTRIBUTE: ClassVar[int] = 0x0014
-    PRIVATE_OFFSET: ClassVar[int] = 8
-    PRIVATE_LEN: ClassVar[int] = 224
-
-    local_comm_id: int
-    remote_comm_id: int
-    private_data: bytes = b""
-
-    def head(self) -> bytes:
-        """The fields in front of the private data."""
-        return struct.pack(">II", self.local_comm_id, self.remote_comm_id)
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
-        local, remote = struct.unpack_from(">II", message)
-        return cls(local, remote, cls.private_of(message))
 
 
-@dataclass(frozen=True, slots=True)
-class Drep(CmMessage):
+class Drep(_OfConnection):
     """Agrees to the end."""
 
+    __slots__ = ()
     ATTRIBUTE: ClassVar[int] = 0x0016
-    PRIVATE_OFFSET: ClassVar[int] = 8
-    PRIVATE_LEN: ClassVar[int] = 224
-
-    local_comm_id: int
-    remote_comm_id: int
-    private_data: bytes = b""
-
-    def head(self) -> bytes:
-        """The fields in front of the private data."""
-        return struct.pack(">II", self.local_comm_id, self.remote_comm_id)
-
-    @classmethod
-    def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
-        local, remote = struct.unpack_from(">II", message)
-        return cls(local, remote, cls.private_of(message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.soft.queues import Notice
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         QpCapabilities,
         SharedReceiveQueue,
     )
-    from sidestep.rdma.work import Access
 
 # Addresses are deliberately odd: nobody may take one for an address of this process, or for aligned.
 VA_FIRST: Final = 0x7F00_0000_1003
@@ -73,7 +73,7 @@ class SoftDevice(Device):
         self.keys = Keys(rng)
         self.domains: list[Domain] = []
         self.closed = False
-        self.region_count = self.window_count = self.srq_count = 0
+        self.region_count = self.window_count = self.srq_count = 0  # of all domains
         self._va = VA_FIRST
 
     def alloc_pd(self) -> Domain:
@@ -114,27 +114,27 @@ class SoftDevice(Device):
 
     # For what belongs to the device.
 
-    def create_qp(
-        self,
-        domain: Domain,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        capabilities: QpCapabilities,
-        remote_access: Access,
-        srq: SharedReceiveQueue | None,
-        on_event: EventHandler | None,
-    ) -> SoftQueuePair:
-        """Makes a queue pair, if it may be."""
-        self.check_open()
-        attributes = self.attributes
-        for queue in (send_cq, recv_cq):
-            if not isinstance(queue, SoftQueue) or queue.device is not self:
-                raise Misuse("a completion queue of another device")
-        assert isinstance(send_cq, SoftQueue)
-        assert isinstance(recv_cq, SoftQueue)
-        if srq is not None and (not isinstance(srq, SharedReceives) or srq.domain.device is not self or srq.destroyed):
+    @abstractmethod
+    def make_qp(self, init: QpInit) -> SoftQueuePair:
+        """Makes a queue pair, which adds itself to `Domain.queue_pairs`."""
+
+    def own_queue(self, queue: CompletionQueue) -> SoftQueue:
+        """Misuse if the completion queue is not of this device."""
+        if not isinstance(queue, SoftQueue) or queue.device is not self:
+            raise Misuse("a completion queue of another device")
+        return queue
+
+    def own_shared(self, srq: SharedReceiveQueue | None) -> SharedReceives | None:
+        """Misuse if the shared receive queue is not of this device."""
+        if srq is None:
+            return None
+        if not isinstance(srq, SharedReceives) or srq.domain.device is not self or srq.destroyed:
             raise Misuse("a shared receive queue of another device, or one that is destroyed")
-        assert srq is None or isinstance(srq, SharedReceives)
+        return srq
+
+    def check_capabilities(self, capabilities: QpCapabilities) -> None:
+        """Misuse if no queue pair can have them; LimitReached if there is no more room for one."""
+        attributes = self.attributes
         if not 0 < capabilities.max_send_wr <= attributes.work_requests_max:
             raise Misuse(f"a send queue of {capabilities.max_send_wr}")
         if not 0 < capabilities.max_recv_wr <= attributes.work_requests_max:
@@ -144,20 +144,6 @@ class SoftDevice(Device):
                 raise Misuse(f"a depth of {depth} RDMA Reads; the device offers {attributes.read_depth_max}")
         if sum(len(each.queue_pairs) for each in self.domains) >= attributes.queue_pairs_max:
             raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
-        return self.make_qp(domain, send_cq, recv_cq, capabilities, int(remote_access), srq, on_event)
-
-    @abstractmethod
-    def make_qp(
-        self,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> SoftQueuePair:
-        """Makes a queue pair; everything about it was checked."""
 
     def tell(self, event: AsyncEvent) -> None:
         """An event for the device's handler."""
@@ -169,24 +155,28 @@ class SoftDevice(Device):
         if self.closed:
             raise Misuse(f"the device {self.name} is closed")
 
-    # What memory asks; see `adapter.Adapter`.
+    # What memory asks.
 
     def next_va(self, length: int) -> int:
-        """An address for a region."""
+        """An address for a region of so many bytes."""
         va = self._va
         self._va += length + VA_GAP
         return va
 
     def registration_fails(self) -> bool:
-        """Registering memory that is pinned by nobody does not fail."""
+        """Whether this registration shall fail, as one of a hardware device may: memory pinned by nobody is there."""
         return False
 
     def registration_due(self, finish: Callable[[], None]) -> None:
-        """Nor does it take time."""
+        """Calls when a slow registration is done, from where the device is driven; here it takes no time."""
         self.notices.append(finish)
 
     def access_ended(self, memory: Memory) -> None:
-        """A device that keeps memory queued for sending copies it here."""
+        """The other end has no access any more, and the user may change the memory: what still refers to it is copied.
+
+        Called before the call that ends the access returns, when the key is void already. Without memory that is queued
+        for sending there is nothing to do.
+        """
 
     def forget(self, domain: Domain) -> None:
         """A domain was deallocated."""

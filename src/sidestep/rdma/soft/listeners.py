@@ -59,6 +59,9 @@ class Listeners:
     def __iter__(self) -> Iterator[SoftListener]:
         return iter(list(self._listeners))
 
+    def __len__(self) -> int:
+        return len(self._listeners)
+
     def check(self, service_id: int, match: PrivateDataMatch | None, backlog: int) -> None:
         """Raises Misuse if nobody can listen so."""
         if not 0 <= service_id < 1 << 64:

@@ -4,7 +4,7 @@
 Terminate code. Addresses come from the device, and 0 is the first byte of a region that is zero-based.
 
 After a call that ends access (`deregister`, `rekey`, an invalidation) not one more byte is placed or read; a device
-that has the memory queued for sending is told while the call still runs (`Adapter.access_ended`), and copies it.
+that has the memory queued for sending is told while the call still runs (`SoftDevice.access_ended`), and copies it.
 
 A region is good on every queue pair of its domain, and the other end of each may also void it (RFC 5042 6.4.5). Who
 talks to peers that do not trust each other gives each a domain of its own, or windows: they belong to one queue pair.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
+from sidestep.rdma.soft.init import QpInit
 from sidestep.rdma.soft.receives import SharedReceives
 from sidestep.rdma.soft.windows import REMOTE, Window
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from sidestep.rdma.soft.adapter import Adapter
+    from sidestep.rdma.soft.device import SoftDevice
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.verbs import (
@@ -151,7 +152,7 @@ class Domain(ProtectionDomain):
         "writable",
     )
 
-    def __init__(self, device: Adapter) -> None:
+    def __init__(self, device: SoftDevice) -> None:
         self.device = device
         self.regions: set[Region] = set()
         self.windows: set[Window] = set()
@@ -209,15 +210,12 @@ class Domain(ProtectionDomain):
     ) -> SoftQueuePair:
         """Makes a queue pair in INIT."""
         self._check_usable()
-        return self.device.create_qp(
-            self,
-            send_cq,
-            recv_cq,
-            capabilities or QpCapabilities(),
-            _EVERYTHING if remote_access is None else remote_access,
-            srq,
-            on_event,
-        )
+        device = self.device
+        own_send, own_recv, own_srq = device.own_queue(send_cq), device.own_queue(recv_cq), device.own_shared(srq)
+        wanted = capabilities or QpCapabilities()
+        device.check_capabilities(wanted)
+        access = int(_EVERYTHING if remote_access is None else remote_access)
+        return device.make_qp(QpInit(self, own_send, own_recv, wanted, access, own_srq, on_event))
 
     def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceives:
         """Makes a shared receive queue."""

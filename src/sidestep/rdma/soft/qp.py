@@ -28,11 +28,12 @@ from sidestep.rdma.work import (
 )
 
 if TYPE_CHECKING:
+    from sidestep.rdma.cm import Connection
     from sidestep.rdma.soft.device import SoftDevice
+    from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.memory import Domain
     from sidestep.rdma.soft.queues import SoftQueue
     from sidestep.rdma.soft.receives import SharedReceives
-    from sidestep.rdma.verbs import EventHandler, QpCapabilities
     from sidestep.rdma.work import Gather, Receive, Scatter, SendRequest
 
 # Looking up a member of an enum costs as much as copying a header.
@@ -65,6 +66,7 @@ class SoftQueuePair(QueuePair):
         "_max_send_wr",
         "_receives",
         "capabilities",
+        "connection",
         "device",
         "domain",
         "initiator_depth",
@@ -83,38 +85,28 @@ class SoftQueuePair(QueuePair):
     recv_cq: SoftQueue
     srq: SharedReceives | None
 
-    def __init__(
-        self,
-        number: int,
-        device: SoftDevice,
-        domain: Domain,
-        send_cq: SoftQueue,
-        recv_cq: SoftQueue,
-        capabilities: QpCapabilities,
-        remote_access: int,
-        srq: SharedReceives | None,
-        on_event: EventHandler | None,
-    ) -> None:
+    def __init__(self, number: int, device: SoftDevice, init: QpInit) -> None:
         self.number = number
         self.device = device
-        self.domain = domain
+        self.domain = init.domain
         self.state = QpState.INIT
-        self.capabilities = capabilities
-        self.send_cq = send_cq
-        self.recv_cq = recv_cq
-        self.remote_access = remote_access
-        self.srq = srq
-        self.on_event = on_event
+        self.capabilities = init.capabilities
+        self.send_cq = init.send_cq
+        self.recv_cq = init.recv_cq
+        self.remote_access = init.remote_access
+        self.srq = init.srq
+        self.on_event = init.on_event
         self.initiator_depth = 0
         self.windows: set[Window] = set()  # bound to this queue pair
-        self._max_send_wr = capabilities.max_send_wr
-        self._max_recv_wr = capabilities.max_recv_wr
-        self._receives: deque[Receive] = deque() if srq is None else srq.receives
-        send_cq.users.append(self)
-        recv_cq.users.append(self)
-        domain.queue_pairs.add(self)
-        if srq is not None:
-            srq.users.add(self)
+        self._max_send_wr = init.capabilities.max_send_wr
+        self._max_recv_wr = init.capabilities.max_recv_wr
+        self._receives: deque[Receive] = deque() if init.srq is None else init.srq.receives
+        self.connection: Connection | None = None
+        self.send_cq.users.append(self)
+        self.recv_cq.users.append(self)
+        self.domain.queue_pairs.add(self)
+        if self.srq is not None:
+            self.srq.users.add(self)
 
     # Receives.
 

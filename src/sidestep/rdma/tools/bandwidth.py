@@ -45,7 +45,6 @@ class Bandwidth(Talk):
         self.out = Count()  # what this end did; of Reads, what it read
         self.back = Count()  # what the other end did, as far as this one sees it
         self.done: Note | None = None  # of the other end
-        self._expected = pattern(asked.size)
         self._credits = 2 * asked.depth
         self._owed = 0  # credits not told yet
         self._free: list[int] = []  # of the slots that Reads go to
@@ -54,10 +53,15 @@ class Bandwidth(Talk):
         self._stop: Note | None = None
         self._cpu_s = time.process_time()
         self._remote: Terms | None = None
-        self._prepare()
+        try:
+            self._prepare()
+        except Exception:
+            self.close()
+            raise
 
     def _prepare(self) -> None:
         terms = self.terms
+        self._expected = pattern(terms.size)
         source = bytearray(self._expected)
         if terms.op is Op.WRITE:
             self._target = self.memory(bytearray(terms.size), Access.LOCAL_WRITE | Access.REMOTE_WRITE)

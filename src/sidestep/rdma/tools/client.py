@@ -79,6 +79,9 @@ def connect(loop: Loop, talk: TalkT, place: Place, session: Session, timeout_s: 
         )
     if session.error is not None:
         raise session.error
+    if not session.established:
+        talk.connection.disconnect()
+        raise Unavailable(f"{place} has not answered before it was stopped")
     return talk
 
 

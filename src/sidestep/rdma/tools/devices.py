@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_PORT_DIGITS_MAX: Final = 5
 ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` that is `control.Observed` as well
 
 
@@ -48,7 +49,8 @@ class Place:
             port = rest[1:]
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
-        if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16)):
+        known = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS_MAX and 0 < int(port) < 1 << 16
+        if not host or (port and not known):
             raise Misuse(f"{text!r} is not HOST or HOST:PORT", remedy="for example server.example:7174 or [::1]:7174")
         return cls(host, int(port) if port else default_port)
 

@@ -62,8 +62,9 @@ class Server:
             self._log(f"{request.remote_address}: rejected: {error.message}")
             request.reject(private_data=error.message.encode())
             return
-        except SidestepError as error:  # of this end: memory, keys
-            self._log(f"{request.remote_address}: rejected: {error.message}")
+        except (SidestepError, MemoryError) as error:  # of this end: memory, keys
+            why = error.message if isinstance(error, SidestepError) else "no memory"
+            self._log(f"{request.remote_address}: rejected: {why}")
             request.reject(private_data=b"the server has no room")
             return
         self._served.add(talk)

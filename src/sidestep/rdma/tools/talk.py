@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
@@ -38,9 +39,18 @@ class Talk:
         self.connection: Connection | None = None
         self._failed = failed
         self._over = False
-        self.domain = device.alloc_pd()
         self.regions: list[MemoryRegion] = []
+        with ExitStack() as closing:  # also if there is no room for all of it
+            self._open(closing, slots, slot_len)
+            self._closing = closing.pop_all()
+
+    def _open(self, closing: ExitStack, slots: int, slot_len: int) -> None:
+        terms, device = self.terms, self.device
+        self.domain = device.alloc_pd()
+        closing.callback(self.domain.deallocate)
         self.cq = device.create_cq(device.attributes.completions_max, self._completed)
+        closing.callback(self.cq.destroy)
+        closing.callback(self._deregister)
         reads = min(terms.depth, device.attributes.read_depth_max, limits.RDMA_TOOL_DEPTH_MAX)
         self.qp = self.domain.create_qp(
             self.cq,
@@ -53,6 +63,7 @@ class Talk:
             ),
             on_event=self._event,
         )
+        closing.callback(self.qp.destroy)
         length = max(slot_len, Note.LENGTH)
         self.slots = [self.memory(bytearray(length), Access.LOCAL_WRITE) for _ in range(slots + NOTES_MAX)]
         for index in range(len(self.slots)):
@@ -80,12 +91,12 @@ class Talk:
     def close(self) -> None:
         """Gives everything back, and ends the connection if there is one."""
         self._over = True
-        self.qp.destroy()
+        self._closing.close()
+
+    def _deregister(self) -> None:
         for region in self.regions:
             region.deregister()
         self.regions.clear()
-        self.cq.destroy()
-        self.domain.deallocate()
 
     # --- what a kind of conversation adds ---
 
@@ -115,6 +126,9 @@ class Talk:
                 self._take(completion)
             except SidestepError as error:
                 self.fail(error.message)
+                return
+            except MemoryError:
+                self.fail("there is no memory for it")
                 return
 
     def _take(self, completion: Completion) -> None:

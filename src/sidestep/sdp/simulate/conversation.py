@@ -16,7 +16,8 @@ from random import Random
 from typing import Final
 
 from sidestep.errors import LimitReached, SidestepError
-from sidestep.rdma.loopback import Fabric, Timer
+from sidestep.rdma.loopback import Fabric
+from sidestep.sdp.driver import stack_on
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
@@ -84,26 +85,13 @@ class Conversation:
             self.companions.append(Conversation(other, trace, beside=self))
 
     def _stack(self, name: str, end: EndPlan) -> Stack:
-        fabric = self.fabric
-        device = fabric.device(name, self.plan.attributes)
-
-        timer: Timer | None = None
-
-        def wake_at(at: float) -> None:
-            nonlocal timer
-            if timer is not None:
-                timer.cancel()
-            timer = fabric.call_at(at, stack.handle_timeouts)
-
-        stack = Stack(
-            device,
-            lambda: fabric.now,
+        return stack_on(
+            self.fabric,
+            self.fabric.device(name, self.plan.attributes),
             end.settings,
-            wake_at=wake_at,
             keep_registered=end.keeps_registered,
             private_bytes_kept=end.private_bytes_kept,
         )
-        return stack
 
     def _user(self, index: int, rng: Random) -> User:
         return User(

@@ -1,0 +1,1 @@
+"""Parts of `bench/iwarp.py`: the method of measuring, and the ends that are measured by it."""
