@@ -81,6 +81,12 @@ PEER_TRIES: Final = 3  # requests without an answer
 PEER_ANSWER_S: Final = 0.25  # seconds until the next one
 PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing, is not asked
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
+SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
+SETTLED_KEPT_S: Final = 60.0  # seconds for which the answer is kept, in case it was lost
+SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
+REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
+REMOTE_RECEIVE_SIZE: Final = (16 << 10) + 16  # bytes of each, header included
+REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
 
 # Offload protocols and transports.

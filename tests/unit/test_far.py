@@ -44,6 +44,7 @@ class Host:
         self.stack = Stack(self.device, lambda: loop.now)
         stack.callback(self.stack.close)
         self.lost: list[Far] = []
+        self.logged: list[str] = []
         self.dropped = 0
 
     def _guarded(self, callback: Callable[[], None]) -> None:
@@ -56,7 +57,7 @@ class Host:
         self.dropped += 1
 
     def link(self, stream: Stream) -> SdpLink:
-        return SdpLink(stream, self.loop.soon, self.lost.append)
+        return SdpLink(stream, self.loop.soon, self.lost.append, self.logged.append)
 
     def take(self, app: App, link: SdpLink) -> Far:
         far = fars.enter(self.hub, app.given(), protocol="test", on_drop=self._on_drop, link=link)

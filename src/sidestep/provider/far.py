@@ -71,6 +71,10 @@ class Link(Protocol):
         """Everything ends at once."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Far(Joint):
     """One connection."""
 
@@ -79,6 +83,7 @@ class Far(Joint):
     def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None], link: Link) -> None:
         super().__init__(hub, protocol, on_drop)
         self.link = link
+        self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
@@ -476,6 +481,7 @@ class Far(Joint):
     def bid_farewell(self) -> None:
         """Nothing more goes over the link."""
         self.link.finish()
+        self.on_over()
 
     def handle_gone(self) -> None:
         """No process holds our end any more: the other end is to hear how it ended."""

@@ -31,14 +31,20 @@ class SdpLink:
     Args:
         soon: Makes a call at the end of this turn or the next, once however often it is asked to.
         on_lost: The stream is over, and the connection was not.
+        log: Hears of rules that the other provider broke.
     """
 
     def __init__(
-        self, stream: Stream, soon: Callable[[Callable[[], object]], None], on_lost: Callable[[Far], None]
+        self,
+        stream: Stream,
+        soon: Callable[[Callable[[], object]], None],
+        on_lost: Callable[[Far], None],
+        log: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._soon = soon
         self._on_lost = on_lost
+        self._log = log
         self._far: Far | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
@@ -173,6 +179,7 @@ class SdpLink:
             self._stream.receive(piece, waitall=True)
 
     def _break(self, far: Far, why: PeerViolation) -> None:
+        self._log(f"a connection is reset, for what {self._stream.address or 'another host'} says of it: {why}")
         far.reset("violation")
         self.abandon()
 

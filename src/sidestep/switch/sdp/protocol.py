@@ -45,7 +45,14 @@ from sidestep.switch.protocol import (
 from sidestep.switch.sdp.link import SdpLink
 from sidestep.switch.sdp.peers import Peers
 from sidestep.switch.sdp.promotion import SIZE, Promotion, Purpose, read_key
+from sidestep.switch.sdp.settle import Answers, Asker, Route
 
+_SETTINGS: Final = Settings(
+    receive_count=limits.REMOTE_RECEIVES,
+    receive_size=limits.REMOTE_RECEIVE_SIZE,
+    receive_size_max=limits.REMOTE_RECEIVE_SIZE,
+    remote_size=limits.REMOTE_RECEIVE_SIZE,
+)
 _HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 
 
@@ -154,12 +161,15 @@ class _At:
         self._device = IwarpDevice(str(address), sdp.loop, name=f"iwarp@{address}")
         self._timer: Timer | None = None
         try:
-            self.stack = Stack(self._device, lambda: sdp.loop.now, Settings(), wake_at=self._wake_at)
+            self.stack = Stack(
+                self._device, lambda: sdp.loop.now, _SETTINGS, wake_at=self._wake_at,
+                private_bytes_max=limits.REMOTE_PRIVATE_BYTES,
+            )  # fmt: skip
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
         except BaseException:
             self._device.close()
             raise
-        self.links: dict[bytes, SdpLink] = {}  # by name
+        self.answers = Answers(sdp.loop)
 
     @property
     def port(self) -> int:
@@ -195,22 +205,34 @@ class _At:
         found = Promotion.find(request.private_data, self.sdp.key)
         if found is None or len(request.private_data) != _HELLO_LEN + SIZE:
             raise Unavailable("no connection of programs is meant")
-        hello = Hello.decode(memoryview(request.private_data)[:_HELLO_LEN])
+        told = request.private_data[:-SIZE]
+        hello = Hello.decode(memoryview(told))
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        if found.purpose is Purpose.SETTLE:
+            self.answers.answer(request, found, told, self.sdp.key)
+            return
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
 
         def found_end(incoming: Incoming) -> None:
-            self.stack.serve(request, lambda stream: self._accepted(stream, incoming), self.port, beside_hello=SIZE)
+            def accepted(stream: Stream) -> None:
+                self._accepted(stream, incoming, found.name, told)
+
+            self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
         self.sdp.services.await_end(self.sdp, local, remote, found_end, lambda _why: request.reject())
 
-    def _accepted(self, stream: Stream, incoming: Incoming) -> None:
-        link = SdpLink(stream, self.sdp.loop.soon, lambda far: far.handle_arrived(None))
+    def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
+        link = SdpLink(stream, self.sdp.loop.soon, self.answers.handle_broken, self.sdp.services.log)
         try:
-            link.carry(incoming.carry(link))
-        except Unavailable:
+            far = incoming.carry(link)
+        except Unavailable as why:
+            self.sdp.services.log(f"a connection stays on TCP: {why}")
             link.abandon()
+            return
+        link.carry(far)
+        far.on_over = lambda: self.answers.remove(name)
+        self.answers.add(name, hello, link, far)
 
 
 class _Reaching:
@@ -221,27 +243,29 @@ class _Reaching:
         self._at = at
         self._outgoing = outgoing
         self._port = port
-        self._name = secrets.token_bytes(16)
+        self._promotion = Promotion(Purpose.CARRY, outgoing.request.remote.port, secrets.token_bytes(16))
+        self._hello = b""
 
     def begin(self) -> None:
         """Asks the other provider."""
         request = self._outgoing.request
         assert request.local is not None
         addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
-        promotion = Promotion(Purpose.CARRY, request.remote.port, self._name)
+        self._address = str(request.remote.address)
         try:
-            self._at.stack.connect(
-                str(request.remote.address), addresses, self._told,
-                beside_hello=lambda hello: promotion.encode(hello, self._sdp.key),
-            )  # fmt: skip
+            self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside)
         except SidestepError as why:
             self._outgoing.refuse(why.message)
+
+    def _beside(self, hello: bytes) -> bytes:
+        self._hello = hello
+        return self._promotion.encode(hello, self._sdp.key)
 
     def _told(self, stream: Stream, event: Told) -> None:
         if not isinstance(event, Event):
             return
         if event.kind is EventKind.ESTABLISHED:
-            link = SdpLink(stream, self._sdp.loop.soon, self._lost)
+            link = SdpLink(stream, self._sdp.loop.soon, self._handle_broken, self._sdp.services.log)
             try:
                 link.carry(self._outgoing.carry(link))
             except Unavailable:
@@ -251,5 +275,6 @@ class _Reaching:
         elif event.kind in (EventKind.BROKEN, EventKind.CLOSED):
             self._outgoing.refuse("the other host's provider has not joined in")
 
-    def _lost(self, far: Far) -> None:
-        far.handle_arrived(None)
+    def _handle_broken(self, far: Far) -> None:
+        route = Route(self._at.stack, self._address, self._port, self._hello)
+        Asker(self._sdp.loop, route, self._promotion, self._sdp.key, far)
