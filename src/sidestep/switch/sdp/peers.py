@@ -107,10 +107,11 @@ class Peers:
         else:
             answer(None)
 
-    def forget(self, host: Address) -> None:
-        """What the host said does not hold any more: the next one asks anew, after a while."""
-        if host in self._known:
-            self._known[host] = _Known(self._loop.now + limits.PEER_ABSENT_S, None)
+    def doubt(self, host: Address, port: int) -> None:
+        """Nobody answers at that port: the host is asked anew."""
+        known = self._known.get(host)
+        if known is not None and known.port == port:
+            del self._known[host]
 
     # ---- out ----
 
