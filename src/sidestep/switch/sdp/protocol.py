@@ -9,6 +9,8 @@ there.
 A host is believed if it is among those that the provider was told of, and has the key, if there is one; what it asks
 for must concern a connection between the very addresses that it asks from.
 
+A request for a service, with nothing beside its Hello, is one of ordinary SDP: `serving` hands it to who listens there.
+
 If the SDP connection breaks while the TCP connection lives, the connecting end's provider asks the other up to which
 byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
 """
@@ -43,8 +45,9 @@ from sidestep.switch.protocol import (
     Services,
 )
 from sidestep.switch.sdp.link import SdpLink
-from sidestep.switch.sdp.peers import Peers
+from sidestep.switch.sdp.peers import PROVIDER_PORT, Peers
 from sidestep.switch.sdp.promotion import SIZE, Promotion, Purpose, read_key
+from sidestep.switch.sdp.serving import Serving
 from sidestep.switch.sdp.settle import Answers, Asker, Route
 
 _SETTINGS: Final = Settings(
@@ -111,7 +114,7 @@ class Sdp(OffloadProtocol):
             elif outgoing.wanted:
                 _Reaching(self, self._at(local.address), outgoing, port).begin()
 
-        self._peers.ask(local, request.remote, answered)
+        self._peers.ask(local, Endpoint(request.remote.address, PROVIDER_PORT), answered)
 
     # ---- for connections ----
 
@@ -121,13 +124,18 @@ class Sdp(OffloadProtocol):
         return self._key
 
     @property
+    def as_protocol(self) -> OffloadProtocol:
+        """Itself, as the switch knows it."""
+        return self
+
+    @property
     def loop(self) -> Loop:
         """That drives it all."""
         return self._loop
 
     def forget(self, host: Address) -> None:
         """It did not answer as its port mapper said."""
-        self._peers.forget(host)
+        self._peers.forget(Endpoint(host, PROVIDER_PORT))
 
     def trusts(self, host: Address) -> bool:
         """Whether a host is to be believed."""
@@ -142,11 +150,12 @@ class Sdp(OffloadProtocol):
             self._stacks[local] = at = _At(self, local)
         return at
 
-    def _port_for(self, local: Address, host: Address) -> int | None:
+    def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
         if not self.trusts(host):
             return None
         try:
-            return self._at(local).port
+            at = self._at(local)
+            return (at.port, limits.PEER_TOLD_S) if service == PROVIDER_PORT else at.serving.port_for(service)
         except SidestepError as why:
             self.services.log(f"{host} is not answered: {why}")
             return None
@@ -170,6 +179,7 @@ class _At:
             self._device.close()
             raise
         self.answers = Answers(sdp.loop)
+        self.serving = Serving(sdp, self.stack, address)
 
     @property
     def port(self) -> int:
@@ -180,6 +190,7 @@ class _At:
         """Ends everything at once."""
         if self._timer is not None:
             self._timer.cancel()
+        self.serving.close()
         self.stack.close()
         self._device.close()
 
