@@ -225,6 +225,7 @@ class World:
 
     def rest(self) -> None:
         """Lets everything go on until nothing happens any more."""
-        quiet = 0
+        quiet, deadline = 0, self.loop.now + WAIT_S
         while quiet < 3:
+            assert self.loop.now < deadline, "it never comes to rest"
             quiet = 0 if self.turn() else quiet + 1

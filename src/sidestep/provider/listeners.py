@@ -93,20 +93,19 @@ def _holder(inode: int) -> int | None:
 
 
 def _processes() -> Iterator[int]:
-    yield from sorted(int(name) for name in os.listdir(_PROC) if name.isdigit())
+    yield from sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 
 
 def _holds(pid: int, wanted: str) -> bool:
     try:
-        with os.scandir(_PROC / str(pid) / "fd") as entries:
-            return any(_link(entry) == wanted for entry in entries)
+        return any(_link(entry) == wanted for entry in (_PROC / str(pid) / "fd").iterdir())
     except OSError:  # it has gone, or may not be looked into
         return False
 
 
-def _link(entry: os.DirEntry[str]) -> str:
+def _link(entry: Path) -> str:
     try:
-        return os.readlink(entry)
+        return os.readlink(entry)  # noqa: PTH115 - what is there is a name, not a path
     except OSError:  # closed meanwhile
         return ""
 
