@@ -32,6 +32,7 @@ class SdpLink:
         soon: Makes a call at the end of this turn or the next, once however often it is asked to.
         on_lost: The stream is over, and the connection was not.
         log: Hears of rules that the other provider broke.
+        device: The name of the one that it goes over.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class SdpLink:
         soon: Callable[[Callable[[], object]], None],
         on_lost: Callable[[Far], None],
         log: Callable[[str], None],
+        device: str = "",
     ) -> None:
         self._stream = stream
         self._soon = soon
         self._on_lost = on_lost
         self._log = log
+        self._device = device
         self._far: Far | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
@@ -90,6 +93,10 @@ class SdpLink:
             self._over = True
             self._out.clear()
             self._stream.abort()
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people."""
+        return {"device": self._device, "peer": self._stream.address, **self._stream.connection.details()}
 
     # ---- for whoever made the stream ----
 
