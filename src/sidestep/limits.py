@@ -72,6 +72,7 @@ RELAY_ATTACH_S: Final = 10.0  # seconds until both ends must have attached: rela
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
 RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on TCP; what is on its way then is reset
+RELAY_LEAVE_LOOK_S: Final = 0.02  # seconds between two looks whether it is
 REMOTE_SOUGHT_MAX: Final = 1024  # accepting ends that other hosts have asked for and nobody has claimed yet
 REMOTE_SOUGHT_S: Final = 5.0  # seconds until such an end counts as absent
 REMOTE_ADDRESSES_MAX: Final = 64  # addresses of this host from which connections with others are carried
@@ -84,6 +85,7 @@ PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing
 PEER_TOLD_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
 SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
+SETTLE_ENDED_S: Final = 5.0  # the same, once the other end's TCP has ended
 SETTLED_KEPT_S: Final = 60.0  # seconds for which the answer is kept, in case it was lost
 SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
 REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
@@ -97,9 +99,7 @@ PUMP_PIECES_MAX: Final = 3  # of one direction of one connection; then nothing i
 PUMP_PIECES_KEPT: Final = 64  # free ones of a process, for the next who reads; more are given back
 PUMP_TURN: Final = 256 << 10  # bytes for one connection until the others of the loop have their turn
 GATEWAY_RULES_MAX: Final = 256  # of one gateway; more are refused
-GATEWAY_CONNECTIONS: Final = (
-    256  # of one rule at a time, unless it says otherwise; more wait in TCP's queue, or are rejected
-)
+GATEWAY_CONNECTIONS: Final = 256  # of one rule at a time, unless it says otherwise; more wait
 GATEWAY_CONNECTIONS_MAX: Final = 100_000  # that a rule may ask for
 GATEWAY_CONNECT_S: Final = 10.0  # seconds for the other end to answer; then the next way, or a reset
 GATEWAY_DRAIN_S: Final = 30.0  # seconds for connections to end once the gateway was told to; then they are reset

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
+from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.native import _channel
 from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
@@ -49,6 +50,7 @@ class Say(IntEnum):
     FIN_SEEN = 12  # its native socket has told the end
     HANDED = 13  # `Handed` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
+    LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
 
 
 class Link(Protocol):
@@ -90,6 +92,7 @@ class Far(Joint):
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
+        self.broken = self._doomed = False  # the link is, and the other end has ended
         self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
@@ -133,8 +136,15 @@ class Far(Joint):
     def _look(self, side: Side) -> None:
         side.words = words = Words(*side.channel.remote())
         self._tell_attached(side, words)
+        if self.left and self.settled:
+            self._hub.drop(self)
+            return
         if not self.open:
             return
+        if self.broken and (words.fin_seen or side.closed) and not self._doomed:
+            # TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets
+            self._doomed = True
+            self._hub.call_later(limits.SETTLE_ENDED_S, lambda: self.handle_arrived(None))
         if words.fin_seen and not self.fin_told:
             self.fin_told = True
             self.link.say(Say.FIN_SEEN)
@@ -429,28 +439,18 @@ class Far(Joint):
     def _on_reset(self, _side: Side, _count: int) -> None:
         self._give_up("far")
 
-    _HEARD = {  # noqa: RUF012 - not to be changed
-        Say.ATTACHED: _on_attached,
-        Say.READY: _on_ready,
-        Say.SWITCHED: _on_switched,
-        Say.READ: _on_read,
-        Say.ASK: _on_ask,
-        Say.RECALL: _on_recall,
-        Say.BACK: _on_back,
-        Say.SHUT: _on_shut,
-        Say.CLOSED: _on_closed,
-        Say.ENDED: _on_ended,
-        Say.FIN_SEEN: _on_fin_seen,
-        Say.HANDED: _on_handed,
-        Say.RESET: _on_reset,
-    }
-
     # ---- the end ----
 
     @property
     def arrived(self) -> int:
         """How many bytes of the other application are in our application's ring, or were: what its host must know."""
         return self.side.channel.sent
+
+    def handle_broken(self) -> None:
+        """The link is over before its time; `handle_arrived` follows."""
+        self.broken = True
+        if not self.lost:
+            self._hub.mark(self.side)
 
     def handle_arrived(self, count: int | None) -> None:
         """The link is broken, and of our application's bytes `count` have arrived; None: that cannot be found out."""
@@ -502,16 +502,29 @@ class Far(Joint):
         self._hub.mark(self.side)
 
     def leave(self) -> None:
-        """The protocol goes: both ends are asked back to TCP."""
+        """The protocol goes: both directions end where they are, and TCP goes on from there."""
         if self.lost or self.left:
             return
+        self._leave(self.side)
+        self.link.say(Say.LEAVE)
+
+    def _leave(self, side: Side) -> None:
         self.left = True
         self._hub.counters.add("relay_left")
-        side = self.side
-        side.channel.publish("notice", Notice.DEMOTE)
+        channel = side.channel
+        if self.ready_told and not (self.recalled or self.far_back or self.far_shut or self.far_ended):
+            # What has arrived here is read from the ring; from there on the other end sends again by TCP.
+            channel.publish("tx_back_at", channel.sent)
+            if channel.decide(True, Back.BACK) == Back.BACK:
+                self.recalled = True
+                self.link.say(Say.RECALL, channel.sent)
+        channel.publish("notice", Notice.DEMOTE)
         side.bell.ring()
-        self.link.say(Say.ASK)
         self._hub.mark(side)
+
+    def _on_leave(self, side: Side, _count: int) -> None:
+        if not self.left:
+            self._leave(side)
 
     def let_go(self) -> None:
         """The provider cannot wait longer: a connection that still depends on it is reset by its shim."""
@@ -522,6 +535,23 @@ class Far(Joint):
         outward = not (self.switched or self.far_ready) or self.back_told or self.stopped or self.ended_told
         inward = not self.ready_told or self.far_back or self.recalled or self.end_shown != (False, False)
         return outward and inward
+
+    _HEARD = {  # noqa: RUF012 - not to be changed
+        Say.ATTACHED: _on_attached,
+        Say.READY: _on_ready,
+        Say.SWITCHED: _on_switched,
+        Say.READ: _on_read,
+        Say.ASK: _on_ask,
+        Say.RECALL: _on_recall,
+        Say.BACK: _on_back,
+        Say.SHUT: _on_shut,
+        Say.CLOSED: _on_closed,
+        Say.ENDED: _on_ended,
+        Say.FIN_SEEN: _on_fin_seen,
+        Say.HANDED: _on_handed,
+        Say.RESET: _on_reset,
+        Say.LEAVE: _on_leave,
+    }
 
 
 def enter(

@@ -287,6 +287,7 @@ class _Crossing:
         self._carrier: Pump | Bridge | None = None
         self._over = False
         self._timer: Timer | None = None
+        self._port = 0  # of RDMA, there
         self._gateway.loop.soon(self._begin)
 
     def abort(self, why: str) -> None:
@@ -322,6 +323,7 @@ class _Crossing:
 
     def _connect(self, port: int) -> None:
         target = self._rule.target.address
+        self._port = port
         addresses = Addresses(self._source, self._client.port, target, port)
         self._timer = self._gateway.loop.call_later(limits.GATEWAY_CONNECT_S, self._late)
         try:
@@ -346,7 +348,7 @@ class _Crossing:
             self._carrier = Pump(self._gateway.loop, stream, self._sock, self._gateway.pieces, self._pumped)
         elif event.kind is EventKind.BROKEN:
             stream.tell = _nobody
-            self._gateway.peers.ask_anew(self._rule.target)
+            self._gateway.peers.doubt(self._rule.target, self._port)
             self._fall_back(event.error.message if event.error is not None else "it was refused")
 
     def _pumped(self, pump: Pump) -> None:

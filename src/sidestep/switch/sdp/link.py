@@ -211,4 +211,5 @@ class SdpLink:
         self._out.clear()
         self._stream.close()
         if self._far is not None and not self._far.lost:
+            self._far.handle_broken()
             self._on_lost(self._far)

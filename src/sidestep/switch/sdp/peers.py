@@ -113,14 +113,11 @@ class Peers:
         else:
             answer(None)
 
-    def forget(self, remote: Endpoint) -> None:
-        """What the host said does not hold any more: the next one asks anew, after a while."""
-        if remote in self._known:
-            self._known[remote] = _Known(self._loop.now + limits.PEER_ABSENT_S, None)
-
-    def ask_anew(self, remote: Endpoint) -> None:
-        """What the host said does not hold any more: the next one asks at once."""
-        self._known.pop(remote, None)
+    def doubt(self, remote: Endpoint, port: int) -> None:
+        """Nobody answers at that port: the host is asked anew."""
+        known = self._known.get(remote)
+        if known is not None and known.port == port:
+            del self._known[remote]
 
     # ---- out ----
 
