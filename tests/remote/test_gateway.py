@@ -24,8 +24,8 @@ from sidestep.cli.gateway import gateway as command
 from sidestep.config import RemoteSettings
 from sidestep.errors import Misuse
 from sidestep.provider import control
+from sidestep.remote.gateway_rules import Rule, check_rules, read_rules
 from sidestep.sdp.blocking import MSG_WAITALL, SHUT_WR
-from sidestep.switch.sdp.gateway_rules import Rule, check_rules, read_rules
 
 SIDESTEP = Path(sys.executable).with_name("sidestep")
 

@@ -12,9 +12,9 @@ from pump_world import World
 
 from sidestep import limits
 from sidestep.errors import Misuse
+from sidestep.remote.pump import Pump
+from sidestep.remote.visit import BY_CARRIER
 from sidestep.sdp.settings import Carrier
-from sidestep.switch.sdp.pump import Pump
-from sidestep.switch.sdp.visit import BY_CARRIER
 
 CARRIERS = list(Carrier)
 

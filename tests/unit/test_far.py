@@ -18,9 +18,9 @@ from sidestep.provider.joints import Handed, Relays
 from sidestep.provider.services import ProviderServices
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.link import SdpLink
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.settings import Addresses
-from sidestep.switch.sdp.link import SdpLink
 
 TURN_S = 0.02
 WAIT_S = 20.0

@@ -15,8 +15,8 @@ from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import flush
 from sidestep.cli.shown import printable
 from sidestep.rdma.tools.devices import signals
-from sidestep.switch.sdp.gateway import Gateway
-from sidestep.switch.sdp.gateway_rules import Rule, read_rules
+from sidestep.remote.gateway import Gateway
+from sidestep.remote.gateway_rules import Rule, read_rules
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

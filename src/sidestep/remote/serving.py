@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
+from sidestep.remote.pump import Pieces
+from sidestep.remote.visit import Place, Visit, settings_for
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Services
-from sidestep.switch.sdp.pump import Pieces
-from sidestep.switch.sdp.visit import Place, Visit, settings_for
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest, Listener

@@ -27,16 +27,16 @@ from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavaila
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.rdma.tools.devices import source_for
+from sidestep.remote.bridge import Bridge
+from sidestep.remote.dial import Dial
+from sidestep.remote.gateway_rules import Rule, check_rules
+from sidestep.remote.peers import Peers
+from sidestep.remote.pump import Pieces, Pump
+from sidestep.remote.visit import BY_CARRIER, Place, Visit, settings_for
 from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.switch.protocol import Endpoint
-from sidestep.switch.sdp.bridge import Bridge
-from sidestep.switch.sdp.dial import Dial
-from sidestep.switch.sdp.gateway_rules import Rule, check_rules
-from sidestep.switch.sdp.peers import Peers
-from sidestep.switch.sdp.pump import Pieces, Pump
-from sidestep.switch.sdp.visit import BY_CARRIER, Place, Visit, settings_for
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest

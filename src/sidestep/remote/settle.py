@@ -1,7 +1,7 @@
 """What becomes of connections whose link has broken while TCP lives: both ends agree where TCP goes on.
 
 The end that made the link asks: a connection request that is never accepted, with how many bytes have arrived here; the
-rejection says how many there. Then each side ends both directions at these counts, as `Far.handle_arrived` does. Who is
+rejection says how many there. Then each side ends both directions at these counts (`Carried.handle_arrived`). Who is
 asked keeps his answer for a while, so a rejection that is lost may be asked for again.
 
 Until then the connection stands still, as a TCP connection does over a link that is down, and for as long at most. A
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
-from sidestep.provider.far import Far
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected, Unreachable
 from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.wire import service_id
-from sidestep.switch.sdp.promotion import Promotion, Purpose
+from sidestep.switch.link import Carried
 
 if TYPE_CHECKING:
+    from sidestep.remote.link import SdpLink
     from sidestep.sdp.endpoint import Stack
-    from sidestep.switch.sdp.link import SdpLink
 
 _PAUSES_S: Final = (0.0, 0.2, 1.0, 2.0, 5.0)  # between two questions; the last one again and again
 
@@ -43,7 +43,7 @@ class Route:
 class Asker:
     """Asks about one connection until it is settled."""
 
-    def __init__(self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Far) -> None:
+    def __init__(self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Carried) -> None:
         self._loop = loop
         self._route = route
         self._promotion = replace(promotion, purpose=Purpose.SETTLE, arrived=far.arrived)
@@ -102,10 +102,10 @@ class Answers:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._links: dict[bytes, tuple[bytes, SdpLink, Far]] = {}  # by name: the Hello that it began with
+        self._links: dict[bytes, tuple[bytes, SdpLink, Carried]] = {}  # by name: the Hello that it began with
         self._settled: OrderedDict[bytes, tuple[bytes, int, float]] = OrderedDict()  # by name: Hello, count, until
 
-    def add(self, name: bytes, hello: bytes, link: SdpLink, far: Far) -> None:
+    def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
         """A link that another host has made; raises PeerViolation for a name that is taken."""
         if name in self._links or name in self._settled:
             raise PeerViolation("a second link of that name", rule="promotion_name")
@@ -115,7 +115,7 @@ class Answers:
         """It is over."""
         self._links.pop(name, None)
 
-    def handle_broken(self, far: Far) -> None:
+    def handle_broken(self, far: Carried) -> None:
         """The link is gone: its maker is waited for, as long as he would ask."""
         self._loop.call_later(limits.SETTLE_S, lambda: far.handle_arrived(None))
 

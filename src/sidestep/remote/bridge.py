@@ -19,7 +19,7 @@ from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop
-    from sidestep.switch.sdp.pump import Pieces
+    from sidestep.remote.pump import Pieces
 
 _SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h
 _NO_MARK: Final = bytes(4)

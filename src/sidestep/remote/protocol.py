@@ -22,19 +22,23 @@ from ipaddress import ip_address
 from typing import ClassVar, Final
 
 from sidestep import limits
-from sidestep.constants import IPPROTO_SDP
 from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
-from sidestep.provider.far import Far
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.remote.link import SdpLink
+from sidestep.remote.peers import PROVIDER_PORT, Peers
+from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key
+from sidestep.remote.serving import Serving
+from sidestep.remote.settle import Answers, Asker, Route
 from sidestep.routing import Address
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.header import BSDH_LEN
 from sidestep.sdp.hello import Hello
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Capabilities,
     Endpoint,
@@ -45,11 +49,6 @@ from sidestep.switch.protocol import (
     Request,
     Services,
 )
-from sidestep.switch.sdp.link import SdpLink
-from sidestep.switch.sdp.peers import PROVIDER_PORT, Peers
-from sidestep.switch.sdp.promotion import SIZE, Promotion, Purpose, read_key
-from sidestep.switch.sdp.serving import Serving
-from sidestep.switch.sdp.settle import Answers, Asker, Route
 
 _SETTINGS: Final = Settings(
     receive_count=limits.REMOTE_RECEIVES,
@@ -64,7 +63,6 @@ class Sdp(OffloadProtocol):
     """What the switch knows of it."""
 
     name: ClassVar[str] = "sdp"
-    ip_protocol: ClassVar[int] = IPPROTO_SDP
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
 
     def start(self, services: Services) -> None:
@@ -312,6 +310,6 @@ class _Reaching:
             else:
                 self._outgoing.refuse("the other host's provider has not joined in")
 
-    def _handle_broken(self, far: Far) -> None:
+    def _handle_broken(self, far: Carried) -> None:
         route = Route(self._at.stack, self._address, self._port, self._hello)
         Asker(self._sdp.loop, route, self._promotion, self._sdp.key, far)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
+from sidestep.remote.dial import Dial
+from sidestep.remote.pump import Pieces, Pump
 from sidestep.sdp.hello import Hello, IwarpHello
 from sidestep.sdp.private_data import whole
 from sidestep.sdp.settings import Carrier, Settings
 from sidestep.sdp.wire import decode
-from sidestep.switch.sdp.dial import Dial
-from sidestep.switch.sdp.pump import Pieces, Pump
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
