@@ -21,6 +21,8 @@ NAMES: Final = {
     "relay_left": "of them, those that their protocol left or was taken from: they went back to TCP",
     "relay_reset": "of them, those that were reset, by reason",
     "remote_joined": "connections with another host whose two providers have a link, by what this end did",
+    "visit_accepted": "connections of other hosts that may go to a listener of this one by TCP",
+    "visit_refused": "of those that asked, those that may not, by reason",
     "module_failed": "faults of an offload protocol or transport, by its name; it is stopped until it is added again",
     "network_resync": "snapshots of the network taken because changes may have been missed, by cause",
     "network_ignored": "netlink messages that were not understood, by what was wrong",

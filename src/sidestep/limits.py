@@ -82,6 +82,7 @@ PEERS_WAITING_MAX: Final = 1024  # connections that wait for the answer of one h
 PEER_TRIES: Final = 3  # requests without an answer
 PEER_ANSWER_S: Final = 0.25  # seconds until the next one
 PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing, is not asked
+PEER_TOLD_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
 SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
 SETTLE_ENDED_S: Final = 5.0  # the same, once the other end's TCP has ended
@@ -91,6 +92,23 @@ REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
 REMOTE_RECEIVE_SIZE: Final = (16 << 10) + 16  # bytes of each, header included
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
+
+# SDP streams joined with TCP sockets: ordinary SDP requests for a service of this host, and `sidestep gateway`.
+PUMP_PIECE: Final = 128 << 10  # bytes read at a time; as many as make an RDMA Read worth its round trip
+PUMP_PIECES_MAX: Final = 3  # of one direction of one connection; then nothing is read until one has gone
+PUMP_PIECES_KEPT: Final = 64  # free ones of a process, for the next who reads; more are given back
+PUMP_TURN: Final = 256 << 10  # bytes for one connection until the others of the loop have their turn
+GATEWAY_RULES_MAX: Final = 256  # of one gateway; more are refused
+GATEWAY_CONNECTIONS: Final = 256  # of one rule at a time, unless it says otherwise; more wait
+GATEWAY_CONNECTIONS_MAX: Final = 100_000  # that a rule may ask for
+GATEWAY_CONNECT_S: Final = 10.0  # seconds for the other end to answer; then the next way, or a reset
+GATEWAY_DRAIN_S: Final = 30.0  # seconds for connections to end once the gateway was told to; then they are reset
+SERVICE_PORTS_MAX: Final = 256  # of an address: services that other hosts have asked the port mapper for
+SERVICE_TOLD_S: Final = 30.0  # seconds for which who asked may use such a port; 31.75 at most (docs/wire/sdp.md §23.4)
+SERVICE_KEPT_S: Final = 45.0  # seconds without a question after which it is given back
+SERVED_MAX: Final = 1024  # connections of other hosts with listeners of one address; the next one is rejected
+SERVICE_CONNECT_S: Final = 1.0  # seconds for a listener of this host to take a connection; then its queue is full
+LISTENERS_KNOWN_MAX: Final = 256  # listening sockets whose program is remembered; the oldest is looked up again
 
 # Offload protocols and transports.
 MODULE_TIMERS_MAX: Final = 65536  # pending at a time; the next one raises LimitReached in the module

@@ -105,6 +105,12 @@ class NoServices:
     ) -> Awaited:
         raise AssertionError
 
+    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
+        raise AssertionError
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+        raise AssertionError
+
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         raise AssertionError
 

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "check": "sidestep.cli.check",
     "doctor": "sidestep.cli.doctor",
     "provider": "sidestep.cli.provider",
+    "gateway": "sidestep.cli.gateway",
     "sdp": "sidestep.cli.sdp",
     "rdma": "sidestep.cli.rdma",
     "capture": "sidestep.cli.capture",

@@ -267,6 +267,11 @@ def subject_of(sock: socket.socket, pid: int, uid: int, *, near: bool = True) ->
     `near`: it can only be our own user's, or root's. A stranger's command line is not read: it lies in memory that the
     stranger may have put where reading it never ends.
     """
+    return Subject(names_of(pid, near=near), uid, frozenset(_groups(sock)))
+
+
+def names_of(pid: int, *, near: bool) -> tuple[str, ...]:
+    """The names that a process goes by, as far as they can be read; `near` as with `subject_of`."""
     names = []
     process = Path(f"/proc/{pid}")
     for read in (_command_name, _comm, _executable) if near else (_comm, _executable):
@@ -276,7 +281,7 @@ def subject_of(sock: socket.socket, pid: int, uid: int, *, near: bool = True) ->
             continue
         if name and name not in names:
             names.append(name)
-    return Subject(tuple(names), uid, frozenset(_groups(sock)))
+    return tuple(names)
 
 
 def _command_name(process: Path) -> str:

@@ -18,7 +18,6 @@ from sidestep.switch.offers import ConnectionKey
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _NLM_F_REQUEST: Final = 1
-_NLMSG_ERROR: Final = 2
 _SO_NETNS_COOKIE: Final = 71  # Linux 5.14
 SO_COOKIE: Final = 57
 
@@ -27,8 +26,11 @@ _REQUEST: Final = struct.Struct("=BBBxI")  # struct inet_diag_req_v2 up to the i
 _SOCKET_ID: Final = struct.Struct("!HH16s16s")  # struct inet_diag_sockid: ports and addresses; interface and cookie:
 _SOCKET_ID_REST: Final = struct.Struct("=IQ")
 _REPLY: Final = struct.Struct("=BBBB")  # struct inet_diag_msg up to the id: family, state, timer, retrans
+_REPLY_REST: Final = struct.Struct("=12xII")  # what follows the id: expires, queues; user and inode
 _REQUEST_LEN: Final = _HEADER.size + _REQUEST.size + _SOCKET_ID.size + _SOCKET_ID_REST.size
 _MAPPED: Final = bytes(10) + b"\xff\xff"
+_LISTEN: Final = 10  # TCP_LISTEN
+_ANY_COOKIE: Final = (1 << 64) - 1  # INET_DIAG_NOCOOKIE, twice
 
 # The states in which a process can hold a connection: not TIME_WAIT (6), CLOSE (7), LISTEN (10), NEW_SYN_RECV (12).
 HELD_STATES: Final = frozenset({1, 2, 3, 4, 5, 8, 9, 11})
@@ -85,6 +87,25 @@ class SocketProver:
 
     def holds(self, key: ConnectionKey, cookie: int) -> bool:
         """Whether the kernel has that very connection, with that cookie, in a state in which a process can hold it."""
+        found = self._look_up(key, cookie)
+        if found is None:
+            return False  # no such socket, or another cookie
+        # The lookup falls back to a listener of the same port, and it finds sockets that nobody holds any more.
+        _, state, _, _ = _REPLY.unpack_from(found)
+        _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
+        return state in HELD_STATES and found_cookie == cookie
+
+    def listener(self, host: str, port: int) -> tuple[int, int] | None:
+        """The inode and the user of the socket that a connection to that address would be accepted by; None: none."""
+        anybody = mapped_address("::" if ":" in host else "0.0.0.0")  # noqa: S104 - no address, nothing is bound
+        found = self._look_up(ConnectionKey(0, mapped_address(host), port, anybody, 0), _ANY_COOKIE)
+        if found is None or _REPLY.unpack_from(found)[1] != _LISTEN:
+            return None
+        uid, inode = _REPLY_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size)
+        return inode, uid
+
+    def _look_up(self, key: ConnectionKey, cookie: int) -> bytes | None:
+        """The kernel's record (struct inet_diag_msg) of the socket for packets of that connection."""
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._netlink.send(self._request(key, cookie))
         while True:
@@ -94,14 +115,7 @@ class SocketProver:
                 raise InternalError("the kernel did not answer a sock_diag request") from error
             if _HEADER.unpack_from(reply)[3] == self._sequence:
                 break  # else a leftover of an earlier request
-        kind = _HEADER.unpack_from(reply)[1]
-        if kind == _NLMSG_ERROR:
-            return False  # ENOENT: no such socket; ESTALE: another cookie
-        # The lookup falls back to a listener of the same port, and it finds sockets that nobody holds any more.
-        found = reply[_HEADER.size :]
-        _, state, _, _ = _REPLY.unpack_from(found)
-        _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
-        return kind == _SOCK_DIAG_BY_FAMILY and state in HELD_STATES and found_cookie == cookie
+        return reply[_HEADER.size :] if _HEADER.unpack_from(reply)[1] == _SOCK_DIAG_BY_FAMILY else None
 
     def _request(self, key: ConnectionKey, cookie: int) -> bytes:
         local, remote = key.local_addr, key.remote_addr

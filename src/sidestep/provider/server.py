@@ -44,6 +44,7 @@ from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
 from sidestep.provider.far import Far
 from sidestep.provider.joints import Relays
+from sidestep.provider.listeners import Listeners
 from sidestep.provider.log import Log, Source, Writer, to_stderr
 from sidestep.provider.pairing import Pairing, expect
 from sidestep.provider.policy_files import PolicyFiles
@@ -147,6 +148,7 @@ class Provider:
             relays=self._relays,
         )
         self._services.find_end = self._pairing.await_end
+        self._services.listeners = self._listeners = Listeners(self.decisions, self.counters)
         self._explicit = ExplicitSockets(
             protocols=self._protocols,
             decisions=self.decisions,
@@ -218,7 +220,7 @@ class Provider:
 
     def _idle_deadline(self) -> float | None:
         idle_exit_s = self._settings.idle_exit_s
-        if not idle_exit_s or self._clients or self._explicit or self._relays:
+        if not idle_exit_s or self._clients or self._explicit or self._relays or self._listeners.visitors:
             return None
         return self._idle_since + idle_exit_s
 
@@ -287,6 +289,7 @@ class Provider:
         self._transports.stop()
         self._relays.close()
         self._pairing.close()
+        self._listeners.close()
         self._policy.close()
         if self._network is not None:
             self._network.close()

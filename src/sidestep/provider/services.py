@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.errors import LimitReached
+from sidestep.provider.listeners import Listeners
 from sidestep.switch.modules import Transports
 from sidestep.switch.protocol import Awaited, Driven, Endpoint, Incoming, OffloadProtocol, OffloadTransport
 
@@ -33,6 +34,7 @@ class ProviderServices:
         self.transports_known: Transports | None = None  # set once there are any to ask
         self.remote: RemoteSettings | None = None
         self.find_end: EndFinder | None = None  # set once there is a pairing
+        self.listeners: Listeners | None = None  # likewise
         self._driven: list[Driven] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -70,6 +72,16 @@ class ProviderServices:
         """Looks for the end at `local` that accepted a connection from `remote`; raises Unavailable."""
         assert self.find_end is not None
         return self.find_end(carrier, local, remote, on_found, on_failed)
+
+    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
+        """Whether another host's connection may go to the listener there; raises Unavailable."""
+        assert self.listeners is not None
+        self.listeners.check(carrier, local)
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+        """The same for one connection; to be called once that is over."""
+        assert self.listeners is not None
+        return self.listeners.visit(carrier, local)
 
     def transports(self) -> Iterator[OffloadTransport]:
         """The transports that work, in order of preference; one is loaded only when it is reached."""

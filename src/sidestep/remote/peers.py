@@ -1,5 +1,8 @@
 """Which hosts have a provider that carries connections, and at which port: the exchange of the port mapper.
 
+Who asks for a service names its port, and gets the RDMA port at which ordinary SDP connections to it come. Providers
+ask for port 0, which no service has, and get the port for all that concerns TCP connections between the two hosts.
+
 One UDP socket a family asks and answers (docs/wire/sdp.md §23.4, port 3935). What a host has answered is kept for as
 long as it says, silence and refusals for a while; nobody waits for more than a second. Where another program has the
 port, this host can still ask, but is not found.
@@ -12,7 +15,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, TypeAlias
 
@@ -20,17 +23,18 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.routing import Address
-from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
+from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap, pm_time_of
 from sidestep.switch.protocol import Endpoint
 
 Answer: TypeAlias = Callable[[int | None], None]
+Serve: TypeAlias = Callable[[Address, Address, int], tuple[int, float] | None]
 
+PROVIDER_PORT: Final = 0  # what is asked for is no service, but the provider itself
 _DATAGRAM_MAX: Final = 128
 _READS_PER_TURN: Final = 64
 _IP_PKTINFO: Final = 8  # linux/in.h
 _PKTINFO4: Final = struct.Struct("=i4s4s")  # struct in_pktinfo: interface, local address, header destination
 _PKTINFO6: Final = struct.Struct("=16si")  # struct in6_pktinfo: address, interface
-_LASTS: Final = 240  # PmTime: seconds, as they are above 127
 
 
 @dataclass(slots=True)
@@ -57,15 +61,17 @@ class Peers:
 
     Args:
         loop: That watches its sockets.
-        serve: Gives the RDMA port at an address of this host, for who asks from an address; None: not for him.
+        serve: Gives the RDMA port at an address of this host for a service, for who asks from an address, and for how
+            long he may use it; None: not for him.
         log: For what keeps this host from being found.
     """
 
-    def __init__(self, loop: Loop, serve: Callable[[Address, Address], int | None], log: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, serve: Serve, log: Callable[[str], None]) -> None:
         self._loop = loop
         self._serve = serve
-        self._known: dict[Address, _Known] = {}
-        self._asking: dict[Address, _Asking] = {}
+        self._known: dict[Endpoint, _Known] = {}
+        self._asking: dict[Endpoint, _Asking] = {}
+        self._handles: dict[int, _Asking] = {}  # the same, by what the answer says
         self._sockets: dict[int, socket.socket] = {}
         self.blind: str = ""  # why this host is not found
         for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
@@ -86,12 +92,12 @@ class Peers:
         self._sockets.clear()
 
     def ask(self, local: Endpoint, remote: Endpoint, answer: Answer) -> None:
-        """Calls `answer`, now or soon, with the RDMA port of the provider at that host, or None."""
-        known = self._known.get(remote.address)
+        """Calls `answer`, now or soon, with the RDMA port for that service there, or None; port 0: the provider's."""
+        known = self._known.get(remote)
         if known is not None and known.until > self._loop.now:
             answer(known.port)
             return
-        asking = self._asking.get(remote.address)
+        asking = self._asking.get(remote)
         if asking is None:
             if len(self._asking) >= limits.PEERS_ASKING_MAX or remote.address.version not in self._sockets:
                 answer(None)
@@ -99,7 +105,7 @@ class Peers:
             request = PortMap(
                 Kind.REQUEST, remote.port, local.port, secrets.randbits(64), local.address, remote.address
             )
-            self._asking[remote.address] = asking = _Asking(request, local.address)
+            self._asking[remote] = self._handles[request.assoc_handle] = asking = _Asking(request, local.address)
             asking.waiting.append(answer)
             self._try(asking)
         elif len(asking.waiting) < limits.PEERS_WAITING_MAX:
@@ -107,11 +113,11 @@ class Peers:
         else:
             answer(None)
 
-    def doubt(self, host: Address, port: int) -> None:
+    def doubt(self, remote: Endpoint, port: int) -> None:
         """Nobody answers at that port: the host is asked anew."""
-        known = self._known.get(host)
+        known = self._known.get(remote)
         if known is not None and known.port == port:
-            del self._known[host]
+            del self._known[remote]
 
     # ---- out ----
 
@@ -138,20 +144,21 @@ class Peers:
                 raise
 
     def _settle(self, asking: _Asking, port: int | None, lasts_s: float) -> None:
-        host = asking.request.ap_ip
+        remote = Endpoint(asking.request.ap_ip, asking.request.ap_port)
         if asking.timer is not None:
             asking.timer.cancel()
-        self._asking.pop(host, None)
+        self._asking.pop(remote, None)
+        self._handles.pop(asking.request.assoc_handle, None)
         if lasts_s > 0:
-            self._keep(host, _Known(self._loop.now + lasts_s, port))
+            self._keep(remote, _Known(self._loop.now + lasts_s, port))
         for answer in asking.waiting:
             answer(port)
 
-    def _keep(self, host: Address, known: _Known) -> None:
-        if len(self._known) >= limits.PEERS_KNOWN_MAX and host not in self._known:
+    def _keep(self, remote: Endpoint, known: _Known) -> None:
+        if len(self._known) >= limits.PEERS_KNOWN_MAX and remote not in self._known:
             del self._known[next(iter(self._known))]
-        self._known.pop(host, None)
-        self._known[host] = known
+        self._known.pop(remote, None)
+        self._known[remote] = known
 
     # ---- in ----
 
@@ -201,8 +208,8 @@ class Peers:
         if message.kind is Kind.REQUEST:
             self._answer(message, local, host, port)
             return
-        asking = self._asking.get(host)
-        if asking is None or port != UDP_PORT or message.assoc_handle != asking.request.assoc_handle:
+        asking = self._handles.get(message.assoc_handle)
+        if asking is None or port != UDP_PORT or host != asking.request.ap_ip:
             return
         if message.kind is Kind.ACCEPT and message.ap_port:
             acknowledged = PortMap(
@@ -222,11 +229,11 @@ class Peers:
         """Never more bytes than were asked with, and nothing is kept: the mapping is the same for all."""
         if asked.ap_ip != local or asked.cp_ip != host:
             return
-        mapped = self._serve(local, host)
-        kind = Kind.DENY if mapped is None else Kind.ACCEPT
-        reply = PortMap(
-            kind, mapped or 0, asked.cp_port, asked.assoc_handle, asked.cp_ip, asked.ap_ip, _LASTS if mapped else 0
-        )
+        mapped = self._serve(local, host, asked.ap_port)
+        reply = PortMap(Kind.DENY, 0, asked.cp_port, asked.assoc_handle, asked.cp_ip, asked.ap_ip)
+        if mapped is not None:
+            port_there, lasts_s = mapped
+            reply = replace(reply, kind=Kind.ACCEPT, ap_port=port_there, pm_time=pm_time_of(lasts_s))
         self._send(reply, local, host, port)
 
 

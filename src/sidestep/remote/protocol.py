@@ -9,6 +9,8 @@ there.
 A host is believed if it is among those that the provider was told of, and has the key, if there is one; what it asks
 for must concern a connection between the very addresses that it asks from.
 
+A request for a service, with nothing beside its Hello, is one of ordinary SDP: `serving` hands it to who listens there.
+
 If the SDP connection breaks while the TCP connection lives, the connecting end's provider asks the other up to which
 byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
 """
@@ -26,8 +28,9 @@ from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.remote.link import SdpLink
-from sidestep.remote.peers import Peers
+from sidestep.remote.peers import PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key
+from sidestep.remote.serving import Serving
 from sidestep.remote.settle import Answers, Asker, Route
 from sidestep.routing import Address
 from sidestep.sdp.endpoint import Stack, Stream
@@ -117,9 +120,10 @@ class Sdp(OffloadProtocol):
                 except SidestepError as why:
                     outgoing.refuse(why.message)
 
+        provider = Endpoint(request.remote.address, PROVIDER_PORT)
         if vain is not None:
-            self._peers.doubt(request.remote.address, vain)
-        self._peers.ask(local, request.remote, answered)
+            self._peers.doubt(provider, vain)
+        self._peers.ask(local, provider, answered)
 
     # ---- for connections ----
 
@@ -127,6 +131,11 @@ class Sdp(OffloadProtocol):
     def key(self) -> bytes | None:
         """What both providers know."""
         return self._key
+
+    @property
+    def as_protocol(self) -> OffloadProtocol:
+        """Itself, as the switch knows it."""
+        return self
 
     @property
     def loop(self) -> Loop:
@@ -146,11 +155,12 @@ class Sdp(OffloadProtocol):
             self._stacks[local] = at = _At(self, local)
         return at
 
-    def _port_for(self, local: Address, host: Address) -> int | None:
+    def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
         if not self.trusts(host):
             return None
         try:
-            return self._at(local).port
+            at = self._at(local)
+            return (at.port, limits.PEER_TOLD_S) if service == PROVIDER_PORT else at.serving.port_for(service)
         except SidestepError as why:
             self.services.log(f"{host} is not answered: {why}")
             return None
@@ -175,6 +185,7 @@ class _At:
             self._device.close()
             raise
         self.answers = Answers(sdp.loop)
+        self.serving = Serving(sdp, self.stack, address)
 
     @property
     def device_name(self) -> str:
@@ -190,6 +201,7 @@ class _At:
         """Ends everything at once."""
         if self._timer is not None:
             self._timer.cancel()
+        self.serving.close()
         if self._control is not None:
             self._control.close()
         self.stack.close()

@@ -100,6 +100,12 @@ class PortMap:
         return self.pm_time * (0.25 if self.pm_time < 128 else 1.0)
 
 
+def pm_time_of(seconds: float) -> int:
+    """The PmTime for so many seconds, or a little less: a mapping is not to be used for longer than it is there."""
+    quarters = int(seconds * 4)
+    return quarters if quarters < 128 else max(127, min(int(seconds), 254))
+
+
 def _address(ip_version: int, wire: bytes) -> IpAddress:
     return IPv4Address(wire[:4]) if ip_version == 4 else IPv6Address(wire)
 

@@ -137,6 +137,14 @@ class _Guarded:
         """As of the switch."""
         return self._services.await_end(carrier, local, remote, on_found, on_failed)
 
+    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
+        """As of the switch."""
+        self._services.check_listener(carrier, local)
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+        """As of the switch."""
+        return self._services.visit(carrier, local)
+
     def transports(self) -> Iterator[OffloadTransport]:
         """As of the switch."""
         return self._services.transports()

@@ -150,6 +150,20 @@ class Services(Protocol):
             Unavailable: Too many are looked for, or the end of this very connection is.
         """
 
+    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
+        """Whether a connection of another host may be handed, by TCP, to who listens at this address of this host.
+
+        Raises:
+            Unavailable: Nobody listens there, or the policy keeps the listener on TCP, or it cannot be told.
+        """
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+        """The same for one connection, which counts; what it gives is to be called once, when that is over.
+
+        Raises:
+            Unavailable: As `check_listener`.
+        """
+
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
 

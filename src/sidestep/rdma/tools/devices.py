@@ -95,21 +95,27 @@ def open_device(
 @contextmanager
 def interruptible(loop: Loop, stop: Callable[[], object]) -> Iterator[None]:
     """SIGINT and SIGTERM call `stop` from the loop, so that nothing is left half done. Main thread only."""
+    with signals(loop, (signal.SIGINT, signal.SIGTERM), lambda _number: stop()):
+        yield
+
+
+@contextmanager
+def signals(loop: Loop, numbers: tuple[signal.Signals, ...], arrived: Callable[[int], object]) -> Iterator[None]:
+    """These signals call `arrived` with their number from the loop. Main thread only."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
 
-    def arrived(events: int) -> None:
-        del events
-        if reader.recv(64):
-            stop()
+    def ready(_events: int) -> None:
+        for number in reader.recv(64):
+            arrived(number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         """The wakeup descriptor tells."""
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in numbers}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    loop.watch(reader.fileno(), READ, arrived)
+    loop.watch(reader.fileno(), READ, ready)
     try:
         yield
     finally:

@@ -1,0 +1,104 @@
+"""`sidestep gateway`: relays between hosts that know only TCP and hosts that know only SDP."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidestep import limits
+from sidestep.cli.options import json_option
+from sidestep.cli.rdma_options import flush
+from sidestep.cli.shown import printable
+from sidestep.rdma.tools.devices import signals
+from sidestep.remote.gateway import Gateway
+from sidestep.remote.gateway_rules import Rule, read_rules
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@click.command()
+@click.argument("rules", metavar="[RULE]...", nargs=-1)
+@click.option("--rules", "files", type=click.Path(path_type=Path, exists=True, dir_okay=False), multiple=True,
+              metavar="FILE", help="A file of rules, one a line. May be repeated.")  # fmt: skip
+@click.option("--drain", type=click.FloatRange(0), default=limits.GATEWAY_DRAIN_S, show_default=True,
+              help="Seconds that connections have to end after SIGTERM; then they are reset.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="No line for each connection on stderr.")
+@json_option
+def gateway(rules: tuple[str, ...], files: tuple[Path, ...], drain: float, quiet: bool, as_json: bool) -> None:
+    """Relay connections between TCP and SDP, for hosts that know only one of them.
+
+    A RULE is one argument:
+
+    \b
+      'tcp LISTEN to sdp TARGET [via PORT] [max COUNT] [from NETWORKS] [else tcp]'
+      'sdp LISTEN to tcp TARGET [at PORT]  [max COUNT] [from NETWORKS]'
+
+    LISTEN and TARGET are ADDRESS:PORT. With `else tcp`, TCP carries what SDP cannot. `via` and `at` name an RDMA port
+    where no port mapper does; `max` bounds the connections of the rule, `from` says who may come. See docs/gateway.md.
+
+    SIGTERM or Ctrl-C: no more connections are taken, and the command ends when those there are have ended; a second
+    signal ends it at once. SIGUSR1 prints the state and the counters, which are printed at the end as well.
+
+    Exit code 1 if it cannot listen somewhere, or had to reset connections at the end.
+    """  # noqa: D301 - \b is for click
+    chosen = [Rule.parse(text) for text in rules]
+    for path in files:
+        chosen += read_rules(path)
+
+    def log(line: str) -> None:
+        if not quiet:
+            click.echo(printable(line), err=True)
+
+    made = Gateway(chosen, log)
+    try:
+        cut = _run(made, drain, lambda: _show(made.status(), as_json=as_json))
+        _show(made.status(), as_json=as_json)
+    finally:
+        made.close()
+    if cut:
+        raise click.exceptions.Exit(1)
+
+
+def _run(made: Gateway, drain_s: float, show: Callable[[], None]) -> int:
+    """Until it is told to end and has; how many connections had to be cut."""
+    over = False
+
+    def end() -> None:
+        nonlocal over
+        over = True
+
+    def arrived(number: int) -> None:
+        if number == signal.SIGUSR1:
+            show()
+        elif made.draining:
+            end()
+        else:
+            made.log(f"no more connections are taken, {made.active} are left")
+            made.drain()
+            made.loop.call_later(drain_s, end)
+
+    with signals(made.loop, _SIGNALS, arrived):
+        show()
+        while not (over or made.drained):
+            made.loop.turn()
+    return made.active
+
+
+def _show(status: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(status))
+    else:
+        for rule in status["rules"]:
+            port = f", RDMA port {rule['rdma_port']}" if rule["rdma_port"] else ""
+            click.echo(f"{printable(rule['rule'])}: listening at {rule['listening']}{port}")
+            counts = ", ".join(
+                f"{rule[name]} {name.replace('_', ' ')}"
+                for name in ("active", "joined", "fell_back", "refused", "failed", "reset")
+            )
+            click.echo(f"  {counts}; {rule['to_target']} bytes to the target, {rule['to_client']} back")
+    flush()

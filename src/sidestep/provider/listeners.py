@@ -1,0 +1,125 @@
+"""Who listens at an address of this host, and whether the policy lets an offload protocol come in there.
+
+Connections that a provider hands to a listener that is not under the shim have no client that would say who it is. The
+kernel tells the socket that would accept, and its user; /proc tells a process that holds it, and so the program. Where
+that cannot be seen (another user's process, looked at without being root) nobody comes in, as a rule of the policy may
+be about that very program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.errors import Unavailable
+from sidestep.policy import Subject
+from sidestep.provider.decisions import Decisions, names_of
+from sidestep.provider.proof import SocketProver
+from sidestep.provider.users import ROOT
+from sidestep.switch.protocol import Endpoint, OffloadProtocol
+
+_PROC: Final = Path("/proc")
+
+
+class Listeners:
+    """The listening sockets of this network namespace."""
+
+    def __init__(self, decisions: Decisions, counters: Counters) -> None:
+        self._decisions = decisions
+        self._counters = counters
+        self.visitors = 0  # connections of other hosts that go to listeners of this one
+        self._prover: SocketProver | None = None  # made when it is first wanted
+        self._known: OrderedDict[int, Subject] = OrderedDict()  # by inode
+
+    def close(self) -> None:
+        """Asks the kernel nothing more."""
+        if self._prover is not None:
+            self._prover.close()
+
+    def check(self, carrier: OffloadProtocol, local: Endpoint) -> None:
+        """Returns if somebody listens there and may be reached by that protocol; the decision is remembered.
+
+        Raises:
+            Unavailable: Nobody listens, it cannot be seen who, or the policy keeps it on TCP.
+        """
+        if self._prover is None:
+            self._prover = SocketProver()
+        found = self._prover.listener(str(local.address), local.port)
+        if found is None:
+            raise Unavailable(f"nobody listens at {local}")
+        verdict = self._decisions.listen(self._subject(*found, local), local, carrier)
+        if verdict.refusal is not None:
+            raise Unavailable(verdict.why)
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+        """One connection wants in; what is given back is to be called once it is over. Raises as `check` does."""
+        try:
+            self.check(carrier, local)
+        except Unavailable:
+            self._counters.add("visit_refused", carrier.name)
+            raise
+        self._counters.add("visit_accepted", carrier.name)
+        self.visitors += 1
+        return self._leave
+
+    def _leave(self) -> None:
+        self.visitors -= 1
+
+    def _subject(self, inode: int, uid: int, local: Endpoint) -> Subject:
+        known = self._known.get(inode)
+        if known is None or known.uid != uid:
+            pid = _holder(inode)
+            if pid is None:
+                raise Unavailable(f"which program listens at {local} cannot be seen", remedy="run the provider as root")
+            if pid == os.getpid():
+                raise Unavailable(f"{local} is this provider's own")
+            near = uid in (ROOT, os.geteuid())
+            known = Subject(names_of(pid, near=near), uid, frozenset(_groups(pid)))
+            self._known[inode] = known
+            while len(self._known) > limits.LISTENERS_KNOWN_MAX:
+                self._known.popitem(last=False)
+        return known
+
+
+def _holder(inode: int) -> int | None:
+    """A process that holds the socket of that inode: of several the oldest number, as a server's parent has."""
+    wanted = f"socket:[{inode}]"
+    return next((pid for pid in _processes() if _holds(pid, wanted)), None)
+
+
+def _processes() -> Iterator[int]:
+    yield from sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
+def _holds(pid: int, wanted: str) -> bool:
+    try:
+        return any(_link(entry) == wanted for entry in (_PROC / str(pid) / "fd").iterdir())
+    except OSError:  # it has gone, or may not be looked into
+        return False
+
+
+def _link(entry: Path) -> str:
+    try:
+        return os.readlink(entry)  # noqa: PTH115 - what is there is a name, not a path
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _groups(pid: int) -> Iterator[int]:
+    """The effective group of a process, and the others that it is in; none if it has gone."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        name, _, values = line.partition(":")
+        numbers = values.split()
+        if name == "Gid" and len(numbers) > 1:
+            yield int(numbers[1])
+        elif name == "Groups":
+            yield from map(int, numbers)

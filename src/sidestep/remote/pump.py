@@ -1,0 +1,347 @@
+"""What joins an SDP stream with a kernel TCP socket: the "edge router" of the Offload Sockets Framework.
+
+    TCP socket ── recv_into ──► piece ── stream.send ──► SDP          and the other way round, with pieces of its own
+
+Theory of operation. Bytes are read into pieces of memory that all pumps of a pool share, and go out of the same memory.
+A direction holds no more than `limits.PUMP_PIECES_MAX` pieces: while all of them are in use nothing is read, so the end
+that is slow slows the other one down, by TCP's window or by SDP's credits. A piece is taken when there is something to
+read, so a pump that idles has none, and costs nothing.
+
+What one side says is said on the other:
+
+| TCP | SDP |
+|---|---|
+| FIN: the end of the stream | DisConn, behind all bytes; the other direction goes on |
+| RST, or any other error of the socket | the stream is reset; what is on its way is dropped, as TCP does |
+| the urgent byte: SO_OOBINLINE, SIOCATMARK, MSG_OOB | the urgent byte, in its place: OOB_PRES |
+
+That covers SO_LINGER of an application at either end, as far as anybody can see it: with a linger of 0, or with bytes
+left unread, its close is a reset, and else an end of stream. A close that lingers waits for its own kernel only, here
+as with any router of connections.
+
+A turn moves a bounded number of bytes, then the other connections of the loop have theirs.
+
+Not supported: announcing an urgent byte ahead of bytes that wait (TCP's urgent pointer and OOB_PEND travel ahead of the
+window; here an urgent byte is announced once it is its turn), and SDP streams whose urgent bytes do not stay in line.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from fcntl import ioctl
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+from sidestep.errors import Misuse, SidestepError
+from sidestep.rdma.soft.loop import READ, WRITE
+from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.states import OPEN
+
+if TYPE_CHECKING:
+    from sidestep.rdma.soft.loop import Loop
+    from sidestep.sdp.endpoint import Stream
+
+_SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h
+_NO_MARK: Final = bytes(4)
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
+_SEND: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class Pieces:
+    """Memory that pumps read into; those that are given back are used again."""
+
+    def __init__(self, *, size: int = limits.PUMP_PIECE, kept: int = limits.PUMP_PIECES_KEPT) -> None:
+        self.size = size
+        self.taken = 0  # in use
+        self._kept = kept
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        """One."""
+        self.taken += 1
+        return self._free.pop() if self._free else memoryview(bytearray(self.size))
+
+    def give(self, piece: memoryview) -> None:
+        """Back."""
+        self.taken -= 1
+        if len(self._free) < self._kept:
+            self._free.append(piece)
+
+
+class _Waiting:
+    """Bytes on their way to TCP."""
+
+    __slots__ = ("left", "piece", "urgent")
+
+    def __init__(self, piece: memoryview, count: int, *, urgent: bool) -> None:
+        self.piece = piece
+        self.left = piece[:count]
+        self.urgent = urgent
+
+
+class Pump:
+    """One connection. The stream may be about to be established; its `tell` is the pump's from now on.
+
+    Args:
+        loop: That drives the stream's device; it watches the socket.
+        stream: Its settings have `urgent_inline`.
+        sock: Connected, TCP; it belongs to the pump from now on.
+        pieces: The memory to use.
+        on_over: Called once, when nothing is left of both sides.
+
+    Raises:
+        Misuse: Urgent bytes of the stream are not in line.
+    """
+
+    def __init__(
+        self, loop: Loop, stream: Stream, sock: socket.socket, pieces: Pieces, on_over: Callable[[Pump], object]
+    ) -> None:
+        if not stream.connection.urgent_inline:
+            raise Misuse("the place of an urgent byte gets lost", remedy="Settings(urgent_inline=True)")
+        self.to_sdp = 0  # bytes
+        self.to_tcp = 0
+        self.why = ""  # what reset it; empty: nothing has
+        self.over = False
+        self._loop = loop
+        self._stream = stream
+        self._sock = sock
+        self._pieces = pieces
+        self._on_over = on_over
+        self._watched: int | None = None
+        self._hung_up = False  # both directions of the socket have ended: the kernel tells that all the time
+        self._open = stream.connection.state in OPEN
+        self._stream_over = False
+        # From TCP to SDP:
+        self._sending: dict[StreamSend, memoryview] = {}
+        self._tcp_ended = False
+        self._closing = False  # nothing more is asked of the stream
+        # From SDP to TCP:
+        self._receiving: tuple[memoryview, bool] | None = None  # where to, and whether it is an urgent byte
+        self._waiting: deque[_Waiting] = deque()
+        self._sdp_ended = False
+        self._fin_sent = False
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # who sent has decided that it is time to
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        stream.tell = self._told
+        self._watch()
+        loop.soon(self._turn)
+
+    @property
+    def held(self) -> int:
+        """Pieces in use."""
+        return len(self._sending) + len(self._waiting) + (self._receiving is not None)
+
+    def abort(self, why: str) -> None:
+        """Resets both sides."""
+        self._end_badly(why)
+
+    # ---- from TCP ----
+
+    def _on_tcp(self, events: int) -> None:
+        if self._sock.fileno() < 0:
+            return
+        if events & select.EPOLLERR:
+            self._lose_tcp(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            return
+        if events & select.EPOLLHUP:
+            self._hung_up = True
+        if events & WRITE:
+            self._turn()
+        if events & (READ | select.EPOLLHUP) and self._wants_tcp():
+            self._read()
+        self._watch()
+
+    def _wants_tcp(self) -> bool:
+        return (
+            self._open and not (self._tcp_ended or self._closing) and len(self._sending) < limits.PUMP_PIECES_MAX
+            and self._sock.fileno() >= 0
+        )  # fmt: skip
+
+    def _read(self) -> None:
+        """One piece. The socket was readable: so what is first in it was there, and the mark before it, if any."""
+        piece = self._pieces.take()
+        try:
+            urgent = ioctl(self._sock, _SIOCATMARK, _NO_MARK) != _NO_MARK
+            count = self._sock.recv_into(piece[:1] if urgent else piece, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._pieces.give(piece)
+            return
+        except OSError as error:
+            self._pieces.give(piece)
+            self._lose_tcp(error.errno or 0)
+            return
+        if not count:
+            self._pieces.give(piece)
+            self._tcp_ended = True
+            self._stream.shutdown_write()
+            self._settle()
+            return
+        try:
+            send = self._stream.send(piece[:count], urgent=urgent)
+        except SidestepError:  # it broke, which is told
+            self._pieces.give(piece)
+            self._closing = True
+            return
+        self.to_sdp += count
+        if send.done:
+            self._pieces.give(piece)
+        else:
+            self._sending[send] = piece
+
+    def _sent(self, send: StreamSend) -> None:
+        piece = self._sending.pop(send, None)
+        if piece is not None:
+            self._pieces.give(piece)
+            self._watch()
+            self._settle()
+
+    # ---- to TCP ----
+
+    def _turn(self) -> None:
+        """What SDP has brought, as far as TCP takes it."""
+        budget = limits.PUMP_TURN
+        while not self._closing:
+            before = self.to_tcp
+            self._write()
+            budget -= self.to_tcp - before
+            if self._receiving is not None or self._sdp_ended or not self._stream.connection.readable:
+                break
+            if self._sock.fileno() < 0 or len(self._waiting) >= limits.PUMP_PIECES_MAX:
+                break
+            if budget <= 0:
+                self._loop.soon(self._turn)
+                break
+            self._receive()
+        self._write()
+        self._watch()
+
+    def _receive(self) -> None:
+        urgent = self._stream.connection.at_mark
+        piece = self._pieces.take()
+        self._receiving = piece, urgent
+        try:
+            self._stream.receive(piece[:1] if urgent else piece)
+        except SidestepError:  # it is over, which is told
+            self._receiving = None
+            self._pieces.give(piece)
+            self._closing = True
+
+    def _received(self, receive: StreamReceive) -> None:
+        assert self._receiving is not None
+        piece, urgent = self._receiving
+        self._receiving = None
+        if receive.filled and self._sock.fileno() >= 0:
+            self._waiting.append(_Waiting(piece, receive.filled, urgent=urgent))
+        else:
+            self._pieces.give(piece)
+            if not receive.filled and receive.error is None and self._stream.connection.ended:
+                self._sdp_ended = True
+        self._loop.soon(self._turn)
+
+    def _write(self) -> None:
+        waiting, sock = self._waiting, self._sock
+        while waiting and sock.fileno() >= 0:
+            first = waiting[0]
+            try:
+                count = sock.send(first.left, _SEND | socket.MSG_OOB if first.urgent else _SEND)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._lose_tcp(error.errno or 0)
+                return
+            self.to_tcp += count
+            first.left = first.left[count:]
+            if not first.left:
+                waiting.popleft()
+                self._pieces.give(first.piece)
+        if self._sdp_ended and not waiting and not self._fin_sent and sock.fileno() >= 0:
+            self._fin_sent = True
+            try:
+                sock.shutdown(socket.SHUT_WR)
+            except OSError as error:  # the other end was quicker with a reset
+                self._lose_tcp(error.errno or 0)
+                return
+        self._settle()
+
+    # ---- the ends ----
+
+    def _lose_tcp(self, code: int) -> None:
+        """The socket has broken."""
+        self._end_badly(f"TCP: {os.strerror(code) if code else 'reset'}")
+
+    def _end_badly(self, why: str) -> None:
+        """Resets what is not reset yet; the first reason is kept."""
+        if not self.why:
+            self.why = why
+        self._closing = True
+        self._reset_tcp()
+        self._stream.abort()
+        self._settle()
+
+    def _reset_tcp(self) -> None:
+        if self._sock.fileno() >= 0:
+            with suppress(OSError):  # it may be over by itself
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._close_tcp()
+        while self._waiting:
+            self._pieces.give(self._waiting.popleft().piece)
+
+    def _close_tcp(self) -> None:
+        if self._watched is not None:
+            self._loop.forget(self._sock.fileno())
+            self._watched = None
+        self._sock.close()
+
+    def _settle(self) -> None:
+        """Gives up what is at its end."""
+        if self._tcp_ended and self._fin_sent and self._sock.fileno() >= 0:
+            self._close_tcp()  # what it has not sent yet, the kernel still sends
+        if self._sock.fileno() < 0 and not (self._sending or self._closing):
+            self._closing = True
+            self._stream.close()
+        if self._stream_over and self._sock.fileno() < 0 and not self.over:
+            self.over = True
+            self._on_over(self)
+
+    def _watch(self) -> None:
+        """What the socket is watched for: errors always, but for those behind the end of both directions."""
+        if self._sock.fileno() < 0:
+            return
+        wanted = (READ if self._wants_tcp() else 0) | (WRITE if self._waiting else 0)
+        if not wanted and self._hung_up:
+            if self._watched is not None:
+                self._loop.forget(self._sock.fileno())
+                self._watched = None
+        elif wanted != self._watched:
+            self._loop.watch(self._sock.fileno(), wanted, self._on_tcp)
+            self._watched = wanted
+
+    # ---- what the stream tells ----
+
+    def _told(self, _stream: Stream, event: Told) -> None:
+        if type(event) is StreamSend:
+            self._sent(event)
+        elif type(event) is StreamReceive:
+            self._received(event)
+        elif isinstance(event, Event):
+            if event.kind is EventKind.ESTABLISHED:
+                self._open = True
+                self._watch()
+            elif event.kind is EventKind.READABLE or event.kind is EventKind.END_OF_STREAM:
+                self._loop.soon(self._turn)
+            elif event.kind is EventKind.BROKEN:
+                self._end_badly(f"SDP: {event.error.message if event.error is not None else 'reset'}")
+            elif event.kind is EventKind.CLOSED:
+                self._stream_over = True
+                if not self._tcp_ended:
+                    self._end_badly("SDP: closed too early")
+                self._turn()  # what it has brought is still read
+                self._settle()

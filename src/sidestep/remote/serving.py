@@ -1,0 +1,153 @@
+"""Ordinary SDP connections of other hosts for programs of this one that know only TCP.
+
+Who obeys nothing but the standard asks the port mapper for a service, that is a TCP port, and gets an RDMA port, where
+it sends its Hello: that of iWARP (docs/wire/sdp.md §23.2), which names neither address nor port, or the longer one of
+InfiniBand (§5.1). So each service that is asked for has an RDMA port of its own, for as long as who asked may use it.
+What other providers ask for comes at another port, the provider's own, and has a `Promotion` beside its Hello.
+
+A request is answered once TCP has connected with the listener, at the very address that was asked for: nobody listens,
+or its queue is full, and the request is rejected. Then a `Pump` joins the two. The listener sees a connection from this
+host: who it really is, the provider logs.
+
+Who may come in: hosts that are trusted, to listeners that the policy leaves to SDP. Where providers have a key nobody
+may, since an ordinary request cannot show that it has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Protocol
+
+from sidestep import limits
+from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
+from sidestep.remote.pump import Pieces
+from sidestep.remote.visit import Place, Visit, settings_for
+from sidestep.switch.protocol import Endpoint, OffloadProtocol, Services
+
+if TYPE_CHECKING:
+    from sidestep.rdma.cm import ConnectionRequest, Listener
+    from sidestep.rdma.soft.loop import Loop
+    from sidestep.routing import Address
+    from sidestep.sdp.endpoint import Stack
+    from sidestep.sdp.settings import Settings
+
+
+class Provider(Protocol):
+    """What this needs of the `sdp` protocol."""
+
+    @property
+    def services(self) -> Services:
+        """The switch's."""
+
+    @property
+    def loop(self) -> Loop:
+        """That drives it all."""
+
+    @property
+    def key(self) -> bytes | None:
+        """What providers of other hosts must know."""
+
+    @property
+    def as_protocol(self) -> OffloadProtocol:
+        """Itself."""
+
+    def trusts(self, host: Address) -> bool:
+        """Whether a host is to be believed."""
+
+
+@dataclass(slots=True)
+class _Service:
+    """One that has an RDMA port."""
+
+    listener: Listener
+    until: float  # it is given back then, unless somebody asks
+
+
+class Serving:
+    """The services at one address of this host."""
+
+    def __init__(self, provider: Provider, stack: Stack, address: Address) -> None:
+        self._provider = provider
+        self._stack = stack
+        self._address = address
+        self._pieces = Pieces()
+        self._services: dict[int, _Service] = {}
+        self._visits: dict[Visit, None] = {}
+
+    def close(self) -> None:
+        """Ends everything at once."""
+        for service in self._services.values():
+            service.listener.close()
+        self._services.clear()
+        for visit in list(self._visits):
+            visit.abandon("the provider stops")
+
+    def port_for(self, service: int) -> tuple[int, float] | None:
+        """The RDMA port of a service and for how long it may be used; None: there is none.
+
+        Raises:
+            LimitReached, Unavailable: Too many services; nobody listens, or it is not to be reached by SDP.
+        """
+        loop = self._provider.loop
+        if self._provider.key is not None:
+            raise Unavailable("ordinary SDP cannot show that it has the key")
+        self._provider.services.check_listener(self._provider.as_protocol, Endpoint(self._address, service))
+        known = self._services.get(service)
+        if known is None:
+            if len(self._services) >= limits.SERVICE_PORTS_MAX:
+                raise LimitReached(f"{limits.SERVICE_PORTS_MAX} services have an RDMA port")
+            listener = self._stack.take_requests(0, partial(self._requested, service))
+            self._services[service] = known = _Service(listener, 0.0)
+            loop.call_later(limits.SERVICE_KEPT_S, partial(self._look_after, service))
+        known.until = loop.now + limits.SERVICE_KEPT_S
+        return known.listener.service_id & 0xFFFF, limits.SERVICE_TOLD_S
+
+    def _look_after(self, service: int) -> None:
+        """Gives the port of a service back that nobody has asked for in a while."""
+        known = self._services.get(service)
+        if known is None:
+            return
+        left_s = known.until - self._provider.loop.now
+        if left_s > 0:
+            self._provider.loop.call_later(left_s, partial(self._look_after, service))
+        else:
+            del self._services[service]
+            known.listener.close()
+
+    def _requested(self, service: int, request: ConnectionRequest) -> None:
+        local = Endpoint(self._address, service)
+        try:
+            settings = self._judge(request)
+            leave = self._provider.services.visit(self._provider.as_protocol, local)
+        except (PeerViolation, Unavailable, Misuse, LimitReached) as why:
+            self.log(request, service, f"is refused: {why}")
+            request.reject()
+            return
+        place = Place(self._provider.loop, self._stack, self._pieces)
+
+        def over(visit: Visit) -> None:
+            self._visits.pop(visit, None)
+            leave()
+
+        visit = Visit(
+            place, request, settings, local, over, partial(self.log, request, service),
+            timeout_s=limits.SERVICE_CONNECT_S, source=self._address,
+        )  # fmt: skip
+        self._visits[visit] = None
+
+    def _judge(self, request: ConnectionRequest) -> Settings:
+        """Whether a request is in order and believed, and the settings for its kind of Hello."""
+        host = ip_address(request.remote_address.partition("%")[0])
+        if not self._provider.trusts(host):
+            raise PeerViolation("it is none of the hosts given with --remote", rule="service_host")
+        if self._provider.key is not None:
+            raise Unavailable("ordinary SDP cannot show that it has the key")
+        if len(self._visits) >= limits.SERVED_MAX:
+            raise LimitReached(f"{limits.SERVED_MAX} connections are served")
+        return settings_for(request.private_data, host, self._address)
+
+    def log(self, request: ConnectionRequest, service: int, what: str) -> None:
+        """One line about a request."""
+        self._provider.services.log(f"SDP from {request.remote_address} for port {service} {what}")

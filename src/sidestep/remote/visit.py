@@ -1,0 +1,138 @@
+"""One SDP connection request that is answered once TCP has connected with somebody, and joined with that connection."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+from sidestep.errors import PeerViolation
+from sidestep.remote.dial import Dial
+from sidestep.remote.pump import Pieces, Pump
+from sidestep.sdp.hello import Hello, IwarpHello
+from sidestep.sdp.private_data import whole
+from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.wire import decode
+
+if TYPE_CHECKING:
+    from sidestep.rdma.cm import ConnectionRequest
+    from sidestep.rdma.soft.loop import Loop
+    from sidestep.sdp.endpoint import Stack, Stream
+    from sidestep.switch.protocol import Endpoint
+
+_SETTINGS: Final = Settings(
+    receive_count=limits.REMOTE_RECEIVES,
+    receive_size=limits.REMOTE_RECEIVE_SIZE,
+    receive_size_max=limits.REMOTE_RECEIVE_SIZE,
+    remote_size=limits.REMOTE_RECEIVE_SIZE,
+    urgent_inline=True,
+)
+BY_CARRIER: Final = {carrier: replace(_SETTINGS, carrier=carrier) for carrier in Carrier}  # of streams with a pump
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where connections are joined."""
+
+    loop: Loop
+    stack: Stack
+    pieces: Pieces
+
+
+class Visit:
+    """One request.
+
+    Args:
+        place: Where it has come to.
+        request: Not answered yet.
+        settings: Of its stream, see `settings_for`.
+        target: Where TCP connects to.
+        on_over: Called once, when nothing is left of it.
+        tell: Gets half sentences for a log.
+        timeout_s: For the target to take the connection.
+        source: The address that TCP connects from; None leaves it to the kernel.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        request: ConnectionRequest,
+        settings: Settings,
+        target: Endpoint,
+        on_over: Callable[[Visit], object],
+        tell: Callable[[str], object],
+        *,
+        timeout_s: float,
+        source: IPv4Address | IPv6Address | None = None,
+    ) -> None:
+        self.pump: Pump | None = None
+        self.refused = ""  # why nothing came of it
+        self._place = place
+        self._request = request
+        self._settings = settings
+        self._target = target
+        self._on_over = on_over
+        self._tell = tell
+        self._over = False
+        self._dial = Dial(place.loop, target, self._dialled, timeout_s=timeout_s, source=source)
+
+    def abandon(self, why: str) -> None:
+        """Ends it at once."""
+        if self.pump is not None:
+            self.pump.abort(why)
+        elif not self._over:
+            self._dial.cancel()
+            self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self._tell(f"is refused: {why}")
+        self._request.reject()  # 28, or what the device has for it (docs/wire/sdp.md §2.4)
+        self._end()
+
+    def _dialled(self, sock: socket.socket | None, why: str) -> None:
+        """TCP has connected, or has not."""
+        if sock is None:
+            self._refuse(why)
+            return
+
+        def accepted(stream: Stream) -> None:
+            self.pump = Pump(self._place.loop, stream, sock, self._place.pieces, self._pumped)
+
+        self._tell(f"goes to {self._target} by TCP")
+        self._place.stack.serve(self._request, accepted, self._target.port, self._settings)
+        if self.pump is None:  # the Hello was refused, or there was no queue pair
+            self.refused = "there is no stream for it"
+            sock.close()
+            self._end()
+
+    def _pumped(self, pump: Pump) -> None:
+        how = f": {pump.why}" if pump.why else ""
+        self._tell(f"has ended, {pump.to_tcp} bytes to TCP, {pump.to_sdp} back{how}")
+        self._end()
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._on_over(self)
+
+
+def settings_for(
+    private_data: bytes, host: IPv4Address | IPv6Address, local: IPv4Address | IPv6Address | None
+) -> Settings:
+    """The settings of a stream that begins with this Hello.
+
+    Raises:
+        PeerViolation: It is none, or names other addresses than those that it comes from and goes to.
+    """
+    _, hello, _ = decode(memoryview(whole(private_data)))
+    if isinstance(hello, IwarpHello):
+        return BY_CARRIER[Carrier.IWARP]
+    if not isinstance(hello, Hello):
+        raise PeerViolation("no Hello", rule="hello_wrong_message")
+    if hello.src_ip != host or local not in (None, hello.dst_ip):
+        raise PeerViolation("it concerns other addresses than it comes from", rule="service_host")
+    return BY_CARRIER[Carrier.INFINIBAND]
