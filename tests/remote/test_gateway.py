@@ -94,6 +94,14 @@ def talk(host: Host, address: str, size: int = 3000, seconds: float = 1) -> None
 
 
 @pytest.fixture
+def make_hosts(make_hosts: Make, tmp_path: Path) -> Make:
+    """Other hosts are let in everywhere, unless a test has a policy of its own."""
+    rules = tmp_path / "let-in.conf"
+    rules.write_text("use both listen * *:*\n")
+    return lambda count, **options: make_hosts(count, **{"policy": rules} | options)
+
+
+@pytest.fixture
 def three(make_hosts: Make) -> tuple[Host, Host, Host]:
     """A client, a gateway and a server; the gateway has no provider."""
     client, middle, server = make_hosts(3)

@@ -57,6 +57,14 @@ def echoes(peer: StandardPeer, host: Host, rdma_port: int, size: int) -> None:
     assert room == data
 
 
+@pytest.fixture
+def make_hosts(make_hosts: Make, tmp_path: Path) -> Make:
+    """Other hosts are let in everywhere, unless a test has a policy of its own."""
+    rules = tmp_path / "let-in.conf"
+    rules.write_text("use both listen * *:*\n")
+    return lambda count, **options: make_hosts(count, **{"policy": rules} | options)
+
+
 @pytest.mark.parametrize("carrier", list(Carrier))
 def test_a_standard_peer_reaches_a_program_that_knows_only_tcp(two: tuple[Host, Host], carrier: Carrier) -> None:
     one, other = two
@@ -127,7 +135,8 @@ def test_a_reset_of_the_program_arrives(two: tuple[Host, Host]) -> None:
     [
         (f"use tcp listen * *:{PORT}", Kind.DENY),
         (f"use tcp listen {Path(sys.executable).name} *:{PORT}", Kind.DENY),
-        ("use tcp listen nginx *:*", Kind.ACCEPT),
+        ("use tcp listen nginx *:*", Kind.DENY),  # no rule says otherwise
+        ("use both listen * *:*", Kind.ACCEPT),
         (f"use sdp listen * *:{PORT}\nuse tcp listen * *:*", Kind.ACCEPT),
         ("use local listen * *:*", Kind.DENY),
     ],

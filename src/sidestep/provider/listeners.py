@@ -55,6 +55,10 @@ class Listeners:
         verdict = self._decisions.listen(self._subject(*found, local), local, carrier)
         if verdict.refusal is not None:
             raise Unavailable(verdict.why)
+        if verdict.ruling.rule is None:  # who listens sees this host's own address, and may trust it
+            raise Unavailable(
+                f"no rule lets other hosts in at {local}", remedy=f"use {carrier.name} listen PROGRAM {local}, for one"
+            )
 
     def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
         """One connection wants in; what is given back is to be called once it is over. Raises as `check` does."""
