@@ -87,6 +87,7 @@ SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
 REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
 REMOTE_RECEIVE_SIZE: Final = (16 << 10) + 16  # bytes of each, header included
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
+LINK_WORDS_MAX: Final = 256  # words of one connection that the other host has not taken; beyond: relay_reset{violation}
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
 
 # Offload protocols and transports.

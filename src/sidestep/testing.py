@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sidestep import limits
-from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, ShimSettings
+from sidestep.config import PolicyPlace, PromoteAfter, Proof, ProviderSettings, RemoteSettings, ShimSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import _channel, layout
 from sidestep.native.layout import Ask, Rpc, Welcome
@@ -84,6 +84,7 @@ class Sidestep:
         budget_bytes: int = 0,
         policy: Path | None = None,
         prove_by: Proof = Proof.LOOKUP,
+        remote: RemoteSettings | None = None,
     ) -> None:
         """The first three are for the shims, None leaves the defaults; the others for the provider.
 
@@ -100,6 +101,7 @@ class Sidestep:
             budget_bytes=budget_bytes,
             policy=(PolicyPlace(policy),) if policy else (),
             proof=prove_by,
+            remote=remote,
         )
         self._provider: subprocess.Popen[bytes] | None = None
         self._programs: list[subprocess.Popen[Any]] = []

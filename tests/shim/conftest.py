@@ -13,6 +13,7 @@ from scene_runner import Build, Run, Variant, build, run
 
 from relay_example import relayed
 from sidestep.testing import Sidestep
+from two_hosts import Providers, TwoHosts
 from toolchain import ADDRESS, THREAD, build_shim
 
 
@@ -70,5 +71,35 @@ def relaying() -> Iterator[Callable[[str], Sidestep]]:
         @cache
         def started(promote_after: str) -> Sidestep:
             return stack.enter_context(relayed(Sidestep(promote_after=promote_after)))
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def two_hosts() -> Iterator[TwoHosts]:
+    """Two network namespaces with a cable between them."""
+    with ExitStack() as stack:
+        yield TwoHosts(stack)
+
+
+@pytest.fixture(scope="session")
+def apart_run(scene_program: Callable[[Build], Path], two_hosts: TwoHosts) -> Callable[[str, Variant], Run]:
+    """What a scene does over kernel TCP between these hosts, found out once."""
+
+    @cache
+    def played(scene: str, variant: Variant) -> Run:
+        return run(scene_program(variant.build), scene, variant, hosts=two_hosts)
+
+    return played
+
+
+@pytest.fixture(scope="session")
+def carrying(two_hosts: TwoHosts) -> Iterator[Callable[[str], Providers]]:
+    """A provider on each of the hosts, which carry connections between them."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(promote_after: str) -> Providers:
+            return Providers(stack, two_hosts, promote_after)
 
         yield started

@@ -13,9 +13,11 @@ reads, and all that B recalls, or that a broken link has swallowed, A still has 
 
 What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by a HANDED.
 
-The link breaks: each provider asks the other, by whatever way the link's owner finds, up to which byte it has come,
-and ends both directions there (`handle_arrived`); TCP goes on from that byte. If that cannot be found out, the
-connection is reset: nobody knows which bytes the other application has.
+The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
+has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
+application read TCP behind what has come by ring (`handle_settled`): an end that has gone back to TCP, or ended, by
+itself cannot send again, and what TCP brings then would be read in the place of what is lost. If all that cannot be
+found out, or done, the connection is reset. An application that is on TCP already needs nothing of it.
 
 All that the link brings is a stranger's: counts are checked against our own, and words that come out of their order end
 the connection.
@@ -27,6 +29,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
+from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.native import _channel
 from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
@@ -35,7 +38,7 @@ from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, S
 class Say(IntEnum):
     """What one provider says to the other of one connection; the count means what is said here."""
 
-    ATTACHED = 1  # our application holds its channel; count: bytes of the ring that it reads
+    ATTACHED = 1  # our application holds its channel; count: bytes of its rings, see `_rings`
     READY = 2  # it may be sent to by ring
     SWITCHED = 3  # it sends by ring, from this offset of its stream on
     DATA = 4  # as many bytes follow
@@ -49,6 +52,7 @@ class Say(IntEnum):
     FIN_SEEN = 12  # its native socket has told the end
     HANDED = 13  # `Handed` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
+    ARRIVED = 15  # BACK, SHUT or ENDED has come, with all before it; count: its own
 
 
 class Link(Protocol):
@@ -75,6 +79,11 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
+def _rings(read: int, sent: int) -> int:
+    """The sizes of the rings that an application reads and sends by, as the count of ATTACHED."""
+    return sent << 32 | read
+
+
 class Far(Joint):
     """One connection."""
 
@@ -87,6 +96,7 @@ class Far(Joint):
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
+        self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
         self.attached_told = self.ready_told = self.switched = self.demote_told = self.recalled = False
         self.fin_told = False
         self.stopped = False  # recalled by the other: nothing more is sent
@@ -95,6 +105,10 @@ class Far(Joint):
         self.far_ready = self.far_switched = self.far_back = self.far_shut = self.far_ended = False
         self.far_read_at_close: int | None = None  # what the other had read when it closed
         self.read_told = 0
+        self.read_step = 0  # bytes read that are worth a word
+        self.asked_answered = False
+        self.frozen: int | None = None  # the count from which our application wants all by TCP
+        self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
         self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
 
     @property
@@ -108,7 +122,7 @@ class Far(Joint):
         """There may be news from our application."""
         try:
             self._look(side)
-        except ConnectionResetError:
+        except (ConnectionResetError, ValueError):  # ValueError: it has taken back what was read
             self.reset("violation")
 
     def handle_room(self) -> None:
@@ -154,7 +168,7 @@ class Far(Joint):
     def _tell_attached(self, side: Side, words: Words) -> None:
         if words.attached and not self.attached_told:
             self.attached_told = True
-            self.link.say(Say.ATTACHED, side.channel.tx_size)
+            self.link.say(Say.ATTACHED, _rings(side.channel.tx_size, side.channel.rx_size))
         self._open(side)
 
     def _open(self, side: Side) -> None:
@@ -183,13 +197,12 @@ class Far(Joint):
         if not self.far_switched:
             return
         channel = side.channel
-        quarter = channel.tx_size // 4
         for _ in range(2):
             read = side.read_count
-            if read > self.read_told and (all_of_it or read - self.read_told >= quarter):
+            if read > self.read_told and (all_of_it or read - self.read_told >= self.read_step):
                 self.read_told = read
                 self.link.say(Say.READ, read)
-            wanted = channel.sent - self.read_told >= quarter
+            wanted = channel.sent - self.read_told >= self.read_step
             if wanted == side.asking:
                 break
             side.ask(wanted=wanted)  # then look once more
@@ -203,6 +216,7 @@ class Far(Joint):
         ):
             self.reset("violation")
             return
+        self.frozen = words.rx_frozen
         self.link.say(Say.RECALL, words.rx_frozen)
 
     @property
@@ -275,6 +289,8 @@ class Far(Joint):
         except PeerViolation:
             self.reset("violation")
             raise
+        except (ConnectionResetError, ValueError):  # our application's words, not theirs
+            self.reset("violation")
         if not self.lost:
             self._hub.mark(self.side)
 
@@ -284,11 +300,16 @@ class Far(Joint):
         Raises:
             PeerViolation: There is no room, so more was sent than allowed, or it is not the time for it.
         """
-        if self.lost or self.recalled:
+        if self.lost:
             return None
         if not self.far_switched or self.far_back or self.far_shut or self.far_ended:
             self.reset("violation")
             raise PeerViolation("data from an end that does not send by ring", rule="link_data")
+        if length > self.side.channel.tx_size:
+            self.reset("violation")
+            raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_size}", rule="link_data")
+        if self.recalled:
+            return None
         room, found = length, []
         try:
             for piece in self.side.channel.writable():
@@ -308,14 +329,19 @@ class Far(Joint):
         if self.lost or self.recalled:
             return
         side = self.side
-        side.channel.commit(length)
-        side.bell.ring()
-        self._tell_read(side)
+        try:
+            side.channel.commit(length)
+            side.bell.ring()
+            self._tell_read(side)
+        except (ConnectionResetError, ValueError):
+            self.reset("violation")
 
     def _on_attached(self, side: Side, count: int) -> None:
-        if self.window or not 0 < count < 1 << 32:
-            raise PeerViolation(f"attached again, or a ring of {count} bytes", rule="link_order")
-        self.window = count
+        read, sent = count & 0xFFFFFFFF, count >> 32
+        if self.window or not all(limits.RING_SIZE_MIN <= ring <= limits.RING_SIZE_MAX for ring in (read, sent)):
+            raise PeerViolation(f"attached again, or rings of {read} and {sent} bytes", rule="link_order")
+        self.window = read
+        self.read_step = min(sent, side.channel.tx_size) // 4  # its ring may fill before ours does
         self._open(side)
 
     def _on_ready(self, side: Side, _count: int) -> None:
@@ -346,6 +372,9 @@ class Far(Joint):
                 side.bell.ring()
 
     def _on_ask(self, side: Side, _count: int) -> None:
+        if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
+            return
+        self.asked_answered = True
         side.channel.publish("notice", Notice.DEMOTE)
         side.bell.ring()
         self.link.say(Say.HANDED, Handed.ASKED)
@@ -373,10 +402,11 @@ class Far(Joint):
 
     def _on_back(self, side: Side, count: int) -> None:
         channel = side.channel
-        if self.far_back or self.far_shut or not self.far_switched:
-            raise PeerViolation("back to TCP twice, or without having left it", rule="link_order")
-        self._check_count(count)
+        if self.far_back or self.far_shut or self.far_ended or not self.ready_told:
+            raise PeerViolation("back to TCP twice, or without having been invited", rule="link_order")
+        self._check_count(count)  # it may never have left TCP: then the count is 0
         self.far_back = True
+        self.link.say(Say.ARRIVED, count)
         channel.publish("tx_back_at", channel.sent)
         if self._decide(Back.BACK):
             side.bell.ring()
@@ -386,6 +416,7 @@ class Far(Joint):
             raise PeerViolation("an end twice", rule="link_order")
         self._check_count(count)
         self.far_shut = True
+        self.link.say(Say.ARRIVED, count)
 
     def _on_closed(self, side: Side, count: int) -> None:
         if self.far_read_at_close is not None or not side.channel.received <= count <= self.sent:
@@ -397,6 +428,7 @@ class Far(Joint):
             raise PeerViolation("an end twice, or of an end that is open", rule="link_order")
         self._check_count(count)
         self.far_ended = True
+        self.link.say(Say.ARRIVED, count)
 
     def _check_count(self, count: int) -> None:
         """That all has arrived, unless we have recalled some and drop what comes."""
@@ -411,6 +443,11 @@ class Far(Joint):
     def _on_handed(self, side: Side, count: int) -> None:
         side.channel.publish("handed_on", count & (Handed.SWITCH | Handed.ASKED))
         side.bell.ring()
+
+    def _on_arrived(self, side: Side, count: int) -> None:
+        if not (self.back_told or self.shut_told or self.ended_told) or count != side.words.tail:
+            raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
+        self.arrived_told = count
 
     def _on_reset(self, _side: Side, _count: int) -> None:
         self._give_up("far")
@@ -429,45 +466,69 @@ class Far(Joint):
         Say.FIN_SEEN: _on_fin_seen,
         Say.HANDED: _on_handed,
         Say.RESET: _on_reset,
+        Say.ARRIVED: _on_arrived,
     }
 
     # ---- the end ----
 
-    @property
-    def arrived(self) -> int:
-        """How many bytes of the other application are in our application's ring, or were: what its host must know."""
-        return self.side.channel.sent
+    def break_off(self) -> int | None:
+        """The link is broken: how many bytes of the other application its host may count as arrived; None: it is over.
 
-    def handle_arrived(self, count: int | None) -> None:
-        """The link is broken, and of our application's bytes `count` have arrived; None: that cannot be found out."""
+        Always the same, whatever our application does afterwards.
+        """
+        if not self.lost:
+            self.turn(self.side)  # the last words may have come just before
         if self.lost:
-            return
+            return None
+        if self.settled_at is None:
+            self.settled_at = self.side.channel.sent if self.frozen is None else self.frozen
+        return self.settled_at
+
+    def handle_arrived(self, count: int | None) -> bool:
+        """Of our application's bytes `count` have arrived; None: that cannot be found out. False: it is over now.
+
+        What follows goes by TCP. What comes from the other end still waits for `handle_settled`.
+        """
+        if self.break_off() is None:
+            return False
+        if count is None:
+            if self._given and self._taken:
+                self._hub.drop(self)  # whoever still misses something of ours is the one to reset it
+            else:
+                self.reset("link_lost")
+            return False
         side = self.side
         try:
-            self._look(side)  # the last words may have come just before
-            if self.lost:
-                return
-            if not (self.ready_told or self.far_ready):  # neither has consented: both are on TCP
-                self._hub.drop(self)
-            elif count is None or not side.channel.received <= count <= self.sent:
-                self.reset("link_lost" if count is None else "violation")
-            elif self._cut(side, count):
-                self._hub.drop(self)
-        except ConnectionResetError:
+            if not side.channel.received <= count <= self.sent:
+                self.reset("violation")
+            elif (self.switched or self.far_ready) and not self.stopped and not self._stop_at(side, count):
+                self.reset("link_lost")
+            else:
+                # nobody will hear of what it says from now on, and so it need not wait for that
+                side.channel.publish("handed_on", Handed.SWITCH | Handed.ASKED)
+                side.channel.publish("notice", Notice.DEMOTE)
+                side.bell.ring()
+        except (ConnectionResetError, ValueError):
             self.reset("violation")
+        return not self.lost
 
-    def _cut(self, side: Side, count: int) -> bool:
-        """Ends both directions where they are: TCP goes on from there."""
-        if (self.switched or self.far_ready) and not self._stop_at(side, count):
-            self.reset("link_lost")
-            return False
-        if self.ready_told:
+    def handle_settled(self) -> None:
+        """The other application sends by TCP what has not arrived here, and ours may read it."""
+        if self.lost or self.settled_at is None:
+            return
+        side = self.side
+        self.turn(side)
+        if self.lost:
+            return
+        if self.frozen is not None and self.frozen != self.settled_at:
+            self.reset("recall")  # it wants again what the other end counts as arrived
+            return
+        if self.ready_told and not (self.far_back or self.recalled or any(self.end_shown)):
             side.channel.publish("tx_back_at", side.channel.sent)
             if not self._decide(Back.BACK):
-                return False
-        side.channel.publish("notice", Notice.DEMOTE)
-        side.bell.ring()
-        return True
+                return
+            side.bell.ring()
+        self._hub.drop(self)
 
     def reset(self, reason: str) -> None:
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
@@ -504,10 +565,20 @@ class Far(Joint):
 
     @property
     def settled(self) -> bool:
-        """Whether our application does not depend on the provider any more."""
-        outward = not (self.switched or self.far_ready) or self.back_told or self.stopped or self.ended_told
-        inward = not self.ready_told or self.far_back or self.recalled or self.end_shown != (False, False)
-        return outward and inward
+        """Whether neither application depends on the provider any more."""
+        unused = not (self.switched or self.far_ready) or self.stopped
+        return self._given and self._taken and (unused or self.arrived_told >= 0)
+
+    @property
+    def _given(self) -> bool:
+        """Whether our application sends nothing by ring any more, and all that it has sent was given to the link."""
+        ended = self.back_told or self.shut_told or self.ended_told
+        return not (self.switched or self.far_ready) or self.stopped or ended
+
+    @property
+    def _taken(self) -> bool:
+        """Whether our application needs nothing by ring any more but what is there."""
+        return not self.ready_told or self.far_back or self.recalled or any(self.end_shown)
 
 
 def enter(hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link) -> Far:

@@ -108,9 +108,8 @@ class Peers:
             answer(None)
 
     def forget(self, host: Address) -> None:
-        """What the host said does not hold any more: the next one asks anew, after a while."""
-        if host in self._known:
-            self._known[host] = _Known(self._loop.now + limits.PEER_ABSENT_S, None)
+        """What the host said may not hold any more: the next one asks anew."""
+        self._known.pop(host, None)
 
     # ---- out ----
 

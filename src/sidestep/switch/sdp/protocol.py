@@ -16,6 +16,7 @@ byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import ClassVar, Final
 
@@ -67,6 +68,7 @@ class Sdp(OffloadProtocol):
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
         self._stacks: dict[Address, _At] = {}
+        self._carried: set[Far] = set()
         self._key: bytes | None = None
         if services.remote is None:
             return
@@ -84,6 +86,8 @@ class Sdp(OffloadProtocol):
         self._peers.close()
         for at in self._stacks.values():
             at.close()
+        for far in list(self._carried):  # nobody will find out any more what has arrived
+            far.handle_arrived(None)
         self._loop.close()
 
     def refusal(self, request: Request) -> str | None:
@@ -109,7 +113,10 @@ class Sdp(OffloadProtocol):
             if port is None:
                 outgoing.refuse(f"no provider answers at {request.remote.address}")
             elif outgoing.wanted:
-                _Reaching(self, self._at(local.address), outgoing, port).begin()
+                try:
+                    _Reaching(self, self._at(local.address), outgoing, port).begin()
+                except SidestepError as why:  # nobody who waits for the same answer is to miss it
+                    outgoing.refuse(why.message)
 
         self._peers.ask(local, request.remote, answered)
 
@@ -125,8 +132,18 @@ class Sdp(OffloadProtocol):
         """That drives it all."""
         return self._loop
 
+    def carried(self, far: Far, on_over: Callable[[], None]) -> None:
+        """A connection has its link; `on_over` is called once it is over."""
+
+        def over() -> None:
+            self._carried.discard(far)
+            on_over()
+
+        self._carried.add(far)
+        far.on_over = over
+
     def forget(self, host: Address) -> None:
-        """It did not answer as its port mapper said."""
+        """It may not listen any more where its port mapper said."""
         self._peers.forget(host)
 
     def trusts(self, host: Address) -> bool:
@@ -193,9 +210,12 @@ class _At:
     def _requested(self, request: ConnectionRequest) -> None:
         try:
             self._judge(request)
-        except (PeerViolation, Unavailable, Misuse) as why:
-            self.sdp.services.log(f"a request of {request.remote_address} is refused: {why}")
-            request.reject()
+        except SidestepError as why:
+            self._refuse(request, why)
+
+    def _refuse(self, request: ConnectionRequest, why: SidestepError) -> None:
+        self.sdp.services.log(f"a request of {request.remote_address} is refused: {why}")
+        request.reject()
 
     def _judge(self, request: ConnectionRequest) -> None:
         """Whom a request is for, and whether it is believed."""
@@ -209,21 +229,30 @@ class _At:
         hello = Hello.decode(memoryview(told))
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
-        if found.purpose is Purpose.SETTLE:
+        if found.purpose is not Purpose.CARRY:
             self.answers.answer(request, found, told, self.sdp.key)
             return
+        self.answers.check(found.name)
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
 
         def found_end(incoming: Incoming) -> None:
             def accepted(stream: Stream) -> None:
                 self._accepted(stream, incoming, found.name, told)
 
-            self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
+            try:
+                self.answers.check(found.name)  # two may have been on their way
+            except PeerViolation as why:
+                self._refuse(request, why)
+            else:
+                self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
         self.sdp.services.await_end(self.sdp, local, remote, found_end, lambda _why: request.reject())
 
     def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
-        link = SdpLink(stream, self.sdp.loop.soon, self.answers.handle_broken, self.sdp.services.log)
+        def broken(_far: Far) -> None:
+            self.answers.handle_broken(name)
+
+        link = SdpLink(stream, self.sdp.loop.soon, broken, self.sdp.services.log)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -231,8 +260,12 @@ class _At:
             link.abandon()
             return
         link.carry(far)
-        far.on_over = lambda: self.answers.remove(name)
         self.answers.add(name, hello, link, far)
+        self.sdp.carried(far, lambda: self.answers.remove(name))
+
+
+def _nothing() -> None:
+    """Nobody has to know."""
 
 
 class _Reaching:
@@ -267,12 +300,16 @@ class _Reaching:
         if event.kind is EventKind.ESTABLISHED:
             link = SdpLink(stream, self._sdp.loop.soon, self._handle_broken, self._sdp.services.log)
             try:
-                link.carry(self._outgoing.carry(link))
-            except Unavailable:
+                far = self._outgoing.carry(link)
+            except Unavailable as why:
                 link.abandon()
+                self._outgoing.refuse(why.message)
             else:
+                link.carry(far)
+                self._sdp.carried(far, _nothing)
                 link.handle_established()
         elif event.kind in (EventKind.BROKEN, EventKind.CLOSED):
+            self._sdp.forget(self._outgoing.request.remote.address)
             self._outgoing.refuse("the other host's provider has not joined in")
 
     def _handle_broken(self, far: Far) -> None:
