@@ -58,6 +58,7 @@ LOG_MINUTE_S: Final = 60.0  # seconds until a log that was full goes on, and tel
 # Decisions.
 TRACE_DECISIONS_MAX: Final = 4096  # kept for `sidestep policy trace`; the oldest are forgotten
 TRACE_DECISIONS_PER_REPLY: Final = 32  # in one packet of a reply; the command asks again
+LINKS_PER_REPLY: Final = 48  # in one packet of a reply; the command asks again
 TRACE_BYTES_PER_REPLY: Final = 16 << 10  # bytes of JSON of them all but the last; likewise
 WHY_MAX: Final = 1024  # characters of a reason, which may be a module's own words; the rest is cut off
 TRACE_POLL_S: Final = 0.2  # seconds between two questions of `sidestep policy trace` when nothing is new

@@ -9,11 +9,11 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from scene_runner import Build, Run, Variant, build, run
+from scene_runner import Apart, Build, Run, Variant, build, run
 
+from hosts import hosts, need_namespaces
 from relay_example import relayed
 from sidestep.testing import Sidestep
-from two_hosts import Providers, TwoHosts
 from toolchain import ADDRESS, THREAD, build_shim
 
 
@@ -76,30 +76,26 @@ def relaying() -> Iterator[Callable[[str], Sidestep]]:
 
 
 @pytest.fixture(scope="session")
-def two_hosts() -> Iterator[TwoHosts]:
-    """Two network namespaces with a cable between them."""
-    with ExitStack() as stack:
-        yield TwoHosts(stack)
-
-
-@pytest.fixture(scope="session")
-def apart_run(scene_program: Callable[[Build], Path], two_hosts: TwoHosts) -> Callable[[str, Variant], Run]:
-    """What a scene does over kernel TCP between these hosts, found out once."""
-
-    @cache
-    def played(scene: str, variant: Variant) -> Run:
-        return run(scene_program(variant.build), scene, variant, hosts=two_hosts)
-
-    return played
-
-
-@pytest.fixture(scope="session")
-def carrying(two_hosts: TwoHosts) -> Iterator[Callable[[str], Providers]]:
-    """A provider on each of the hosts, which carry connections between them."""
+def apart() -> Iterator[Callable[[str], Apart]]:
+    """Two hosts whose programs promote after so many calls."""
     with ExitStack() as stack:
 
         @cache
-        def started(promote_after: str) -> Providers:
-            return Providers(stack, two_hosts, promote_after)
+        def made(promote_after: str) -> Apart:
+            need_namespaces()
+            return Apart(*stack.enter_context(hosts(2, promote_after=promote_after)))
 
-        yield started
+        yield made
+
+
+@pytest.fixture(scope="session")
+def apart_native(
+    scene_program: Callable[[Build], Path], apart: Callable[[str], Apart]
+) -> Callable[[str, Variant, str], Run]:
+    """What a scene does over kernel TCP between two hosts, found out once."""
+
+    @cache
+    def played(scene: str, variant: Variant, promote_after: str) -> Run:
+        return run(scene_program(variant.build), scene, variant, apart=apart(promote_after))
+
+    return played

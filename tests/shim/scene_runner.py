@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import toolchain
-from two_hosts import Providers, TwoHosts
-from sidestep.observe.demotion import Result
+from hosts import Host
+from sidestep.observe.demotion import Outcome, Result
 from sidestep.testing import Connection, Sidestep
 from toolchain import PLAIN, Sanitizer
 
@@ -48,7 +48,41 @@ RELAYED_DIFFERENCES: Final = {
 }
 
 
-Stage: TypeAlias = Sidestep | Providers  # who serves the scene
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Where a scene is played whose peer is on another host: what is asked of both providers is asked here."""
+
+    one: Host
+    other: Host
+
+    def arguments(self, family: str, *, carried: bool) -> list[str]:
+        """The options of the scene program; with `carried` the peer runs under its own host's provider."""
+        here, there = ((host.address6 if family == "6" else host.address) for host in (self.one, self.other))
+        return [
+            f"--here={here}",
+            f"--there={there}",
+            f"--apart={self.other.namespace.path}",
+            *([f"--apart-socket={self.other.sidestep.socket}"] if carried else []),
+        ]
+
+    def env(self) -> dict[str, str]:
+        """Of a program on the first host."""
+        return self.one.sidestep.env()
+
+    def connections(self) -> list[Connection]:
+        """Those of both hosts."""
+        return [connection for host in (self.one, self.other) for connection in host.sidestep.connections()]
+
+    def demote(self, wanted: Callable[[Connection], bool] = lambda _: True, timeout_s: float = 0) -> list[Outcome]:
+        """Sends connections of both hosts back to TCP."""
+        return [told for host in (self.one, self.other) for told in host.sidestep.demote(wanted, timeout_s)]
+
+    def promote(self, wanted: Callable[[Connection], bool] = lambda _: True, timeout_s: float = 0) -> list[Outcome]:
+        """Takes `demote` back."""
+        return [told for host in (self.one, self.other) for told in host.sidestep.promote(wanted, timeout_s)]
+
+
+Stage: TypeAlias = Sidestep | Apart  # who serves the scene
 
 
 class Build(StrEnum):
@@ -271,11 +305,11 @@ def run(
     sidestep: Stage | None = None,
     env: Mapping[str, str] | None = None,
     *,
-    hosts: TwoHosts | None = None,
+    apart: Apart | None = None,
 ) -> Run:
     """Plays `scene` over kernel TCP, or under the shim with `sidestep`'s provider and, if given, this environment.
 
-    With `hosts` its peer is on the second of them.
+    With `apart` its peer is on another host.
     """
     if env is None and sidestep is not None:
         env = sidestep.env()
@@ -284,9 +318,9 @@ def run(
     if shaker and not variant.warm:
         shaker.start()
     control = _Control(sidestep, shaker)
-    more = hosts.arguments(variant.family, providers=sidestep if isinstance(sidestep, Providers) else None) if hosts else []
+    more = apart.arguments(variant.family, carried=sidestep is not None) if apart else []
     with ours, tempfile.TemporaryFile() as output:
-        with theirs, hosts.first.entered() if hosts else nullcontext():
+        with theirs, apart.one.namespace.inside() if apart else nullcontext():
             child = subprocess.Popen(
                 [program, scene, *variant.arguments(), *more, f"--control={theirs.fileno()}"],
                 stdin=subprocess.DEVNULL,

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from scene_runner import KNOWN_DIFFERENCES, RELAYED_DIFFERENCES, Build, Run, Variant, difference, run, scene_names
-
-from two_hosts import Providers
+from scene_runner import (
+    KNOWN_DIFFERENCES,
+    RELAYED_DIFFERENCES,
+    Apart,
+    Build,
+    Run,
+    Variant,
+    difference,
+    run,
+    scene_names,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -40,27 +48,25 @@ def test_same_as_kernel_tcp_between_two_hosts(
     variant: Variant,
     promote_after: str,
     scene_program: Callable[[Build], Path],
-    apart_run: Callable[[str, Variant], Run],
-    carrying: Callable[[str], Providers],
+    apart_native: Callable[[str, Variant, str], Run],
+    apart: Callable[[str], Apart],
 ) -> None:
-    native = apart_run(scene, variant)
+    native = apart_native(scene, variant, promote_after)
     if native.needs_one_host:
         pytest.skip("it has both ends of a connection in one process")
     assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
-    providers = carrying(promote_after)
-    before = _joined(providers)
-    played = run(scene_program(variant.build), scene, variant, providers, hosts=providers.hosts)
+    place = apart(promote_after)
+    before = _joined(place)
+    played = run(scene_program(variant.build), scene, variant, place, apart=place)
     different = difference(native.transcript, played.transcript)
     assert played.failure is None, f"between two hosts: {played.failure}\n{different or played.transcript}"
     assert not different, different
-    joined = _joined(providers)
-    assert joined != before or not played.promotions_seen, "promoted without the providers"
+    assert _joined(place) != before or not played.promotions_seen, "promoted without the providers"
 
 
-def _joined(providers: Providers) -> int:
+def _joined(place: Apart) -> int:
     """How many connections the two have carried."""
-    ways = ("remote_joined{connect}", "remote_joined{accept}")
-    return sum(int(counters.get(way, 0)) for counters in providers.counters() for way in ways)
+    return place.one.joined("connect") + place.other.joined("accept")
 
 
 def test_known_differences_name_scenes() -> None:

@@ -60,7 +60,9 @@ class Host:
         return SdpLink(stream, self.loop.soon, self.lost.append, self.logged.append)
 
     def take(self, app: App, link: SdpLink) -> Far:
-        far = fars.enter(self.hub, app.given(), protocol="test", on_drop=self._on_drop, link=link)
+        far = fars.enter(
+            self.hub, app.given(), protocol="test", on_drop=self._on_drop, link=link, segment_id=bytes(16), uid=0
+        )
         link.carry(far)
         return far
 

@@ -111,8 +111,15 @@ def _row(one: Connection, *, joint: str) -> list[str]:
     return [
         one.program or "(gone)", str(one.pid), str(one.fd), one.local, one.remote, one.role, one.state,
         joint.join(_traffic(one.tx)), joint.join(_traffic(one.rx)), _per(one.doorbells, sent), _per(one.sleeps, read),
-        _per(one.spins_won + one.spins_lost, read), one.why,
+        _per(one.spins_won + one.spins_lost, read), one.why or _link(one),
     ]  # fmt: skip
+
+
+def _link(one: Connection) -> str:
+    """What carries it to another host, if that is where it goes."""
+    if (link := one.link) is None:
+        return ""
+    return f"{link['protocol']} over {link['device']}, {link['send_mechanism']}, {link['send_mode']} mode"
 
 
 def _traffic(traffic: Traffic) -> list[str]:

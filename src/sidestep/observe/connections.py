@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Final
@@ -71,6 +71,7 @@ class Connection:
     born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
     promotions: int = 0  # how often its sending has gone to the ring
     key: Key | None = None
+    link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `Far.details`
 
     @property
     def promoted(self) -> bool:
@@ -91,11 +92,12 @@ def connections(socket_path: Path) -> Iterator[Connection]:
     """All connections of all programs at this provider; raises Unavailable if none answers."""
     programs: dict[int, str | None] = {}
     with ControlConnection(socket_path) as control:
+        links = {str(link["segment"]): link for link in control.links()}
         for arena, fd in control.arenas():
             now_ns = time.monotonic_ns()
             for number, slot in numbered_slots(fd):
                 if (found := _decode(slot, now_ns, programs, Key(arena, number, slot["generation"]))) is not None:
-                    yield found
+                    yield replace(found, link=links[found.segment]) if found.segment in links else found
 
 
 def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], key: Key) -> Connection | None:

@@ -65,6 +65,8 @@ class Explanation:
         if self.verdict is not Verdict.CARRIED:
             return f"{self.subject} {self.verdict.value}"
         how = "shared memory" if self.carrier == _LOCAL else "through the provider"
+        if self.connection is not None and (link := self.connection.link) is not None:
+            how = f"over {link['device']} to {link['peer']}"
         return f"{self.subject} {self.verdict.value} {self.carrier} ({how})"
 
     def as_json(self) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class Explainer:
     def _tracked_connection(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Explanation:
         subject = f"{one.program or '(gone)'}[{one.pid}] fd {one.fd}, {ends[0]} {one.arrow} {ends[1]},"
         peer = self._by_ends.get((ends[1], ends[0]))
-        facts = [*_traffic_facts(one)]
+        facts = [*_link_facts(one), *_traffic_facts(one)]
         if peer is not None:
             facts.append(("peer", f"{peer.program or '(gone)'}[{peer.pid}] fd {peer.fd}, {peer.state}"))
         if one.promoted:
@@ -256,6 +258,8 @@ class Explainer:
 
     def _carrier(self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None) -> str:
         """The protocol that carries a promoted connection, by name."""
+        if one.link is not None:
+            return str(one.link["protocol"])
         if peer is not None and peer.segment == one.segment:
             return _LOCAL  # the two share one channel, and nobody stands in between
         # The end that connects chooses; rules for the other one can only forbid.
@@ -350,6 +354,16 @@ def _carried_facts(one: Connection) -> list[tuple[str, str]]:
     else:
         text = f"byte {sent} sent, byte {received} received ({_ago(one)})"
     return [("since", text)]
+
+
+def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
+    """How the link to another host is, now."""
+    if (link := one.link) is None:
+        return
+    yield "sending", f"{link['send_mechanism']}, {link['send_mode']} mode, {link['held']:,} bytes not read there yet"
+    yield "receiving", f"{link['receive_mechanism']}, {link['receive_mode']} mode"
+    credit = f"{link['credit']} messages may go, {link['remote_credit']} may come"
+    yield "credit", f"{credit}; advertised: {link['adverts']} here, {link['remote_adverts']} there"
 
 
 def _ago(one: Connection) -> str:

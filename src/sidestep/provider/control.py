@@ -83,6 +83,14 @@ class ControlConnection:
         """The provider's state as `sidestep provider status --json` shows it."""
         return self.document("status")
 
+    def links(self) -> Iterator[dict[str, Any]]:
+        """The connections with other hosts; see `Far.details`."""
+        after: int | None = 0
+        while after is not None:
+            document = self.document("links", after=after)
+            yield from document["links"]
+            after = document["next"]
+
     def arenas(self) -> Iterator[tuple[str, int]]:
         """The id, in hexadecimal, and the arena of each process family; the same of the descriptor."""
         after: int | None = 0

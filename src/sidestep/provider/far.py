@@ -74,6 +74,9 @@ class Link(Protocol):
     def abandon(self) -> None:
         """Everything ends at once."""
 
+    def details(self) -> dict[str, object]:
+        """How it is now, for people."""
+
 
 def _nothing() -> None:
     """Nobody wants to know."""
@@ -89,8 +92,12 @@ class Far(Joint):
 
     sides: tuple[Side]
 
-    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None], link: Link) -> None:
+    def __init__(
+        self, hub: Relays, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
+    ) -> None:
         super().__init__(hub, protocol, on_drop)
+        self.segment_id = segment_id  # by which a shim's slot names it
+        self.uid = uid  # whose it is
         self.link = link
         self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
@@ -115,6 +122,13 @@ class Far(Joint):
     def side(self) -> Side:
         """Ours."""
         return self.sides[0]
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people."""
+        return {
+            "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
+            "window": self.window, "arrived": self.side.channel.sent, **self.link.details(),
+        }  # fmt: skip
 
     # ---- turns ----
 
@@ -581,9 +595,11 @@ class Far(Joint):
         return not self.ready_told or self.far_back or self.recalled or any(self.end_shown)
 
 
-def enter(hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link) -> Far:
+def enter(
+    hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
+) -> Far:
     """Takes a connection in whose application has not attached yet; raises Unavailable."""
-    far = Far(hub, protocol, on_drop, link)
+    far = Far(hub, protocol, on_drop, link, segment_id, uid)
     hub.enter(far, (end,), _side)
     return far
 

@@ -229,6 +229,9 @@ class Relays:
     def __len__(self) -> int:
         return len(self._joints)
 
+    def __iter__(self) -> Iterator[Joint]:
+        return iter(self._joints.values())
+
     # ---- making ----
 
     def enter(

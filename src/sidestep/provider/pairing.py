@@ -357,7 +357,8 @@ class Pairing:
             )
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
-        far = fars.enter(self._relays, end, protocol=offer.protocol, on_drop=_nothing, link=link)
+        far = fars.enter(self._relays, end, protocol=offer.protocol, on_drop=_nothing, link=link,
+                        segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
         self._offers.handle_claimed(offer)
         self._registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
@@ -438,6 +439,7 @@ class Pairing:
                 far = fars.enter(
                     self._relays, end, protocol=sought.carrier.name,
                     on_drop=lambda: self._release_second(segment_id), link=link,
+                    segment_id=segment_id, uid=client.uid,
                 )  # fmt: skip
                 attach = Message(
                     type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=ring_size,

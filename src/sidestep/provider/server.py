@@ -42,6 +42,7 @@ from sidestep.provider import orders, possession, proof, rpc
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
+from sidestep.provider.far import Far
 from sidestep.provider.joints import Relays
 from sidestep.provider.log import Log, Source, Writer, to_stderr
 from sidestep.provider.pairing import Pairing, expect
@@ -520,6 +521,18 @@ class Provider:
         }
         self._reply(client, token, document, [arena.fd for arena in page])
 
+    def _control_links(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        """One page of the connections with other hosts."""
+        after = request.get("after", 0)
+        if not isinstance(after, int) or after < 0:
+            self._reply(client, token, {"error": "'after' is not a number"})
+            return
+        fars = [one for one in self._relays if isinstance(one, Far) and self._users.sees_user(client, one.uid)]
+        page = fars[after : after + limits.LINKS_PER_REPLY]
+        later = after + len(page)
+        document = {"links": [far.details() for far in page], "next": later if later < len(fars) else None}
+        self._reply(client, token, document)
+
     def _control_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
         found = [
             {
@@ -616,6 +629,7 @@ class Provider:
         "status": _control_status,
         "stop": _control_stop,
         "arenas": _control_arenas,
+        "links": _control_links,
         "modules": _control_modules,
         "module_add": _control_module_add,
         "module_remove": _control_module_remove,

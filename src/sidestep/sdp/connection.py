@@ -78,6 +78,11 @@ _PIPELINED: Final = Mode.PIPELINED
 _OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
 
 
+def _mechanism(read: bool, write: bool) -> str:
+    """What carries the next large piece: what is advertised decides."""
+    return "read zcopy" if read else "write zcopy" if write else "bcopy"
+
+
 class Connection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
@@ -193,6 +198,21 @@ class Connection:
     def version(self) -> Version:
         """That both ends speak, once they are connected."""
         return self._handshake.version
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people: `sidestep ss`, `explain`, `rdma`."""
+        source, sink, flow = self._source, self._sink, self._flow
+        return {
+            "state": self.state.name.lower(),
+            "send_mechanism": _mechanism(bool(source.adverts), bool(source.sinks)),
+            "receive_mechanism": _mechanism(bool(sink.adverts), bool(sink.shown)),
+            "send_mode": source.mode.name.lower(),
+            "receive_mode": sink.mode.name.lower(),
+            "credit": flow.credit,
+            "remote_credit": flow.remote_credit(),
+            "adverts": len(source.adverts) + len(sink.shown),
+            "remote_adverts": self._halves.adverts_of_peer(),
+        }
 
     # --- the user ---
 

@@ -33,6 +33,7 @@ class SdpLink:
         soon: Makes a call at the end of this turn or the next, once however often it is asked to.
         on_lost: The stream is over, and the connection was not; or the connection was, and that may not have got through.
         log: Hears of rules that the other provider broke.
+        device: The name of the one that it goes over.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class SdpLink:
         soon: Callable[[Callable[[], object]], None],
         on_lost: Callable[[Far], None],
         log: Callable[[str], None],
+        device: str = "",
     ) -> None:
         self._stream = stream
         self._soon = soon
         self._on_lost = on_lost
         self._log = log
+        self._device = device
         self._far: Far | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
@@ -106,6 +109,10 @@ class SdpLink:
         """The other end takes nothing, and yet has us say more and more."""
         if self._far is not None and not self._over:
             self._break(self._far, PeerViolation(f"it takes none of {self._words} words", rule="link_words"))
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people."""
+        return {"device": self._device, "peer": self._stream.address, **self._stream.connection.details()}
 
     # ---- for whoever made the stream ----
 

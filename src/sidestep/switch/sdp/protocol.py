@@ -25,6 +25,7 @@ from sidestep.constants import IPPROTO_SDP
 from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.provider.far import Far
 from sidestep.rdma.cm import ConnectionRequest
+from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.routing import Address
@@ -183,10 +184,16 @@ class _At:
                 private_bytes_max=limits.REMOTE_PRIVATE_BYTES,
             )  # fmt: skip
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
+            self._control = self._observed()
         except BaseException:
             self._device.close()
             raise
         self.answers = Answers(sdp.loop)
+
+    @property
+    def device_name(self) -> str:
+        """What `sidestep rdma list` calls it."""
+        return self._device.name
 
     @property
     def port(self) -> int:
@@ -197,8 +204,18 @@ class _At:
         """Ends everything at once."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._control is not None:
+            self._control.close()
         self.stack.close()
         self._device.close()
+
+    def _observed(self) -> Control | None:
+        """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
+        try:
+            return Control(self.sdp.loop, [self._device], "sidestep provider")
+        except SidestepError as why:
+            self.sdp.services.log(f"{self._device.name} cannot be captured: {why}")
+            return None
 
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
@@ -252,7 +269,7 @@ class _At:
         def broken(_far: Far) -> None:
             self.answers.handle_broken(name)
 
-        link = SdpLink(stream, self.sdp.loop.soon, broken, self.sdp.services.log)
+        link = SdpLink(stream, self.sdp.loop.soon, broken, self.sdp.services.log, self.device_name)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -298,7 +315,9 @@ class _Reaching:
         if not isinstance(event, Event):
             return
         if event.kind is EventKind.ESTABLISHED:
-            link = SdpLink(stream, self._sdp.loop.soon, self._handle_broken, self._sdp.services.log)
+            link = SdpLink(
+                stream, self._sdp.loop.soon, self._handle_broken, self._sdp.services.log, self._at.device_name
+            )
             try:
                 far = self._outgoing.carry(link)
             except Unavailable as why:

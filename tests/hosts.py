@@ -1,0 +1,152 @@
+"""Hosts for tests: network namespaces, each with an interface on one bridge and a provider of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+from namespaces import thread_in_netns
+from sidestep.config import RemoteSettings
+from sidestep.testing import Sidestep
+
+NETWORK: Final = "198.18.7.0/24"
+NETWORK6: Final = "2001:db8:7::/64"
+_IP_TIMEOUT_S: Final = 10.0
+
+
+class Namespace:
+    """A network namespace that lasts as long as its descriptor."""
+
+    def __init__(self) -> None:
+        with thread_in_netns(None):
+            self._fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            ip("link set lo up")
+
+    @property
+    def path(self) -> Path:
+        """What names it while it is open."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread, and what it starts, is in it."""
+        with thread_in_netns(self.path):
+            yield
+
+    def close(self) -> None:
+        """Lets it go."""
+        os.close(self._fd)
+
+
+def ip(command: str) -> None:
+    """Runs `ip`."""
+    subprocess.run(["ip", *command.split()], check=True, timeout=_IP_TIMEOUT_S, capture_output=True)
+
+
+class Host:
+    """One host; its provider carries connections with the others."""
+
+    def __init__(self, number: int, bridge: Namespace, **options: Any) -> None:
+        self.number = number
+        self.address = f"198.18.7.{number}"
+        self.address6 = f"2001:db8:7::{number}"
+        self.namespace = Namespace()
+        self._bridge = bridge
+        with bridge.inside():
+            ip(f"link add port{number} type veth peer name eth0 netns {self.namespace.path}")
+            ip(f"link set port{number} master bridge up")
+        with self.namespace.inside():
+            ip(f"addr add {self.address}/24 dev eth0")
+            ip(f"addr add {self.address6}/64 dev eth0 nodad")
+            ip("link set eth0 up")
+        options.setdefault("remote", RemoteSettings.parse(f"{NETWORK},{NETWORK6}"))
+        self.sidestep = Sidestep(**options)
+
+    def __enter__(self) -> Self:
+        with self.namespace.inside():
+            self.sidestep.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sidestep.__exit__(None, None, None)
+        self.namespace.close()
+
+    # ---- programs ----
+
+    def popen(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen[Any]:
+        """Starts a program under the shim, here."""
+        with self.namespace.inside():
+            return self.sidestep.popen(argv, **options)
+
+    def run(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[Any]:
+        """Runs a program under the shim, here, to its end."""
+        with self.namespace.inside():
+            return self.sidestep.run(argv, **options)
+
+    def plain(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.CompletedProcess[Any]:
+        """Runs a program without the shim, here."""
+        with self.namespace.inside():
+            return subprocess.run(argv, check=True, timeout=60, **options)
+
+    def restart_provider(self) -> None:
+        """Ends the provider and starts a new one, here."""
+        with self.namespace.inside():
+            self.sidestep.restart_provider()
+
+    # ---- the network ----
+
+    def link(self, state: str) -> None:
+        """Sets its port of the bridge up or down: what a cable is."""
+        with self._bridge.inside():
+            ip(f"link set port{self.number} {state}")
+
+    def cut_rdma(self, *, spared_port: int) -> None:
+        """Destroys the TCP connections that this host's device has, not those of a service at `spared_port`."""
+        self.plain(["ss", "-K", "-t", "state", "established", f"sport != :{spared_port} and dport != :{spared_port}"],
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+
+    # ---- looking ----
+
+    def joined(self, how: str) -> int:
+        """Connections with other hosts that have got a link."""
+        return int(self.sidestep.status()["counters"].get(f"remote_joined{{{how}}}", 0))
+
+    def counter(self, name: str) -> int:
+        """Of the provider."""
+        counters = self.sidestep.status()["counters"]
+        return sum(int(value) for key, value in counters.items() if key == name or key.startswith(name + "{"))
+
+
+def need_namespaces() -> None:
+    """Skips the test where there can be none."""
+    if os.geteuid() != 0:
+        pytest.skip("making a network namespace needs root")
+    if shutil.which("ip") is None:
+        pytest.skip("iproute2 is not installed; run tests/setup")
+    try:
+        with thread_in_netns(None):
+            pass
+    except PermissionError as error:
+        pytest.skip(f"this root may not make a network namespace: {error}")
+
+
+@contextmanager
+def hosts(count: int, **options: Any) -> Iterator[list[Host]]:
+    """So many hosts on one bridge; `options` are those of their `Sidestep`."""
+    with ExitStack() as stack:
+        bridge = Namespace()
+        stack.callback(bridge.close)
+        with bridge.inside():
+            ip("link add bridge type bridge forward_delay 0")
+            ip("link set bridge up")
+        yield [stack.enter_context(Host(number, bridge, **options)) for number in range(1, count + 1)]
+
+
+Make = Callable[..., list[Host]]

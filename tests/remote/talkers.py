@@ -1,0 +1,77 @@
+"""Programs of the tests: an echo server, and a client that checks every byte and says how it ended.
+
+talkers.py serve ADDRESS PORT
+talkers.py talk ADDRESS PORT SECONDS SIZE [PAUSE_S]
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+import threading
+import time
+
+
+def serve(address: str, port: int) -> None:
+    """Echoes, a thread a connection."""
+    with socket.create_server((address, port), family=_family(address), backlog=1024) as listener:
+        print("listens", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=_echo, args=(connection,), daemon=True).start()
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _echo(connection: socket.socket) -> None:
+    with connection:
+        try:
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
+        except OSError as error:
+            print(f"server: {error.strerror}", flush=True)
+
+
+def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.0) -> None:
+    """Prints how many messages came back as they were sent, or what went wrong."""
+    dice = random.Random(port)
+    told = False
+    with socket.create_connection((address, port)) as connection:
+        count, until = 0, time.monotonic() + seconds
+        while time.monotonic() < until:
+            message = dice.randbytes(size)
+            try:
+                connection.sendall(message)
+                got = bytearray()
+                while len(got) < size:
+                    data = connection.recv(1 << 16)
+                    if not data:
+                        print(f"end after {count} messages and {len(got)} bytes", flush=True)
+                        return
+                    got += data
+            except OSError as error:
+                print(f"{error.strerror} after {count} messages", flush=True)
+                return
+            if got != message:
+                print(f"wrong bytes in message {count}", flush=True)
+                return
+            count += 1
+            if not told:
+                told = True
+                print("talks", flush=True)
+            time.sleep(pause_s)
+        print(f"right: {count}", flush=True)
+        connection.shutdown(socket.SHUT_WR)
+        rest = connection.recv(100)
+        print("the end came" if not rest else f"{len(rest)} bytes too many", flush=True)
+
+
+if __name__ == "__main__":
+    kind, where, number, *rest = sys.argv[1:]
+    if kind == "serve":
+        serve(where, int(number))
+    else:
+        talk(where, int(number), float(rest[0]), int(rest[1]), *map(float, rest[2:]))

@@ -1,0 +1,95 @@
+"""Whatever is lost, both programs see what TCP would have shown them, or go on over TCP without a byte missing."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from hosts import Host
+from talking import PORT, ends_well, line, promoted, serving, talking
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_rdma_connection_is_cut_and_tcp_goes_on(two: tuple[Host, Host]) -> None:
+    one, other = two
+    serving(other)
+    client = talking(one, other.address, seconds=4, size=50_000)
+    promoted(one, other)
+    one.cut_rdma(spared_port=PORT)
+    on_tcp(one, other)
+    ends_well(client, more_than=100)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+
+
+def on_tcp(*hosts: Host) -> None:
+    """Waits until the one connection of each host has gone back."""
+    for host in hosts:
+        host.sidestep.wait_for(lambda found: len(found) == 1 and found[0].state == "pinned")
+
+
+def test_many_are_cut_at_once_under_load(two: tuple[Host, Host]) -> None:
+    one, other = two
+    serving(other)
+    clients = [talking(one, other.address, seconds=6, size=20_000, pause_s=0) for _ in range(8)]
+    promoted(one, other, ends=8)
+    one.cut_rdma(spared_port=PORT)
+    for client in clients:
+        ends_well(client)
+    assert not one.counter("relay_reset") + other.counter("relay_reset")
+
+
+def test_a_link_that_comes_back_costs_nothing_but_time(two: tuple[Host, Host]) -> None:
+    one, other = two
+    serving(other)
+    client = talking(one, other.address, seconds=5)
+    promoted(one, other)
+    other.link("down")
+    time.sleep(2)  # shorter than either TCP or the device gives up
+    other.link("up")
+    ends_well(client)
+
+
+@pytest.mark.parametrize("whose", ["opener's", "acceptor's"])
+def test_a_provider_that_is_killed_resets_what_it_held(two: tuple[Host, Host], whose: str) -> None:
+    one, other = two
+    server = serving(other)
+    client = talking(one, other.address, seconds=20)
+    promoted(one, other)
+    (one if whose == "opener's" else other).sidestep.kill_provider()
+    assert line(client).startswith("Connection reset by peer after ")
+    assert line(server) == "server: Connection reset by peer"
+    client = talking(one, other.address, seconds=1)  # without a provider
+    ends_well(client)
+
+
+@pytest.mark.parametrize("whose", ["opener's", "acceptor's"])
+def test_a_provider_that_is_told_to_go_leaves_tcp_behind(two: tuple[Host, Host], whose: str) -> None:
+    one, other = two
+    serving(other)
+    client = talking(one, other.address, seconds=5)
+    promoted(one, other)
+    (one if whose == "opener's" else other).sidestep.kill_provider(signal.SIGTERM)
+    ends_well(client)
+
+
+def test_a_program_that_is_killed_ends_as_over_tcp(two: tuple[Host, Host]) -> None:
+    one, other = two
+    server = serving(other)
+    client = talking(one, other.address, seconds=20, pause_s=0.1)
+    promoted(one, other)
+    server.kill()
+    assert line(client).startswith(("end after ", "Connection reset by peer after "))
+
+
+def test_the_host_of_a_cut_connection_has_forgotten_it(two: tuple[Host, Host]) -> None:
+    one, other = two
+    serving(other)
+    client = talking(one, other.address, seconds=20)
+    promoted(one, other)
+    other.restart_provider()
+    assert line(client).startswith("Connection reset by peer after ")
+    client = talking(one, other.address, seconds=6)
+    promoted(one, other)
+    ends_well(client)
