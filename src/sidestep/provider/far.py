@@ -115,6 +115,7 @@ class Far(Joint):
         self.read_step = 0  # bytes read that are worth a word
         self.asked_answered = False
         self.frozen: int | None = None  # the count from which our application wants all by TCP
+        self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
         self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
 
@@ -547,6 +548,7 @@ class Far(Joint):
     def reset(self, reason: str) -> None:
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
         if not self.lost:
+            self.failed = True
             self.link.say(Say.RESET)
             self._give_up(reason)
 

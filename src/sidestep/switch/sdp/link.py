@@ -31,7 +31,7 @@ class SdpLink:
 
     Args:
         soon: Makes a call at the end of this turn or the next, once however often it is asked to.
-        on_lost: The stream is over, and the connection was not; or the connection was, and that may not have got through.
+        on_lost: The stream is over, and the connection was not; or it was reset, and that may not have got through.
         log: Hears of rules that the other provider broke.
         device: The name of the one that it goes over.
     """
@@ -259,5 +259,5 @@ class SdpLink:
             self._over = True
             self._out.clear()
             self._stream.close()
-        if broken or not far.lost:
+        if far.break_off() is not None or far.failed:
             self._on_lost(far)

@@ -59,7 +59,7 @@ class Asker:
         self._promotion = promotion
         self._until = loop.now + limits.SETTLE_S
         arrived = far.break_off()
-        if arrived is None:  # its last words may be lost
+        if arrived is None:
             self._begin(replace(promotion, purpose=Purpose.FAILED), _nothing)
         else:
             self._begin(replace(promotion, purpose=Purpose.SETTLE, arrived=arrived), self._heard_arrived)
