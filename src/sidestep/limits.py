@@ -83,6 +83,7 @@ PEER_ANSWER_S: Final = 0.25  # seconds until the next one
 PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing, is not asked
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
 SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
+SETTLE_LOOK_S: Final = 1.0  # seconds between two looks whether TCP has been reset meanwhile
 SETTLED_KEPT_S: Final = 60.0  # seconds for which the answer is kept, in case it was lost
 SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
 REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host

@@ -497,6 +497,9 @@ class Far(Joint):
             return None
         if self.settled_at is None:
             self.settled_at = self.side.channel.sent if self.frozen is None else self.frozen
+        if self.side.words.fin_seen and not self.side.end_of.held():
+            self.reset("link_lost")  # TCP has been reset, as it is where the other provider has died
+            return None
         return self.settled_at
 
     def handle_arrived(self, count: int | None) -> bool:

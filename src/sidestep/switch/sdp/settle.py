@@ -77,8 +77,7 @@ class Asker:
         self._loop.call_later(pause_s, self._ask)
 
     def _ask(self) -> None:
-        asks_for_it = self._question.purpose is Purpose.SETTLE
-        if asks_for_it and self._far.lost:  # its application has reset it
+        if self._question.purpose is Purpose.SETTLE and self._far.break_off() is None:  # it has been reset meanwhile
             self._begin(replace(self._promotion, purpose=Purpose.FAILED), _nothing)
             return
         if self._loop.now > self._until:
@@ -141,7 +140,8 @@ class _Settling:
     hello: bytes  # that it began with
     link: SdpLink
     far: Far
-    timer: Timer | None = None  # until when its maker is waited for
+    until: float | None = None  # it is broken, and its maker is waited for
+    timer: Timer | None = None
     answered: bool = False  # he knows what has arrived here, and we what there
 
 
@@ -172,11 +172,19 @@ class Answers:
         """The link is gone: its maker is waited for, as long as he would ask."""
         if (settling := self._links.get(name)) is not None:
             self._wait(settling)
-            settling.far.break_off()
 
     def _wait(self, settling: _Settling) -> None:
-        if settling.timer is None:
-            settling.timer = self._loop.call_later(limits.SETTLE_S, lambda: settling.far.handle_arrived(None))
+        """Gives it up when its time is over, or sooner if TCP has been reset meanwhile."""
+        if settling.until is None:
+            settling.until = self._loop.now + limits.SETTLE_S
+            self._look_after(settling)
+
+    def _look_after(self, settling: _Settling) -> None:
+        assert settling.until is not None
+        if self._loop.now > settling.until:
+            settling.far.handle_arrived(None)
+        elif settling.far.break_off() is not None:
+            settling.timer = self._loop.call_later(limits.SETTLE_LOOK_S, lambda: self._look_after(settling))
 
     def answer(self, request: ConnectionRequest, asked: Promotion, hello: bytes, key: bytes | None) -> None:
         """Answers one question; one that makes no sense, or about what is not known, gets a rejection without a word."""
