@@ -70,6 +70,7 @@ class Sdp(OffloadProtocol):
         super().start(services)
         self._stacks: dict[Address, _At] = {}
         self._carried: set[Far] = set()
+        self._askers: set[Asker] = set()
         self._key: bytes | None = None
         if services.remote is None:
             return
@@ -85,6 +86,8 @@ class Sdp(OffloadProtocol):
             return
         self.services.release_driven(self._loop)
         self._peers.close()
+        for asker in self._askers:
+            asker.close()
         for at in self._stacks.values():
             at.close()
         for far in list(self._carried):  # nobody will find out any more what has arrived
@@ -142,6 +145,10 @@ class Sdp(OffloadProtocol):
 
         self._carried.add(far)
         far.on_over = over
+
+    def settle(self, route: Route, promotion: Promotion, far: Far) -> None:
+        """Its link is broken: finds out where TCP goes on."""
+        self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
 
     def forget(self, host: Address) -> None:
         """It may not listen any more where its port mapper said."""
@@ -333,4 +340,4 @@ class _Reaching:
 
     def _handle_broken(self, far: Far) -> None:
         route = Route(self._at.stack, self._address, self._port, self._hello)
-        Asker(self._sdp.loop, route, self._promotion, self._sdp.key, far)
+        self._sdp.settle(route, self._promotion, far)

@@ -49,10 +49,17 @@ class Route:
 
 
 class Asker:
-    """Asks about one connection until it is settled."""
+    """Asks about one connection until it is settled; `on_over` is called then, if nobody closes it before."""
 
-    def __init__(self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Far) -> None:
+    def __init__(
+        self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Far,
+        on_over: Callable[[Asker], None],
+    ) -> None:  # fmt: skip
         self._loop = loop
+        self._on_over = on_over
+        self._timer: Timer | None = None
+        self._qp: QueuePair | None = None  # of the question that waits for its answer
+        self._asked: Connection | None = None
         self._route = route
         self._key = key
         self._far = far
@@ -60,9 +67,22 @@ class Asker:
         self._until = loop.now + limits.SETTLE_S
         arrived = far.break_off()
         if arrived is None:
-            self._begin(replace(promotion, purpose=Purpose.FAILED), _nothing)
+            self._begin(replace(promotion, purpose=Purpose.FAILED), self._heard_end)
         else:
             self._begin(replace(promotion, purpose=Purpose.SETTLE, arrived=arrived), self._heard_arrived)
+
+    def close(self) -> None:
+        """Asks no more: its stack is about to be closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asked is not None:
+            self._asked.disconnect()
+        self._end_question()
+
+    def _end_question(self) -> None:
+        if self._qp is not None:
+            self._qp.destroy()
+            self._qp = self._asked = None
 
     def _begin(self, question: Promotion, answered: Callable[[Promotion | None], None]) -> None:
         self._question, self._answered = question, answered
@@ -74,39 +94,30 @@ class Asker:
     def _again(self) -> None:
         pause_s = _PAUSES_S[min(self._tries, len(_PAUSES_S) - 1)]
         self._tries += 1
-        self._loop.call_later(pause_s, self._ask)
+        self._timer = self._loop.call_later(pause_s, self._ask)
 
     def _ask(self) -> None:
         if self._question.purpose is Purpose.SETTLE and self._far.break_off() is None:  # it has been reset meanwhile
-            self._begin(replace(self._promotion, purpose=Purpose.FAILED), _nothing)
+            self._begin(replace(self._promotion, purpose=Purpose.FAILED), self._heard_end)
             return
         if self._loop.now > self._until:
             self._answered(None)
             return
-        stack = self._route.stack
-        try:
-            qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
-        except SidestepError:  # none is left for now
-            self._again()
-            return
-
-        def told(_connection: Connection, event: ConnectionEvent) -> None:
-            if isinstance(event, Rejected | Unreachable):
-                qp.destroy()
-                self._told(event)
-
-        self._connect(qp, told)
-
-    def _connect(self, qp: QueuePair, told: Callable[[Connection, ConnectionEvent], None]) -> None:
         stack, hello = self._route.stack, self._route.hello
         try:
-            stack.device.cm.connect(
-                self._route.address, service_id(self._route.port), qp, hello + self._question.encode(hello, self._key),
-                told, check_reply=lambda _reply: False,
+            self._qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
+            self._asked = stack.device.cm.connect(
+                self._route.address, service_id(self._route.port), self._qp,
+                hello + self._question.encode(hello, self._key), self._hear, check_reply=lambda _reply: False,
             )  # fmt: skip
-        except SidestepError:
-            qp.destroy()
+        except SidestepError:  # there is no queue pair left for now
+            self._end_question()
             self._again()
+
+    def _hear(self, connection: Connection, event: ConnectionEvent) -> None:
+        if connection is self._asked and isinstance(event, Rejected | Unreachable):
+            self._end_question()
+            self._told(event)
 
     def _told(self, event: Rejected | Unreachable) -> None:
         if isinstance(event, Unreachable):
@@ -126,11 +137,13 @@ class Asker:
         else:
             purpose = Purpose.FAILED
         if known:  # it waits for this
-            self._begin(replace(self._promotion, purpose=purpose), _nothing)
+            self._begin(replace(self._promotion, purpose=purpose), self._heard_end)
+        else:
+            self._on_over(self)
 
-
-def _nothing(_answer: Promotion | None) -> None:
-    """It has heard the end, or never will."""
+    def _heard_end(self, _answer: Promotion | None) -> None:
+        """It has, or never will."""
+        self._on_over(self)
 
 
 @dataclass(slots=True)
