@@ -429,9 +429,7 @@ def gone_astray(world: World, how: Callable[[App], object]) -> tuple[App, App]:
 
 @pytest.mark.parametrize("how", [go_back, lambda app: app.say(shut_wr=1), close], ids=["back", "shut", "closed"])
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_tcp_brings_is_not_read_behind_a_gap(
-    world: World, how: Callable[[App], object], ended: bool
-) -> None:
+def test_what_tcp_brings_is_not_read_behind_a_gap(world: World, how: Callable[[App], object], ended: bool) -> None:
     """The sender can send nothing again before what it has sent by TCP since."""
 
     def end(app: App) -> None:
@@ -442,7 +440,7 @@ def test_what_tcp_brings_is_not_read_behind_a_gap(
     a, b = gone_astray(world, end)
     if ended or how is go_back:
         assert reset(a)
-    assert reset(b)
+        assert reset(b)
         assert b.word("tx_back") == 0  # it was never told to read TCP
     else:
         assert not reset(b)
@@ -577,9 +575,7 @@ def test_words_out_of_their_order_end_the_connection(
         ([], (Say.BACK, 1)),
     ],
 )
-def test_impossible_words_of_a_sender(
-    world: World, before: list[tuple[int, int]], word: tuple[int, int]
-) -> None:
+def test_impossible_words_of_a_sender(world: World, before: list[tuple[int, int]], word: tuple[int, int]) -> None:
     app, far, stranger = world.stranger()
     for each in before:
         stranger.say(*each)

@@ -65,9 +65,7 @@ class Settling(World):
                 made.append(self.one.take(apps[0], link))
                 link.handle_established()
 
-        addresses = Addresses(
-            IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), self.port
-        )
+        addresses = Addresses(IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), self.port)
         self.one.stack.connect(self.two.device.address, addresses, told, beside_hello=beside)
         self.turns(lambda: bool(made and self.taken))
         if promoted:
@@ -112,9 +110,7 @@ class Settling(World):
 
         hello = self.hello if hello is None else hello
         asked = replace(self.promotion, purpose=purpose, arrived=arrived).encode(hello, KEY)
-        self.one.stack.device.cm.connect(
-            self.two.device.address, service_id(self.port), qp, hello + asked, hear
-        )
+        self.one.stack.device.cm.connect(self.two.device.address, service_id(self.port), qp, hello + asked, hear)
         self.turns(lambda: bool(told))
         qp.destroy()
         self.rest()

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 
 from sidestep import limits
 from sidestep.constants import IPPROTO_SDP
-from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
+from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.provider.far import Far
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control

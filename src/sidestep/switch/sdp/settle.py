@@ -200,7 +200,7 @@ class Answers:
             settling.timer = self._loop.call_later(limits.SETTLE_LOOK_S, lambda: self._look_after(settling))
 
     def answer(self, request: ConnectionRequest, asked: Promotion, hello: bytes, key: bytes | None) -> None:
-        """Answers one question; one that makes no sense, or about what is not known, gets a rejection without a word."""
+        """Answers one question; one that makes no sense, or is of an unknown link, is rejected without a word."""
         answer = self._answer(asked, hello)
         request.reject(private_data=answer.encode(hello, key) if answer is not None else b"")
 
