@@ -138,7 +138,10 @@ def test_what_is_forgotten_is_asked_anew(cable: Cable) -> None:
     assert cable.answered(asks) == RDMA_PORT
     serves.close()
     cable.peers(cable.there, 5000)  # its provider has started anew
-    asks.forget(ip_address(THERE))
+    asks.doubt(ip_address(THERE), 5000)  # another than was said
+    cable.ask(asks)
+    assert cable.answers[-1] == RDMA_PORT
+    asks.doubt(ip_address(THERE), RDMA_PORT)
     assert cable.answered(asks) == 5000
 
 

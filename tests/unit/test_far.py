@@ -289,22 +289,50 @@ def test_a_recall_of_what_has_gone_back_already_is_a_reset(world: World) -> None
 # ---- leaving ----
 
 
-def test_a_provider_that_leaves_waits_until_all_has_arrived(world: World) -> None:
-    a, b, far, _ = world.pair()
+def test_a_provider_that_leaves_needs_no_call_of_an_application(world: World) -> None:
+    a, b, _, _ = world.pair()
     a.send(bytes(100))
     world.one.hub.leave()
-    assert not world.one.hub.settled
+    b.send(bytes(50))
+    assert not world.one.hub.settled()
+    world.turns(world.one.hub.settled)
     world.rest()
-    assert [app.word("notice") for app in (a, b)] == [Notice.DEMOTE, Notice.DEMOTE]
-    go_back(b)
+    assert not reset(a) | reset(b)
+    all_of(a, b, 100)
+    all_of(b, a, 50)
+    assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
+    assert not world.one.lost + world.two.lost  # nothing was to be found out
+
+
+def test_both_providers_leave_at_once(world: World) -> None:
+    a, b, one, other = world.pair()
+    a.send(bytes(100))
+    for host in (world.one, world.two):
+        host.hub.leave()
     world.rest()
-    go_back(a)
-    far.turn(far.side)
-    assert far.back_told
-    assert not world.one.hub.settled  # it may still be on its way
+    assert one._free
+    assert other._free
+    all_of(a, b, 100)
+    snap(world, one, other)
+    assert [far.break_off() for far in (one, other)] == [None, None]
+    assert not reset(a) | reset(b)
+
+
+@pytest.mark.parametrize("how", [go_back, lambda app: (app.end.decide(True, Back.ENDED), app.say(shut_wr=1))])
+def test_leaving_does_not_let_tcp_be_read_behind_a_gap(world: World, how: Callable[[App], object]) -> None:
+    """The other end has just gone back, or ended, and its last bytes are on their way."""
+    a, b, one, _ = world.pair()
+    b.send(b"on its way")
+    how(b)
+    world.two.hub.about_to_wait()
+    world.two.hub.handle_turn()  # all is with the link
+    world.one.hub.leave()
+    assert one.taken_at == 0
     world.rest()
-    assert world.one.hub.settled
-    assert b.end.avail == 100
+    one.handle_arrived(None)  # as it is told if the last word is lost with the link
+    assert reset(a)
+    assert reset(b)
+    assert (a.word("tx_back"), a.word("tx_fin")) == (0, 0)
 
 
 def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
@@ -315,7 +343,9 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     world.one.hub.leave()
     a.say(rx_ready=1)
     world.rest()
-    assert (b.word("rx_ready"), world.one.hub.settled) == (0, True)
+    assert b.word("rx_ready") == 0
+    assert not reset(a) | reset(b)
+    assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
 
 
 # ---- the link breaks ----

@@ -371,7 +371,7 @@ def test_who_has_not_begun_is_not_waited_for(world: World) -> None:
     world.hub.leave()
     a.say(rx_ready=1)  # too late: nobody is invited any more
     world.turns()
-    assert world.hub.settled
+    assert world.hub.settled()
     for app in (a, b):
         assert app.word("tx_back") == 1 << 2 | Back.BACK
         assert app.word("tx_back_at") == 0
@@ -392,12 +392,12 @@ def test_who_makes_no_call_is_not_waited_for_if_all_has_arrived(world: World) ->
     a.hint()
     world.turns()
     assert b.send(bytes(10)) == 10
-    assert not world.hub.settled
+    assert not world.hub.settled()
     world.hub.let_go()
     assert (b.word("tx_back"), b.word("tx_back_at"), b.end.avail) == (1 << 2 | Back.BACK, 100, 100)
     assert (a.word("notice"), a.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 100)
     assert a.word("tx_back") == 0  # bytes for it are on their way: it will be reset
-    assert not world.hub.settled
+    assert not world.hub.settled()
 
 
 def test_a_protocol_that_ends_too_early_is_left(world: World) -> None:

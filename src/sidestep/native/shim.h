@@ -432,6 +432,8 @@ int conn_fd(struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
+uint64_t conn_stuck(const struct conn *conn); /* for who waits for room */
+bool conn_unstick(struct conn *conn, int fd, uint64_t since);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);

@@ -2533,13 +2533,37 @@ void conn_refuse(struct conn *conn)
 	slot_unlock(&conn->slot->rx_lock);
 }
 
-/* Its FIN would stand behind TCP's bytes, which the program has not read for a while. */
+/*
+ * Both rings are full: two programs that send before they read, what TCP's larger buffers have room for. How far all has
+ * come, by which a later look sees whether anybody has moved; 0: it is not so.
+ */
+uint64_t conn_stuck(const struct conn *conn)
+{
+	const struct channel_end *end = &conn->channel;
+
+	if (word_load(conn->slot->tx_path) != PATH_RING || word_load(conn->slot->rx_path) != PATH_RING)
+		return 0;
+	size_t room = channel_tx_peek(end), unread = channel_rx_peek(end);
+	if (room >= room_wanted(conn) || unread > end->rx_size || end->rx_size - unread >= end->rx_size / 4)
+		return 0;
+	return 2 * (atomic_load(end->own_tail) + atomic_load(end->own_head)) + room + unread + 1; /* all heads and tails */
+}
+
+/* Nobody has moved for a while: ours goes on by TCP. True: it did now. */
+bool conn_unstick(struct conn *conn, int fd, uint64_t since)
+{
+	return conn_stuck(conn) == since && leave(conn, fd, REASON_BOTH_WAYS_FULL);
+}
+
+/* For a second it has sent nothing, and has no room, and does not read what is there: see conn_stuck(). By TCP there may be
+ * bytes as well, behind which the peer's FIN would stand. */
 static bool leave_unread(struct conn *conn, int fd)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN};
 
-	return channel_tx_peek(&conn->channel) < room_wanted(conn) && raw_poll(&native, 1, 0) > 0 &&
-	       (native.revents & POLLIN) && leave(conn, fd, REASON_BOTH_WAYS_FULL);
+	return channel_tx_peek(&conn->channel) < room_wanted(conn) &&
+	       (conn_stuck(conn) || (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))) &&
+	       leave(conn, fd, REASON_BOTH_WAYS_FULL);
 }
 
 /* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */

@@ -23,6 +23,7 @@
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
+#define STUCK_AFTER_NS 50000000   /* both rings full and nobody has moved for so long: one waits for what TCP has room for */
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
 #define NO_BELL_POLL_NS 1000000   /* without descriptors for a bell, sleep by short naps */
 
@@ -741,6 +742,10 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		conns_trim(now);
 		deadline = trim_deadline(deadline, now);
 	}
+	uint64_t stuck = want == WAIT_TX ? conn_stuck(conn) : 0;
+	int64_t stuck_at = 0;
+	if (unlikely(stuck) && deadline > (stuck_at = now_ns() + STUCK_AFTER_NS))
+		deadline = stuck_at;
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	bell_sleep_begin(bell); /* full fence */
@@ -768,5 +773,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		spin_adapt(&conn->spin_ns, now_ns() - start);
 	if (want == WAIT_TX)
 		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);
+	if (unlikely(stuck) && result == 0 && now_ns() >= stuck_at && conn_stays(conn, &fd) && conn_unstick(conn, fd, stuck))
+		set_conn_switched(conn);
 	return result;
 }

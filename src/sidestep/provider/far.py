@@ -52,7 +52,9 @@ class Say(IntEnum):
     FIN_SEEN = 12  # its native socket has told the end
     HANDED = 13  # `Handed` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
-    ARRIVED = 15  # BACK, SHUT or ENDED has come, with all before it; count: its own
+    LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
+    ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
+    RESENDS = 17  # RECALL has come, and what it wants comes by TCP
 
 
 class Link(Protocol):
@@ -99,6 +101,7 @@ class Far(Joint):
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
+        self._doomed = False  # the link is broken, and the other end has ended
         self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
@@ -116,6 +119,9 @@ class Far(Joint):
         self.asked_answered = False
         self.frozen: int | None = None  # the count from which our application wants all by TCP
         self.failed = False  # reset, for a reason that the other end may not know
+        self.taken_at: int | None = None  # the count from which we have asked for all by TCP, as a provider goes
+        self.took_back = False  # that was granted
+        self.leads = False  # our provider is the one that goes
         self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
         self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
 
@@ -148,8 +154,15 @@ class Far(Joint):
     def _look(self, side: Side) -> None:
         side.words = words = Words(*side.channel.remote())
         self._tell_attached(side, words)
+        if self.left and not self.leads and self._free:
+            self._hub.drop(self)
+            return
         if not self.open:
             return
+        if self.settled_at is not None and (words.fin_seen or side.closed) and not self._doomed:
+            # TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets
+            self._doomed = True
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
         if words.fin_seen and not self.fin_told:
             self.fin_told = True
             self.link.say(Say.FIN_SEEN)
@@ -165,7 +178,10 @@ class Far(Joint):
             self.link.say(Say.SWITCHED, words.tx_switch_offset)
         if words.notice & Notice.RECALL and not self.recalled:
             self.recalled = True
-            self._recall(side, words)
+            if self.taken_at is None:
+                self._recall(side, words)
+            elif words.rx_frozen != self.taken_at:
+                self.reset("recall")  # the other end sends again what follows later bytes
         elif words.notice & Notice.DEMOTE and not self.demote_told:
             self.demote_told = True
             self.link.say(Say.ASK)
@@ -323,7 +339,7 @@ class Far(Joint):
         if length > self.side.channel.tx_size:
             self.reset("violation")
             raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_size}", rule="link_data")
-        if self.recalled:
+        if self._drops:
             return None
         room, found = length, []
         try:
@@ -341,7 +357,7 @@ class Far(Joint):
 
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""
-        if self.lost or self.recalled:
+        if self.lost or self._drops:
             return
         side = self.side
         try:
@@ -403,6 +419,20 @@ class Far(Joint):
             return
         side.bell.ring()
         self.link.say(Say.HANDED, Handed.ASKED)
+        self.link.say(Say.RESENDS)
+
+    def _on_resends(self, side: Side, _count: int) -> None:
+        if self.taken_at is None or self.took_back:
+            return
+        self.took_back = True
+        self._read_tcp(side)
+
+    def _read_tcp(self, side: Side) -> None:
+        """Our application reads TCP behind what has come by ring, unless it does already."""
+        if self.ready_told and not (self.far_back or self.recalled or any(self.end_shown)):
+            side.channel.publish("tx_back_at", side.channel.sent)
+            if self._decide(Back.BACK):
+                side.bell.ring()
 
     def _stop_at(self, side: Side, count: int) -> bool:
         """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
@@ -419,7 +449,8 @@ class Far(Joint):
         channel = side.channel
         if self.far_back or self.far_shut or self.far_ended or not self.ready_told:
             raise PeerViolation("back to TCP twice, or without having been invited", rule="link_order")
-        self._check_count(count)  # it may never have left TCP: then the count is 0
+        if not self._check_count(count):  # it may never have left TCP: then the count is 0
+            return
         self.far_back = True
         self.link.say(Say.ARRIVED, count)
         channel.publish("tx_back_at", channel.sent)
@@ -429,7 +460,8 @@ class Far(Joint):
     def _on_shut(self, _side: Side, count: int) -> None:
         if self.far_shut or self.far_ended:
             raise PeerViolation("an end twice", rule="link_order")
-        self._check_count(count)
+        if not self._check_count(count):
+            return
         self.far_shut = True
         self.link.say(Say.ARRIVED, count)
 
@@ -441,14 +473,21 @@ class Far(Joint):
     def _on_ended(self, _side: Side, count: int) -> None:
         if self.far_ended or self.far_read_at_close is None:
             raise PeerViolation("an end twice, or of an end that is open", rule="link_order")
-        self._check_count(count)
+        if not self._check_count(count):
+            return
         self.far_ended = True
         self.link.say(Say.ARRIVED, count)
 
-    def _check_count(self, count: int) -> None:
-        """That all has arrived, unless we have recalled some and drop what comes."""
-        if not self.recalled and count != self.side.channel.sent:
+    def _check_count(self, count: int) -> bool:
+        """That all has arrived, unless some is recalled and we drop what comes. False: by us, and it resets that."""
+        if not self._drops and count != self.side.channel.sent:
             raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
+        return self.taken_at in (None, count)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether data that comes now comes again by TCP."""
+        return self.recalled or self.taken_at is not None
 
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
@@ -467,23 +506,6 @@ class Far(Joint):
     def _on_reset(self, _side: Side, _count: int) -> None:
         self._give_up("far")
 
-    _HEARD = {  # noqa: RUF012 - not to be changed
-        Say.ATTACHED: _on_attached,
-        Say.READY: _on_ready,
-        Say.SWITCHED: _on_switched,
-        Say.READ: _on_read,
-        Say.ASK: _on_ask,
-        Say.RECALL: _on_recall,
-        Say.BACK: _on_back,
-        Say.SHUT: _on_shut,
-        Say.CLOSED: _on_closed,
-        Say.ENDED: _on_ended,
-        Say.FIN_SEEN: _on_fin_seen,
-        Say.HANDED: _on_handed,
-        Say.RESET: _on_reset,
-        Say.ARRIVED: _on_arrived,
-    }
-
     # ---- the end ----
 
     def break_off(self) -> int | None:
@@ -500,7 +522,13 @@ class Far(Joint):
         if self.side.words.fin_seen and not self.side.end_of.held():
             self.reset("link_lost")  # TCP has been reset, as it is where the other provider has died
             return None
+        if self.left and self._free:
+            self._hub.drop(self)
+            return None
         return self.settled_at
+
+    def _give_up_waiting(self) -> None:
+        self.handle_arrived(None)
 
     def handle_arrived(self, count: int | None) -> bool:
         """Of our application's bytes `count` have arrived; None: that cannot be found out. False: it is over now.
@@ -541,12 +569,9 @@ class Far(Joint):
         if self.frozen is not None and self.frozen != self.settled_at:
             self.reset("recall")  # it wants again what the other end counts as arrived
             return
-        if self.ready_told and not (self.far_back or self.recalled or any(self.end_shown)):
-            side.channel.publish("tx_back_at", side.channel.sent)
-            if not self._decide(Back.BACK):
-                return
-            side.bell.ring()
-        self._hub.drop(self)
+        self._read_tcp(side)
+        if not self.lost:
+            self._hub.drop(self)
 
     def reset(self, reason: str) -> None:
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
@@ -568,23 +593,40 @@ class Far(Joint):
         self._hub.mark(self.side)
 
     def leave(self) -> None:
-        """The protocol goes: both ends are asked back to TCP."""
+        """The protocol goes: both directions end where they are, and TCP goes on from there."""
         if self.lost or self.left:
             return
+        self.leads = True
+        self._leave(self.side)
+        self.link.say(Say.LEAVE)
+
+    def _leave(self, side: Side) -> None:
         self.left = True
         self._hub.counters.add("relay_left")
-        side = self.side
+        if self.ready_told and not (self.recalled or self.far_back or self.far_shut or self.far_ended):
+            # What has arrived here is read from the ring. From there on the other end sends again by TCP, which ours
+            # reads once it is known that it can: it may just have gone back, or ended, by itself.
+            self.taken_at = side.channel.sent
+            self.link.say(Say.RECALL, self.taken_at)
         side.channel.publish("notice", Notice.DEMOTE)
         side.bell.ring()
-        self.link.say(Say.ASK)
         self._hub.mark(side)
+
+    def _on_leave(self, side: Side, _count: int) -> None:
+        if not self.left:
+            self._leave(side)
 
     def let_go(self) -> None:
         """The provider cannot wait longer: a connection that still depends on it is reset by its shim."""
 
     @property
     def settled(self) -> bool:
-        """Whether neither application depends on the provider any more."""
+        """Whether neither application depends on the provider any more, and the other provider knows."""
+        return self._free and (not self.leads or self.settled_at is not None)
+
+    @property
+    def _free(self) -> bool:
+        """Whether ours does not, nor the other one on what we have still to say."""
         unused = not (self.switched or self.far_ready) or self.stopped
         return self._given and self._taken and (unused or self.arrived_told >= 0)
 
@@ -597,7 +639,26 @@ class Far(Joint):
     @property
     def _taken(self) -> bool:
         """Whether our application needs nothing by ring any more but what is there."""
-        return not self.ready_told or self.far_back or self.recalled or any(self.end_shown)
+        return not self.ready_told or self.far_back or self.recalled or self.took_back or any(self.end_shown)
+
+    _HEARD = {  # noqa: RUF012 - not to be changed
+        Say.ATTACHED: _on_attached,
+        Say.READY: _on_ready,
+        Say.SWITCHED: _on_switched,
+        Say.READ: _on_read,
+        Say.ASK: _on_ask,
+        Say.RECALL: _on_recall,
+        Say.BACK: _on_back,
+        Say.SHUT: _on_shut,
+        Say.CLOSED: _on_closed,
+        Say.ENDED: _on_ended,
+        Say.FIN_SEEN: _on_fin_seen,
+        Say.HANDED: _on_handed,
+        Say.RESET: _on_reset,
+        Say.LEAVE: _on_leave,
+        Say.ARRIVED: _on_arrived,
+        Say.RESENDS: _on_resends,
+    }
 
 
 def enter(

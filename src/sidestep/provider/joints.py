@@ -376,10 +376,9 @@ class Relays:
         for joint in list(self._joints.values()):
             joint.let_go()
 
-    @property
-    def settled(self) -> bool:
-        """Whether the provider can go without a connection being reset."""
-        return all(joint.settled for joint in self._joints.values())
+    def settled(self, protocol: str | None = None) -> bool:
+        """Whether the provider, or that protocol, can go without a connection being reset."""
+        return all(joint.settled for joint in self._joints.values() if protocol in (None, joint.protocol))
 
     def drop(self, joint: Joint) -> None:
         """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
@@ -391,6 +390,10 @@ class Relays:
         for side in joint.sides:
             self._forget(side)
         joint.bid_farewell()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Makes a call in so many seconds."""
+        self._services.call_later(delay_s, call)
 
     def later(self, call: Callable[[], None]) -> None:
         """Makes a call in the next turn, guarded: to somebody who must not be called from inside his own."""

@@ -184,7 +184,7 @@ class Provider:
         self._pairing.closing = True
         self._relays.leave()
         deadline = self._clock() + limits.RELAY_LEAVE_S
-        while not self._relays.settled and (left_s := deadline - self._clock()) > 0:
+        while not self._relays.settled() and (left_s := deadline - self._clock()) > 0:
             self._turn(left_s)
         self._relays.let_go()
 
@@ -554,8 +554,22 @@ class Provider:
         self._change_module(client, token, "add", request)
 
     def _control_module_remove(self, client: Client, token: int, request: dict[str, Any]) -> None:
-        if self._change_module(client, token, "remove", request):
-            self._relays.leave(str(request["name"]))
+        """What goes to other hosts needs the protocol until it is back on TCP; what stays here does not."""
+        name = str(request.get("name"))
+        deadline = self._clock() + limits.RELAY_LEAVE_S
+        if self._users.governs(client) and request.get("kind", "protocol") == "protocol":
+            for one in self._relays:
+                if isinstance(one, Far) and one.protocol == name:
+                    one.leave()
+
+        def remove() -> None:
+            far = any(isinstance(one, Far) and one.protocol == name for one in self._relays)
+            if far and not self._relays.settled(name) and self._clock() < deadline:
+                self._services.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
+            elif self._change_module(client, token, "remove", request):
+                self._relays.leave(name)
+
+        remove()
 
     def _change_module(self, client: Client, token: int, change: str, request: dict[str, Any]) -> bool:
         """Adds or removes a module; whether it was done, and a protocol."""

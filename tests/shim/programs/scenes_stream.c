@@ -100,6 +100,36 @@ static void exchanges(void)
 	stays(pair);
 }
 
+/* Sends without blocking, waiting by poll(). */
+static void put_polled(struct pair *pair, size_t len)
+{
+	while (len > 0) {
+		struct pollfd item = {.fd = pair->fd, .events = POLLOUT};
+		NEED(poll(&item, 1, 10000) == 1);
+		size_t want = len < 65536 ? len : 65536;
+		ssize_t wrote = send(pair->fd, pattern_out(pair, want), want, MSG_DONTWAIT);
+		NEED(wrote > 0);
+		sent(pair, wrote);
+		len -= (size_t)wrote;
+	}
+}
+
+/* Both send more than rings hold before either reads, less than TCP's buffers do. */
+static void both_send_first(void)
+{
+	struct pair *pair = open_pair();
+	for (int i = 0; i < 3; i++) {
+		peer_now(pair, ACT_SEND, 600000, 0);
+		if (i % 2 == 0)
+			put(pair, 600000);
+		else
+			put_polled(pair, 600000);
+		say_reply("the peer has sent", peer_done());
+		get(pair, 600000);
+		peer_get(pair, 600000);
+	}
+}
+
 /* Traffic goes on in rounds until the runner sees the connection promoted, or at most so long. */
 static void until_promoted(struct pair *pair, void (*round)(struct pair *, uint32_t))
 {
@@ -374,7 +404,7 @@ const struct scene scenes_stream[] = {
 	SCENE(sizes_in),
 	SCENE(pieces),
 	SCENE(ping_pong),
-	SCENE(exchanges),
+	SCENE(exchanges), SCENE(both_send_first),
 	SCENE(while_exchanging),
 	SCENE(while_only_sending),
 	SCENE(while_only_receiving),

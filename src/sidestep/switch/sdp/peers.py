@@ -107,9 +107,11 @@ class Peers:
         else:
             answer(None)
 
-    def forget(self, host: Address) -> None:
-        """What the host said may not hold any more: the next one asks anew."""
-        self._known.pop(host, None)
+    def doubt(self, host: Address, port: int) -> None:
+        """Nobody answers at that port: the host is asked anew."""
+        known = self._known.get(host)
+        if known is not None and known.port == port:
+            del self._known[host]
 
     # ---- out ----
 

@@ -109,19 +109,25 @@ class Sdp(OffloadProtocol):
 
     def connect(self, outgoing: Outgoing) -> None:
         """Reaches out for the other end."""
+        self.reach(outgoing, None)
+
+    def reach(self, outgoing: Outgoing, vain: int | None) -> None:
+        """Asks for the other provider's port and calls there; `vain`: where nobody answered."""
         request = outgoing.request
         assert request.local is not None
         local = request.local
 
         def answered(port: int | None) -> None:
-            if port is None:
+            if port is None or port == vain:
                 outgoing.refuse(f"no provider answers at {request.remote.address}")
             elif outgoing.wanted:
                 try:
-                    _Reaching(self, self._at(local.address), outgoing, port).begin()
+                    _Reaching(self, self._at(local.address), outgoing, port, again=vain is not None).begin()
                 except SidestepError as why:  # nobody who waits for the same answer is to miss it
                     outgoing.refuse(why.message)
 
+        if vain is not None:
+            self._peers.doubt(request.remote.address, vain)
         self._peers.ask(local, request.remote, answered)
 
     # ---- for connections ----
@@ -149,10 +155,6 @@ class Sdp(OffloadProtocol):
     def settle(self, route: Route, promotion: Promotion, far: Far) -> None:
         """Its link is broken: finds out where TCP goes on."""
         self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
-
-    def forget(self, host: Address) -> None:
-        """It may not listen any more where its port mapper said."""
-        self._peers.forget(host)
 
     def trusts(self, host: Address) -> bool:
         """Whether a host is to be believed."""
@@ -295,8 +297,9 @@ def _nothing() -> None:
 class _Reaching:
     """One connection on its way to the other host."""
 
-    def __init__(self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int) -> None:
+    def __init__(self, sdp: Sdp, at: _At, outgoing: Outgoing, port: int, *, again: bool) -> None:
         self._sdp = sdp
+        self._again = again  # its port is not what was remembered
         self._at = at
         self._outgoing = outgoing
         self._port = port
@@ -309,10 +312,7 @@ class _Reaching:
         assert request.local is not None
         addresses = Addresses(request.local.address, request.local.port, request.remote.address, self._port)
         self._address = str(request.remote.address)
-        try:
-            self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside)
-        except SidestepError as why:
-            self._outgoing.refuse(why.message)
+        self._at.stack.connect(self._address, addresses, self._told, beside_hello=self._beside)
 
     def _beside(self, hello: bytes) -> bytes:
         self._hello = hello
@@ -334,9 +334,11 @@ class _Reaching:
                 link.carry(far)
                 self._sdp.carried(far, _nothing)
                 link.handle_established()
-        elif event.kind in (EventKind.BROKEN, EventKind.CLOSED):
-            self._sdp.forget(self._outgoing.request.remote.address)
-            self._outgoing.refuse("the other host's provider has not joined in")
+        elif event.kind is EventKind.BROKEN:
+            if not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
+                self._sdp.reach(self._outgoing, self._port)  # its provider may have been started anew, at another port
+            else:
+                self._outgoing.refuse("the other host's provider has not joined in")
 
     def _handle_broken(self, far: Far) -> None:
         route = Route(self._at.stack, self._address, self._port, self._hello)
