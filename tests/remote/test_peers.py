@@ -14,10 +14,10 @@ import pytest
 from hosts import Namespace, ip, need_namespaces
 from sidestep import limits
 from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.peers import Peers
 from sidestep.routing import Address
 from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
 from sidestep.switch.protocol import Endpoint
-from sidestep.switch.sdp.peers import Peers
 
 HERE, THERE = "198.18.9.1", "198.18.9.2"
 OTHERS = ("198.18.9.3", "198.18.9.4")

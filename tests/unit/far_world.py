@@ -12,15 +12,16 @@ from channel_app import RING, App
 
 from sidestep.counters import Counters
 from sidestep.provider import far as fars
-from sidestep.provider.far import Far, Say
+from sidestep.provider.far import Far
 from sidestep.provider.joints import Back, Handed, Notice, Relays
 from sidestep.provider.services import ProviderServices
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.link import SdpLink
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.requests import Event, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
-from sidestep.switch.sdp.link import SdpLink
+from sidestep.switch.link import Say
 
 WORD = Struct(">B7xQ")
 RINGS = RING << 32 | RING  # what ATTACHED says of them

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.switch.sdp.promotion import KEY_MAX, KEY_MIN, SIZE, Promotion, Purpose, read_key
+from sidestep.remote.promotion import KEY_MAX, KEY_MIN, SIZE, Promotion, Purpose, read_key
 
 HELLO = bytes(range(76))
 KEY = b"k" * KEY_MIN

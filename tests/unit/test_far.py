@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from sidestep import limits
 from sidestep.native import _channel
-from sidestep.provider.far import Far, Say
+from sidestep.provider.far import Far
 from sidestep.provider.joints import Back, Handed, Notice
+from sidestep.switch.link import Say
 
 
 @pytest.fixture

@@ -9,12 +9,17 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sidestep.config import RemoteSettings
 from sidestep.routing import Change, NetworkEvent, RouteEvent
 from sidestep.switch.local import Local
 from sidestep.switch.modules import Modules
 from sidestep.switch.protocol import (
+    Awaited,
     BrokenModule,
     Capabilities,
+    Driven,
+    Endpoint,
+    Incoming,
     OffloadProtocol,
     OffloadTransport,
     Pair,
@@ -81,6 +86,24 @@ class Abstract(OffloadProtocol):
 
 class NoServices:
     """Modules under test ask for nothing."""
+
+    remote: RemoteSettings | None = None
+
+    def drive(self, driven: Driven) -> None:
+        raise AssertionError
+
+    def release_driven(self, driven: Driven) -> None:
+        raise AssertionError
+
+    def await_end(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+    ) -> Awaited:
+        raise AssertionError
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         raise AssertionError

@@ -15,13 +15,13 @@ from far_world import World, all_of, go_back, hear_fin, reset
 from sidestep.errors import PeerViolation
 from sidestep.provider.far import Far
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected
+from sidestep.remote.link import SdpLink
+from sidestep.remote.promotion import SIZE, Promotion, Purpose
+from sidestep.remote.settle import Answers, Asker, Route
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, EventKind
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.wire import service_id
-from sidestep.switch.sdp.link import SdpLink
-from sidestep.switch.sdp.promotion import SIZE, Promotion, Purpose
-from sidestep.switch.sdp.settle import Answers, Asker, Route
 
 NAME = bytes(range(16))
 KEY = b"k" * 32

@@ -26,58 +26,12 @@ the connection.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Protocol
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.native import _channel
 from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
-
-
-class Say(IntEnum):
-    """What one provider says to the other of one connection; the count means what is said here."""
-
-    ATTACHED = 1  # our application holds its channel; count: bytes of its rings, see `_rings`
-    READY = 2  # it may be sent to by ring
-    SWITCHED = 3  # it sends by ring, from this offset of its stream on
-    DATA = 4  # as many bytes follow
-    READ = 5  # it has read as many bytes of its ring, in all
-    ASK = 6  # it asks the other back to TCP
-    RECALL = 7  # it reads no more by ring; what it has not read, from this count on, comes again by TCP
-    BACK = 8  # it sends by TCP again; count: of the bytes of its ring, all of which have gone before
-    SHUT = 9  # it has ended its direction, and is still there; count: as with BACK
-    CLOSED = 10  # nobody holds it any more; count: of the bytes that it has read
-    ENDED = 11  # behind CLOSED: all that it sent by ring has gone before; count: as with BACK
-    FIN_SEEN = 12  # its native socket has told the end
-    HANDED = 13  # `Handed` bits, as count: what was said of these is done
-    RESET = 14  # bytes are lost: reset the connection
-    LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
-    ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
-    RESENDS = 17  # RECALL has come, and what it wants comes by TCP
-
-
-class Link(Protocol):
-    """The way to the other provider: ordered, reliable, and not for ever."""
-
-    @property
-    def room(self) -> int:
-        """How many more pieces of data it takes now; it calls `Far.handle_room` once there is more."""
-
-    def say(self, word: Say, count: int = 0) -> None:
-        """Queues a word."""
-
-    def send(self, piece: memoryview) -> None:
-        """Queues a piece of data; its memory stays as it is until the other end has told READ."""
-
-    def finish(self) -> None:
-        """Nothing more is said or sent; what is queued still goes out, and what the other end says is dropped."""
-
-    def abandon(self) -> None:
-        """Everything ends at once."""
-
-    def details(self) -> dict[str, object]:
-        """How it is now, for people."""
+from sidestep.switch.link import Link, Say
 
 
 def _nothing() -> None:

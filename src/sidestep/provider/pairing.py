@@ -25,7 +25,7 @@ from sidestep.provider import memory
 from sidestep.provider.clients import Arena, Brought, Client
 from sidestep.provider.decisions import Decisions
 from sidestep.provider.evidence import Evidence, Examiner
-from sidestep.provider.far import Far, Link
+from sidestep.provider.far import Far
 from sidestep.provider.joints import End, Relays
 from sidestep.provider.path import PathProofs, Proof, Way
 from sidestep.provider.proof import SocketProver
@@ -36,6 +36,7 @@ from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
 from sidestep.routing import plain_address
 from sidestep.switch.budget import ChannelBudget
+from sidestep.switch.link import Link
 from sidestep.switch.modules import Protocols
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
 from sidestep.switch.protocol import Awaited, Endpoint, Incoming, OffloadProtocol, Request, Services

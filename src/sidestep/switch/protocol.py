@@ -21,7 +21,7 @@ from sidestep.routing import Address, NetworkEvent, Route
 
 if TYPE_CHECKING:
     from sidestep.config import RemoteSettings
-    from sidestep.provider.far import Far, Link
+    from sidestep.switch.link import Carried, Link
     from sidestep.switch.stream import Stream
 
 
@@ -88,7 +88,7 @@ class Outgoing(Protocol):
     def wanted(self) -> bool:
         """Whether it still waits."""
 
-    def carry(self, link: Link) -> Far:
+    def carry(self, link: Link) -> Carried:
         """Its bytes go over that link from now on; raises Unavailable."""
 
     def refuse(self, why: str) -> None:
@@ -98,7 +98,7 @@ class Outgoing(Protocol):
 class Incoming(Protocol):
     """The accepting end of a TCP connection with another host, proven to be held by a program here."""
 
-    def carry(self, link: Link) -> Far:
+    def carry(self, link: Link) -> Carried:
         """Its bytes go over that link from now on; raises Unavailable."""
 
 

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
-from sidestep.provider.far import Far
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected, Unreachable
 from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.wire import service_id
-from sidestep.switch.sdp.promotion import Promotion, Purpose
+from sidestep.switch.link import Carried
 
 if TYPE_CHECKING:
     from sidestep.rdma.verbs import QueuePair
+    from sidestep.remote.link import SdpLink
     from sidestep.sdp.endpoint import Stack
-    from sidestep.switch.sdp.link import SdpLink
 
 _PAUSES_S: Final = (0.0, 0.2, 1.0, 2.0, 5.0)  # between two questions; the last one again and again
 
@@ -52,7 +52,7 @@ class Asker:
     """Asks about one connection until it is settled; `on_over` is called then, if nobody closes it before."""
 
     def __init__(
-        self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Far,
+        self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Carried,
         on_over: Callable[[Asker], None],
     ) -> None:  # fmt: skip
         self._loop = loop
@@ -152,7 +152,7 @@ class _Settling:
 
     hello: bytes  # that it began with
     link: SdpLink
-    far: Far
+    far: Carried
     until: float | None = None  # it is broken, and its maker is waited for
     timer: Timer | None = None
     answered: bool = False  # he knows what has arrived here, and we what there
@@ -171,7 +171,7 @@ class Answers:
         if name in self._links or name in self._settled:
             raise PeerViolation("a second link of that name", rule="promotion_name")
 
-    def add(self, name: bytes, hello: bytes, link: SdpLink, far: Far) -> None:
+    def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
         """A link that another host has made."""
         self._links[name] = _Settling(hello, link, far)
 

@@ -21,19 +21,22 @@ from ipaddress import ip_address
 from typing import ClassVar, Final
 
 from sidestep import limits
-from sidestep.constants import IPPROTO_SDP
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
-from sidestep.provider.far import Far
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.remote.link import SdpLink
+from sidestep.remote.peers import Peers
+from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key
+from sidestep.remote.settle import Answers, Asker, Route
 from sidestep.routing import Address
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.header import BSDH_LEN
 from sidestep.sdp.hello import Hello
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Capabilities,
     Endpoint,
@@ -44,10 +47,6 @@ from sidestep.switch.protocol import (
     Request,
     Services,
 )
-from sidestep.switch.sdp.link import SdpLink
-from sidestep.switch.sdp.peers import Peers
-from sidestep.switch.sdp.promotion import SIZE, Promotion, Purpose, read_key
-from sidestep.switch.sdp.settle import Answers, Asker, Route
 
 _SETTINGS: Final = Settings(
     receive_count=limits.REMOTE_RECEIVES,
@@ -62,14 +61,13 @@ class Sdp(OffloadProtocol):
     """What the switch knows of it."""
 
     name: ClassVar[str] = "sdp"
-    ip_protocol: ClassVar[int] = IPPROTO_SDP
     capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
 
     def start(self, services: Services) -> None:
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
         self._stacks: dict[Address, _At] = {}
-        self._carried: set[Far] = set()
+        self._carried: set[Carried] = set()
         self._askers: set[Asker] = set()
         self._key: bytes | None = None
         if services.remote is None:
@@ -142,7 +140,7 @@ class Sdp(OffloadProtocol):
         """That drives it all."""
         return self._loop
 
-    def carried(self, far: Far, on_over: Callable[[], None]) -> None:
+    def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
         """A connection has its link; `on_over` is called once it is over."""
 
         def over() -> None:
@@ -152,7 +150,7 @@ class Sdp(OffloadProtocol):
         self._carried.add(far)
         far.on_over = over
 
-    def settle(self, route: Route, promotion: Promotion, far: Far) -> None:
+    def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
         """Its link is broken: finds out where TCP goes on."""
         self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
 
@@ -275,7 +273,7 @@ class _At:
         self.sdp.services.await_end(self.sdp, local, remote, found_end, lambda _why: request.reject())
 
     def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
-        def broken(_far: Far) -> None:
+        def broken(_far: Carried) -> None:
             self.answers.handle_broken(name)
 
         link = SdpLink(stream, self.sdp.loop.soon, broken, self.sdp.services.log, self.device_name)
@@ -340,6 +338,6 @@ class _Reaching:
             else:
                 self._outgoing.refuse("the other host's provider has not joined in")
 
-    def _handle_broken(self, far: Far) -> None:
+    def _handle_broken(self, far: Carried) -> None:
         route = Route(self._at.stack, self._address, self._port, self._hello)
         self._sdp.settle(route, self._promotion, far)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.provider.far import Far, Say
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.switch.link import Carried, Say
 
 if TYPE_CHECKING:
     from sidestep.sdp.endpoint import Stream
@@ -40,7 +40,7 @@ class SdpLink:
         self,
         stream: Stream,
         soon: Callable[[Callable[[], object]], None],
-        on_lost: Callable[[Far], None],
+        on_lost: Callable[[Carried], None],
         log: Callable[[str], None],
         device: str = "",
     ) -> None:
@@ -49,7 +49,7 @@ class SdpLink:
         self._on_lost = on_lost
         self._log = log
         self._device = device
-        self._far: Far | None = None
+        self._far: Carried | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
         self._sending: set[StreamSend] = set()  # those of data
@@ -116,7 +116,7 @@ class SdpLink:
 
     # ---- for whoever made the stream ----
 
-    def carry(self, far: Far) -> None:
+    def carry(self, far: Carried) -> None:
         """Belongs to that connection from now on."""
         self._far = far
 
@@ -206,7 +206,7 @@ class SdpLink:
         if not self._ending:
             self._await_word()
 
-    def _await_data(self, far: Far, length: int) -> None:
+    def _await_data(self, far: Carried, length: int) -> None:
         if not 0 < length <= limits.RING_SIZE_MAX:
             raise PeerViolation(f"{length} bytes of data at once", rule="link_data")
         room = far.data_room(length)
@@ -218,7 +218,7 @@ class SdpLink:
         for piece in room:
             self._stream.receive(piece, waitall=True)
 
-    def _break(self, far: Far, why: PeerViolation) -> None:
+    def _break(self, far: Carried, why: PeerViolation) -> None:
         self._log(f"a connection is reset, for what {self._stream.address or 'another host'} says of it: {why}")
         far.reset("violation")
         self.abandon()

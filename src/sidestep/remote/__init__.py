@@ -1,0 +1,1 @@
+"""Connections with other hosts: the `sdp` protocol, carried over RDMA from provider to provider."""

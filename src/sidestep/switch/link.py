@@ -1,0 +1,90 @@
+"""The link of one connection between two providers: what they say to each other, and what either side of it must do.
+
+A protocol that is `remote` makes links; the provider has what is carried over them (`sidestep.provider.far`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+
+class Say(IntEnum):
+    """What one provider says to the other of one connection; the count means what is said here."""
+
+    ATTACHED = 1  # our application holds its channel; count: bytes of its rings, sent << 32 | read
+    READY = 2  # it may be sent to by ring
+    SWITCHED = 3  # it sends by ring, from this offset of its stream on
+    DATA = 4  # as many bytes follow
+    READ = 5  # it has read as many bytes of its ring, in all
+    ASK = 6  # it asks the other back to TCP
+    RECALL = 7  # it reads no more by ring; what it has not read, from this count on, comes again by TCP
+    BACK = 8  # it sends by TCP again; count: of the bytes of its ring, all of which have gone before
+    SHUT = 9  # it has ended its direction, and is still there; count: as with BACK
+    CLOSED = 10  # nobody holds it any more; count: of the bytes that it has read
+    ENDED = 11  # behind CLOSED: all that it sent by ring has gone before; count: as with BACK
+    FIN_SEEN = 12  # its native socket has told the end
+    HANDED = 13  # `Handed` bits, as count: what was said of these is done
+    RESET = 14  # bytes are lost: reset the connection
+    LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
+    ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
+    RESENDS = 17  # RECALL has come, and what it wants comes by TCP
+
+
+class Link(Protocol):
+    """The way to the other provider: ordered, reliable, and not for ever."""
+
+    @property
+    def room(self) -> int:
+        """How many more pieces of data it takes now; it calls `Carried.handle_room` once there is more."""
+
+    def say(self, word: Say, count: int = 0) -> None:
+        """Queues a word."""
+
+    def send(self, piece: memoryview) -> None:
+        """Queues a piece of data; its memory stays as it is until the other end has told READ."""
+
+    def finish(self) -> None:
+        """Nothing more is said or sent; what is queued still goes out, and what the other end says is dropped."""
+
+    def abandon(self) -> None:
+        """Everything ends at once."""
+
+    def details(self) -> dict[str, object]:
+        """How it is now, for people."""
+
+
+class Carried(Protocol):
+    """One end of a connection, as its link sees it."""
+
+    lost: bool  # it is over, or carried no more
+    on_over: Callable[[], None]  # called once when it is
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was reset for a reason that the other side may not know."""
+
+    def handle_room(self) -> None:
+        """The link takes data again."""
+
+    def handle_word(self, word: Say, count: int) -> None:
+        """The other side said anything but DATA; raises PeerViolation once it is reset for that."""
+
+    def data_room(self, length: int) -> tuple[memoryview, ...] | None:
+        """Where the next bytes go; None: nobody wants them. Raises PeerViolation if they must not come."""
+
+    def handle_data(self, length: int) -> None:
+        """So many bytes have come into that room."""
+
+    def reset(self, reason: str) -> None:
+        """The connection is to be reset, here and there."""
+
+    def break_off(self) -> int | None:
+        """The link is broken: how many bytes count as arrived over it, always the same; None: it is over."""
+
+    def handle_arrived(self, count: int | None) -> bool:
+        """So many bytes have arrived at the other side; None: that cannot be found out. False: it is over now."""
+
+    def handle_settled(self) -> None:
+        """What has not arrived here comes by TCP."""

@@ -1,1 +1,0 @@
-"""SDP as an offload protocol of the switch: connections between hosts, carried over RDMA."""
