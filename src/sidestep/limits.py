@@ -85,12 +85,14 @@ PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing
 PEER_TOLD_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
 SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
+SETTLE_LOOK_S: Final = 1.0  # seconds between two looks whether TCP has been reset meanwhile
 SETTLE_ENDED_S: Final = 5.0  # the same, once the other end's TCP has ended
 SETTLED_KEPT_S: Final = 60.0  # seconds for which the answer is kept, in case it was lost
 SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
 REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
 REMOTE_RECEIVE_SIZE: Final = (16 << 10) + 16  # bytes of each, header included
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
+LINK_WORDS_MAX: Final = 256  # words of one connection that the other host has not taken; beyond: relay_reset{violation}
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
 
 # SDP streams joined with TCP sockets: ordinary SDP requests for a service of this host, and `sidestep gateway`.

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from hosts import Host, Make, hosts
 
-from namespaces import thread_in_netns
+from hosts import Host, Make, hosts, need_namespaces
 
 
 @pytest.fixture
 def make_hosts() -> Iterator[Make]:
     """Makes hosts; they go with the test."""
-    if os.geteuid() != 0:
-        pytest.skip("making a network namespace needs root")
-    if shutil.which("ip") is None:
-        pytest.skip("iproute2 is not installed; run tests/setup")
-    try:
-        with thread_in_netns(None):
-            pass
-    except PermissionError as error:
-        pytest.skip(f"this root may not make a network namespace: {error}")
+    need_namespaces()
     with ExitStack() as stack:
 
         def make(count: int, **options: Any) -> list[Host]:

@@ -6,8 +6,9 @@ import signal
 import time
 
 import pytest
-from hosts import Host
 from talking import PORT, ends_well, line, promoted, serving, talking
+
+from hosts import Host
 
 pytestmark = pytest.mark.slow
 

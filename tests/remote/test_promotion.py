@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hosts import Host, Make
 from talking import ends_well, promoted, serving, talking
+
+from hosts import Host, Make
 
 pytestmark = pytest.mark.slow
 

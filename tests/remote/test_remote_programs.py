@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import Host
 from talking import promoted
+
+from hosts import Host
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,9 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from scene_runner import Build, Run, Variant, build, run
+from scene_runner import Apart, Build, Run, Variant, build, run
 
+from hosts import hosts, need_namespaces
 from relay_example import relayed
 from sidestep.testing import Sidestep
 from toolchain import ADDRESS, THREAD, build_shim
@@ -72,3 +73,29 @@ def relaying() -> Iterator[Callable[[str], Sidestep]]:
             return stack.enter_context(relayed(Sidestep(promote_after=promote_after)))
 
         yield started
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[Callable[[str], Apart]]:
+    """Two hosts whose programs promote after so many calls."""
+    with ExitStack() as stack:
+
+        @cache
+        def made(promote_after: str) -> Apart:
+            need_namespaces()
+            return Apart(*stack.enter_context(hosts(2, promote_after=promote_after)))
+
+        yield made
+
+
+@pytest.fixture(scope="session")
+def apart_native(
+    scene_program: Callable[[Build], Path], apart: Callable[[str], Apart]
+) -> Callable[[str, Variant, str], Run]:
+    """What a scene does over kernel TCP between two hosts, found out once."""
+
+    @cache
+    def played(scene: str, variant: Variant, promote_after: str) -> Run:
+        return run(scene_program(variant.build), scene, variant, apart=apart(promote_after))
+
+    return played

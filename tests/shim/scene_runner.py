@@ -19,19 +19,22 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import toolchain
-from sidestep.observe.demotion import Result
+from hosts import Host
+from sidestep.observe.demotion import Outcome, Result
 from sidestep.testing import Connection, Sidestep
 from toolchain import PLAIN, Sanitizer
 
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 WARM_UP_S: Final = 15.0
 SCENE_S: Final = 30.0
+NOT_APART: Final = 77  # scene.h
 HEARD_S: Final = 5.0
 SHAKE_SEED: Final = os.environ.get("SIDESTEP_SHAKE_SEED", "")  # other moments for a Variant.shaken: any text
 KNOWN_DIFFERENCES: Final[dict[str, str]] = tomllib.loads(
@@ -43,6 +46,43 @@ RELAYED_DIFFERENCES: Final = {
     "stdio_one_stream": "an end that the provider hands on comes after the kernel's own: the reset is heard first",
     "message_options": "the bytes that TCP_INQ counts may still be with the provider",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Where a scene is played whose peer is on another host: what is asked of both providers is asked here."""
+
+    one: Host
+    other: Host
+
+    def arguments(self, family: str, *, carried: bool) -> list[str]:
+        """The options of the scene program; with `carried` the peer runs under its own host's provider."""
+        here, there = ((host.address6 if family == "6" else host.address) for host in (self.one, self.other))
+        return [
+            f"--here={here}",
+            f"--there={there}",
+            f"--apart={self.other.namespace.path}",
+            *([f"--apart-socket={self.other.sidestep.socket}"] if carried else []),
+        ]
+
+    def env(self) -> dict[str, str]:
+        """Of a program on the first host."""
+        return self.one.sidestep.env()
+
+    def connections(self) -> list[Connection]:
+        """Those of both hosts."""
+        return [connection for host in (self.one, self.other) for connection in host.sidestep.connections()]
+
+    def demote(self, wanted: Callable[[Connection], bool] = lambda _: True, timeout_s: float = 0) -> list[Outcome]:
+        """Sends connections of both hosts back to TCP."""
+        return [told for host in (self.one, self.other) for told in host.sidestep.demote(wanted, timeout_s)]
+
+    def promote(self, wanted: Callable[[Connection], bool] = lambda _: True, timeout_s: float = 0) -> list[Outcome]:
+        """Takes `demote` back."""
+        return [told for host in (self.one, self.other) for told in host.sidestep.promote(wanted, timeout_s)]
+
+
+Stage: TypeAlias = Sidestep | Apart  # who serves the scene
 
 
 class Build(StrEnum):
@@ -112,6 +152,7 @@ class Run:
     failure: str | None
     promotions_seen: int  # warm-ups that ended with both ends promoted
     demoted: int = 0  # connections that were told to go back to TCP meanwhile
+    needs_one_host: bool = False  # it cannot be played on two
 
 
 def scene_names(table: str = "*") -> Iterator[str]:
@@ -168,7 +209,7 @@ _ORDERED: Final[dict[str, tuple[Callable[[list[Connection]], bool], bool]]] = {
 class _Shaker:
     """Sends all connections of a provider to TCP and lets them come back, at random moments, in a thread."""
 
-    def __init__(self, sidestep: Sidestep, seed: str) -> None:
+    def __init__(self, sidestep: Stage, seed: str) -> None:
         self._sidestep = sidestep
         self._random = random.Random(seed)
         self._stop = threading.Event()
@@ -203,7 +244,7 @@ class _Shaker:
 class _Control:
     """Answers a scene's questions about its connections."""
 
-    def __init__(self, sidestep: Sidestep | None, shaker: _Shaker | None) -> None:
+    def __init__(self, sidestep: Stage | None, shaker: _Shaker | None) -> None:
         self._sidestep = sidestep
         self._shaker = shaker
         self._deadline_s = time.monotonic() + WARM_UP_S
@@ -261,10 +302,15 @@ def run(
     program: Path,
     scene: str,
     variant: Variant,
-    sidestep: Sidestep | None = None,
+    sidestep: Stage | None = None,
     env: Mapping[str, str] | None = None,
+    *,
+    apart: Apart | None = None,
 ) -> Run:
-    """Plays `scene` over kernel TCP, or under the shim with `sidestep`'s provider and, if given, this environment."""
+    """Plays `scene` over kernel TCP, or under the shim with `sidestep`'s provider and, if given, this environment.
+
+    With `apart` its peer is on another host.
+    """
     if env is None and sidestep is not None:
         env = sidestep.env()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -272,10 +318,11 @@ def run(
     if shaker and not variant.warm:
         shaker.start()
     control = _Control(sidestep, shaker)
+    more = apart.arguments(variant.family, carried=sidestep is not None) if apart else []
     with ours, tempfile.TemporaryFile() as output:
-        with theirs:
+        with theirs, apart.one.namespace.inside() if apart else nullcontext():
             child = subprocess.Popen(
-                [program, scene, *variant.arguments(), f"--control={theirs.fileno()}"],
+                [program, scene, *variant.arguments(), *more, f"--control={theirs.fileno()}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
@@ -301,11 +348,14 @@ def run(
             _end_session(child)
             if shaker:
                 shaker.stop()
-        if failure is None and child.returncode:
+        if failure is None and child.returncode not in (0, NOT_APART):
             failure = f"ended with {child.returncode}"
         output.seek(0)
         transcript = output.read().decode(errors="replace")
-    return Run(transcript, control.failure or failure, control.promotions_seen, shaker.demoted if shaker else 0)
+    return Run(
+        transcript, control.failure or failure, control.promotions_seen, shaker.demoted if shaker else 0,
+        child.returncode == NOT_APART,
+    )  # fmt: skip
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:

@@ -15,8 +15,8 @@ PAGE = 4096 * 65  # the words, and a page of hints for each of 64 bells
 class App:
     """One application: its side of its segment, its bell, and what its socket would tell."""
 
-    def __init__(self, side: int) -> None:
-        self.segment = _channel.create(RING, RING)
+    def __init__(self, side: int, ring: int = RING) -> None:
+        self.segment = _channel.create(ring, ring)
         self.end = _channel.map(self.segment, side)
         self.provider_side = 1 - side
         self.bell = _channel.make_bell()

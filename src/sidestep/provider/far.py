@@ -13,9 +13,11 @@ reads, and all that B recalls, or that a broken link has swallowed, A still has 
 
 What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by a HANDED.
 
-The link breaks: each provider asks the other, by whatever way the link's owner finds, up to which byte it has come,
-and ends both directions there (`handle_arrived`); TCP goes on from that byte. If that cannot be found out, the
-connection is reset: nobody knows which bytes the other application has.
+The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
+has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
+application read TCP behind what has come by ring (`handle_settled`): an end that has gone back to TCP, or ended, by
+itself cannot send again, and what TCP brings then would be read in the place of what is lost. If all that cannot be
+found out, or done, the connection is reset. An application that is on TCP already needs nothing of it.
 
 All that the link brings is a stranger's: counts are checked against our own, and words that come out of their order end
 the connection.
@@ -36,6 +38,11 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
+def _rings(read: int, sent: int) -> int:
+    """The sizes of the rings that an application reads and sends by, as the count of ATTACHED."""
+    return sent << 32 | read
+
+
 class Far(Joint):
     """One connection."""
 
@@ -48,11 +55,12 @@ class Far(Joint):
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
-        self.broken = self._doomed = False  # the link is, and the other end has ended
+        self._doomed = False  # the link is broken, and the other end has ended
         self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
+        self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
         self.attached_told = self.ready_told = self.switched = self.demote_told = self.recalled = False
         self.fin_told = False
         self.stopped = False  # recalled by the other: nothing more is sent
@@ -61,6 +69,14 @@ class Far(Joint):
         self.far_ready = self.far_switched = self.far_back = self.far_shut = self.far_ended = False
         self.far_read_at_close: int | None = None  # what the other had read when it closed
         self.read_told = 0
+        self.read_step = 0  # bytes read that are worth a word
+        self.asked_answered = False
+        self.frozen: int | None = None  # the count from which our application wants all by TCP
+        self.failed = False  # reset, for a reason that the other end may not know
+        self.taken_at: int | None = None  # the count from which we have asked for all by TCP, as a provider goes
+        self.took_back = False  # that was granted
+        self.leads = False  # our provider is the one that goes
+        self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
         self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
 
     @property
@@ -72,7 +88,7 @@ class Far(Joint):
         """How it is now, for people."""
         return {
             "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
-            "window": self.window, "arrived": self.arrived, **self.link.details(),
+            "window": self.window, "arrived": self.side.channel.sent, **self.link.details(),
         }  # fmt: skip
 
     # ---- turns ----
@@ -81,7 +97,7 @@ class Far(Joint):
         """There may be news from our application."""
         try:
             self._look(side)
-        except ConnectionResetError:
+        except (ConnectionResetError, ValueError):  # ValueError: it has taken back what was read
             self.reset("violation")
 
     def handle_room(self) -> None:
@@ -92,15 +108,15 @@ class Far(Joint):
     def _look(self, side: Side) -> None:
         side.words = words = Words(*side.channel.remote())
         self._tell_attached(side, words)
-        if self.left and self.settled:
+        if self.left and not self.leads and self._free:
             self._hub.drop(self)
             return
         if not self.open:
             return
-        if self.broken and (words.fin_seen or side.closed) and not self._doomed:
+        if self.settled_at is not None and (words.fin_seen or side.closed) and not self._doomed:
             # TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets
             self._doomed = True
-            self._hub.call_later(limits.SETTLE_ENDED_S, lambda: self.handle_arrived(None))
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
         if words.fin_seen and not self.fin_told:
             self.fin_told = True
             self.link.say(Say.FIN_SEEN)
@@ -116,7 +132,10 @@ class Far(Joint):
             self.link.say(Say.SWITCHED, words.tx_switch_offset)
         if words.notice & Notice.RECALL and not self.recalled:
             self.recalled = True
-            self._recall(side, words)
+            if self.taken_at is None:
+                self._recall(side, words)
+            elif words.rx_frozen != self.taken_at:
+                self.reset("recall")  # the other end sends again what follows later bytes
         elif words.notice & Notice.DEMOTE and not self.demote_told:
             self.demote_told = True
             self.link.say(Say.ASK)
@@ -134,7 +153,7 @@ class Far(Joint):
     def _tell_attached(self, side: Side, words: Words) -> None:
         if words.attached and not self.attached_told:
             self.attached_told = True
-            self.link.say(Say.ATTACHED, side.channel.tx_size)
+            self.link.say(Say.ATTACHED, _rings(side.channel.tx_size, side.channel.rx_size))
         self._open(side)
 
     def _open(self, side: Side) -> None:
@@ -163,13 +182,12 @@ class Far(Joint):
         if not self.far_switched:
             return
         channel = side.channel
-        quarter = channel.tx_size // 4
         for _ in range(2):
             read = side.read_count
-            if read > self.read_told and (all_of_it or read - self.read_told >= quarter):
+            if read > self.read_told and (all_of_it or read - self.read_told >= self.read_step):
                 self.read_told = read
                 self.link.say(Say.READ, read)
-            wanted = channel.sent - self.read_told >= quarter
+            wanted = channel.sent - self.read_told >= self.read_step
             if wanted == side.asking:
                 break
             side.ask(wanted=wanted)  # then look once more
@@ -183,6 +201,7 @@ class Far(Joint):
         ):
             self.reset("violation")
             return
+        self.frozen = words.rx_frozen
         self.link.say(Say.RECALL, words.rx_frozen)
 
     @property
@@ -255,6 +274,8 @@ class Far(Joint):
         except PeerViolation:
             self.reset("violation")
             raise
+        except (ConnectionResetError, ValueError):  # our application's words, not theirs
+            self.reset("violation")
         if not self.lost:
             self._hub.mark(self.side)
 
@@ -264,11 +285,16 @@ class Far(Joint):
         Raises:
             PeerViolation: There is no room, so more was sent than allowed, or it is not the time for it.
         """
-        if self.lost or self.recalled:
+        if self.lost:
             return None
         if not self.far_switched or self.far_back or self.far_shut or self.far_ended:
             self.reset("violation")
             raise PeerViolation("data from an end that does not send by ring", rule="link_data")
+        if length > self.side.channel.tx_size:
+            self.reset("violation")
+            raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_size}", rule="link_data")
+        if self._drops:
+            return None
         room, found = length, []
         try:
             for piece in self.side.channel.writable():
@@ -285,17 +311,22 @@ class Far(Joint):
 
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""
-        if self.lost or self.recalled:
+        if self.lost or self._drops:
             return
         side = self.side
-        side.channel.commit(length)
-        side.bell.ring()
-        self._tell_read(side)
+        try:
+            side.channel.commit(length)
+            side.bell.ring()
+            self._tell_read(side)
+        except (ConnectionResetError, ValueError):
+            self.reset("violation")
 
     def _on_attached(self, side: Side, count: int) -> None:
-        if self.window or not 0 < count < 1 << 32:
-            raise PeerViolation(f"attached again, or a ring of {count} bytes", rule="link_order")
-        self.window = count
+        read, sent = count & 0xFFFFFFFF, count >> 32
+        if self.window or not all(limits.RING_SIZE_MIN <= ring <= limits.RING_SIZE_MAX for ring in (read, sent)):
+            raise PeerViolation(f"attached again, or rings of {read} and {sent} bytes", rule="link_order")
+        self.window = read
+        self.read_step = min(sent, side.channel.tx_size) // 4  # its ring may fill before ours does
         self._open(side)
 
     def _on_ready(self, side: Side, _count: int) -> None:
@@ -326,6 +357,9 @@ class Far(Joint):
                 side.bell.ring()
 
     def _on_ask(self, side: Side, _count: int) -> None:
+        if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
+            return
+        self.asked_answered = True
         side.channel.publish("notice", Notice.DEMOTE)
         side.bell.ring()
         self.link.say(Say.HANDED, Handed.ASKED)
@@ -339,6 +373,20 @@ class Far(Joint):
             return
         side.bell.ring()
         self.link.say(Say.HANDED, Handed.ASKED)
+        self.link.say(Say.RESENDS)
+
+    def _on_resends(self, side: Side, _count: int) -> None:
+        if self.taken_at is None or self.took_back:
+            return
+        self.took_back = True
+        self._read_tcp(side)
+
+    def _read_tcp(self, side: Side) -> None:
+        """Our application reads TCP behind what has come by ring, unless it does already."""
+        if self.ready_told and not (self.far_back or self.recalled or any(self.end_shown)):
+            side.channel.publish("tx_back_at", side.channel.sent)
+            if self._decide(Back.BACK):
+                side.bell.ring()
 
     def _stop_at(self, side: Side, count: int) -> bool:
         """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
@@ -353,10 +401,12 @@ class Far(Joint):
 
     def _on_back(self, side: Side, count: int) -> None:
         channel = side.channel
-        if self.far_back or self.far_shut or not self.far_switched:
-            raise PeerViolation("back to TCP twice, or without having left it", rule="link_order")
-        self._check_count(count)
+        if self.far_back or self.far_shut or self.far_ended or not self.ready_told:
+            raise PeerViolation("back to TCP twice, or without having been invited", rule="link_order")
+        if not self._check_count(count):  # it may never have left TCP: then the count is 0
+            return
         self.far_back = True
+        self.link.say(Say.ARRIVED, count)
         channel.publish("tx_back_at", channel.sent)
         if self._decide(Back.BACK):
             side.bell.ring()
@@ -364,8 +414,10 @@ class Far(Joint):
     def _on_shut(self, _side: Side, count: int) -> None:
         if self.far_shut or self.far_ended:
             raise PeerViolation("an end twice", rule="link_order")
-        self._check_count(count)
+        if not self._check_count(count):
+            return
         self.far_shut = True
+        self.link.say(Say.ARRIVED, count)
 
     def _on_closed(self, side: Side, count: int) -> None:
         if self.far_read_at_close is not None or not side.channel.received <= count <= self.sent:
@@ -375,13 +427,21 @@ class Far(Joint):
     def _on_ended(self, _side: Side, count: int) -> None:
         if self.far_ended or self.far_read_at_close is None:
             raise PeerViolation("an end twice, or of an end that is open", rule="link_order")
-        self._check_count(count)
+        if not self._check_count(count):
+            return
         self.far_ended = True
+        self.link.say(Say.ARRIVED, count)
 
-    def _check_count(self, count: int) -> None:
-        """That all has arrived, unless we have recalled some and drop what comes."""
-        if not self.recalled and count != self.side.channel.sent:
+    def _check_count(self, count: int) -> bool:
+        """That all has arrived, unless some is recalled and we drop what comes. False: by us, and it resets that."""
+        if not self._drops and count != self.side.channel.sent:
             raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
+        return self.taken_at in (None, count)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether data that comes now comes again by TCP."""
+        return self.recalled or self.taken_at is not None
 
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
@@ -392,56 +452,85 @@ class Far(Joint):
         side.channel.publish("handed_on", count & (Handed.SWITCH | Handed.ASKED))
         side.bell.ring()
 
+    def _on_arrived(self, side: Side, count: int) -> None:
+        if not (self.back_told or self.shut_told or self.ended_told) or count != side.words.tail:
+            raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
+        self.arrived_told = count
+
     def _on_reset(self, _side: Side, _count: int) -> None:
         self._give_up("far")
 
     # ---- the end ----
 
-    @property
-    def arrived(self) -> int:
-        """How many bytes of the other application are in our application's ring, or were: what its host must know."""
-        return self.side.channel.sent
+    def break_off(self) -> int | None:
+        """The link is broken: how many bytes of the other application its host may count as arrived; None: it is over.
 
-    def handle_broken(self) -> None:
-        """The link is over before its time; `handle_arrived` follows."""
-        self.broken = True
+        Always the same, whatever our application does afterwards.
+        """
         if not self.lost:
-            self._hub.mark(self.side)
-
-    def handle_arrived(self, count: int | None) -> None:
-        """The link is broken, and of our application's bytes `count` have arrived; None: that cannot be found out."""
+            self.turn(self.side)  # the last words may have come just before
         if self.lost:
-            return
+            return None
+        if self.settled_at is None:
+            self.settled_at = self.side.channel.sent if self.frozen is None else self.frozen
+        if self.side.words.fin_seen and not self.side.end_of.held():
+            self.reset("link_lost")  # TCP has been reset, as it is where the other provider has died
+            return None
+        if self.left and self._free:
+            self._hub.drop(self)
+            return None
+        return self.settled_at
+
+    def _give_up_waiting(self) -> None:
+        self.handle_arrived(None)
+
+    def handle_arrived(self, count: int | None) -> bool:
+        """Of our application's bytes `count` have arrived; None: that cannot be found out. False: it is over now.
+
+        What follows goes by TCP. What comes from the other end still waits for `handle_settled`.
+        """
+        if self.break_off() is None:
+            return False
+        if count is None:
+            if self._given and self._taken:
+                self._hub.drop(self)  # whoever still misses something of ours is the one to reset it
+            else:
+                self.reset("link_lost")
+            return False
         side = self.side
         try:
-            self._look(side)  # the last words may have come just before
-            if self.lost:
-                return
-            if not (self.ready_told or self.far_ready):  # neither has consented: both are on TCP
-                self._hub.drop(self)
-            elif count is None or not side.channel.received <= count <= self.sent:
-                self.reset("link_lost" if count is None else "violation")
-            elif self._cut(side, count):
-                self._hub.drop(self)
-        except ConnectionResetError:
+            if not side.channel.received <= count <= self.sent:
+                self.reset("violation")
+            elif (self.switched or self.far_ready) and not self.stopped and not self._stop_at(side, count):
+                self.reset("link_lost")
+            else:
+                # nobody will hear of what it says from now on, and so it need not wait for that
+                side.channel.publish("handed_on", Handed.SWITCH | Handed.ASKED)
+                side.channel.publish("notice", Notice.DEMOTE)
+                side.bell.ring()
+        except (ConnectionResetError, ValueError):
             self.reset("violation")
+        return not self.lost
 
-    def _cut(self, side: Side, count: int) -> bool:
-        """Ends both directions where they are: TCP goes on from there."""
-        if (self.switched or self.far_ready) and not self._stop_at(side, count):
-            self.reset("link_lost")
-            return False
-        if self.ready_told:
-            side.channel.publish("tx_back_at", side.channel.sent)
-            if not self._decide(Back.BACK):
-                return False
-        side.channel.publish("notice", Notice.DEMOTE)
-        side.bell.ring()
-        return True
+    def handle_settled(self) -> None:
+        """The other application sends by TCP what has not arrived here, and ours may read it."""
+        if self.lost or self.settled_at is None:
+            return
+        side = self.side
+        self.turn(side)
+        if self.lost:
+            return
+        if self.frozen is not None and self.frozen != self.settled_at:
+            self.reset("recall")  # it wants again what the other end counts as arrived
+            return
+        self._read_tcp(side)
+        if not self.lost:
+            self._hub.drop(self)
 
     def reset(self, reason: str) -> None:
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
         if not self.lost:
+            self.failed = True
             self.link.say(Say.RESET)
             self._give_up(reason)
 
@@ -461,20 +550,19 @@ class Far(Joint):
         """The protocol goes: both directions end where they are, and TCP goes on from there."""
         if self.lost or self.left:
             return
+        self.leads = True
         self._leave(self.side)
         self.link.say(Say.LEAVE)
 
     def _leave(self, side: Side) -> None:
         self.left = True
         self._hub.counters.add("relay_left")
-        channel = side.channel
         if self.ready_told and not (self.recalled or self.far_back or self.far_shut or self.far_ended):
-            # What has arrived here is read from the ring; from there on the other end sends again by TCP.
-            channel.publish("tx_back_at", channel.sent)
-            if channel.decide(True, Back.BACK) == Back.BACK:
-                self.recalled = True
-                self.link.say(Say.RECALL, channel.sent)
-        channel.publish("notice", Notice.DEMOTE)
+            # What has arrived here is read from the ring. From there on the other end sends again by TCP, which ours
+            # reads once it is known that it can: it may just have gone back, or ended, by itself.
+            self.taken_at = side.channel.sent
+            self.link.say(Say.RECALL, self.taken_at)
+        side.channel.publish("notice", Notice.DEMOTE)
         side.bell.ring()
         self._hub.mark(side)
 
@@ -487,10 +575,25 @@ class Far(Joint):
 
     @property
     def settled(self) -> bool:
-        """Whether our application does not depend on the provider any more."""
-        outward = not (self.switched or self.far_ready) or self.back_told or self.stopped or self.ended_told
-        inward = not self.ready_told or self.far_back or self.recalled or self.end_shown != (False, False)
-        return outward and inward
+        """Whether neither application depends on the provider any more, and the other provider knows."""
+        return self._free and (not self.leads or self.settled_at is not None)
+
+    @property
+    def _free(self) -> bool:
+        """Whether ours does not, nor the other one on what we have still to say."""
+        unused = not (self.switched or self.far_ready) or self.stopped
+        return self._given and self._taken and (unused or self.arrived_told >= 0)
+
+    @property
+    def _given(self) -> bool:
+        """Whether our application sends nothing by ring any more, and all that it has sent was given to the link."""
+        ended = self.back_told or self.shut_told or self.ended_told
+        return not (self.switched or self.far_ready) or self.stopped or ended
+
+    @property
+    def _taken(self) -> bool:
+        """Whether our application needs nothing by ring any more but what is there."""
+        return not self.ready_told or self.far_back or self.recalled or self.took_back or any(self.end_shown)
 
     _HEARD = {  # noqa: RUF012 - not to be changed
         Say.ATTACHED: _on_attached,
@@ -507,6 +610,8 @@ class Far(Joint):
         Say.HANDED: _on_handed,
         Say.RESET: _on_reset,
         Say.LEAVE: _on_leave,
+        Say.ARRIVED: _on_arrived,
+        Say.RESENDS: _on_resends,
     }
 
 

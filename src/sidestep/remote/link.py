@@ -9,6 +9,7 @@ Words that come together go out together, with the data behind them.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ class SdpLink:
 
     Args:
         soon: Makes a call at the end of this turn or the next, once however often it is asked to.
-        on_lost: The stream is over, and the connection was not.
+        on_lost: The stream is over, and the connection was not; or it was reset, and that may not have got through.
         log: Hears of rules that the other provider broke.
         device: The name of the one that it goes over.
     """
@@ -52,9 +53,11 @@ class SdpLink:
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
         self._sending: set[StreamSend] = set()  # those of data
+        self._words_on_way: dict[StreamSend, int] = {}  # how many each brings
+        self._words = 0  # queued and on their way
         self._header = memoryview(bytearray(_WORD.size))
         self._due: list[int] = []  # bytes of data that each outstanding receive brings; empty: a header is awaited
-        self._established = self._finishing = self._over = False
+        self._established = self._finishing = self._over = self._lost = False
         stream.tell = self._told
 
     # ---- for the connection ----
@@ -67,23 +70,31 @@ class SdpLink:
     @property
     def room(self) -> int:
         """How many more pieces of data it takes now."""
-        return limits.LINK_PIECES_MAX - self._pieces if self._established else 0
+        return limits.LINK_PIECES_MAX - self._pieces if self._established and not self._ending else 0
+
+    @property
+    def _ending(self) -> bool:
+        return self._finishing or self._over
 
     def say(self, word: Say, count: int = 0) -> None:
         """Queues a word."""
-        if not (self._finishing or self._over):
-            self._out.append(_WORD.pack(word, count))
-            self._soon(self._flush)
+        if self._ending:
+            return
+        self._out.append(_WORD.pack(word, count))
+        self._words += 1
+        self._soon(self._flush if self._words <= limits.LINK_WORDS_MAX else self._overflow)
 
     def send(self, piece: memoryview) -> None:
         """Queues a piece of data."""
+        if self._ending:
+            return
         self.say(Say.DATA, len(piece))
         self._out.append(piece)
         self._pieces += 1
 
     def finish(self) -> None:
         """Nothing more is said or sent."""
-        if not (self._finishing or self._over):
+        if not self._ending:
             self._finishing = True
             self._soon(self._flush)
 
@@ -93,6 +104,11 @@ class SdpLink:
             self._over = True
             self._out.clear()
             self._stream.abort()
+
+    def _overflow(self) -> None:
+        """The other end takes nothing, and yet has us say more and more."""
+        if self._far is not None and not self._over:
+            self._break(self._far, PeerViolation(f"it takes none of {self._words} words", rule="link_words"))
 
     def details(self) -> dict[str, object]:
         """How it is now, for people."""
@@ -108,6 +124,8 @@ class SdpLink:
         """The stream stands."""
         self._established = True
         self._flush()
+        if self._ending:
+            return
         self._await_word()
         if self._far is not None:
             self._far.handle_room()
@@ -117,20 +135,32 @@ class SdpLink:
     def _flush(self) -> None:
         if self._over or not self._established:
             return
+        self._contained(self._send_all)
+
+    def _send_all(self) -> None:
         out, self._out = self._out, []
         words: list[bytes] = []
         for each in out:
             if isinstance(each, bytes):
                 words.append(each)
                 continue
-            self._stream.send(memoryview(b"".join(words)))
+            self._send_words(words)
             words.clear()
-            self._sending.add(self._stream.send(each))
+            send = self._stream.send(each)
+            self._sending.add(send)
+            if send.done:  # it was told before we knew it
+                self._sent(send)
         if words:
-            self._stream.send(memoryview(b"".join(words)))
+            self._send_words(words)
         if self._finishing and not self._over:
             self._over = True
             self._stream.close()
+
+    def _send_words(self, words: list[bytes]) -> None:
+        send = self._stream.send(memoryview(b"".join(words)))
+        self._words_on_way[send] = len(words)
+        if send.done:
+            self._sent(send)
 
     def _sent(self, send: StreamSend) -> None:
         if send in self._sending:
@@ -139,6 +169,8 @@ class SdpLink:
             self._pieces -= 1
             if full and self._far is not None:
                 self._far.handle_room()
+        else:
+            self._words -= self._words_on_way.pop(send, 0)
 
     # ---- in ----
 
@@ -146,18 +178,17 @@ class SdpLink:
         self._stream.receive(self._header, waitall=True)
 
     def _received(self, receive: StreamReceive) -> None:
-        if self._over:
+        far = self._far
+        if self._ending or far is None:
             return
         if receive.filled < receive.length:
             self._lose()
             return
-        far = self._far
-        assert far is not None
         try:
             if self._due:
                 length = self._due.pop(0)
                 far.handle_data(length)
-                if not self._due:
+                if not (self._due or self._ending):
                     self._await_word()
                 return
             number, count = _WORD.unpack(self._header)
@@ -172,7 +203,7 @@ class SdpLink:
         except PeerViolation as why:
             self._break(far, why)
             return
-        if not self._over:
+        if not self._ending:
             self._await_word()
 
     def _await_data(self, far: Carried, length: int) -> None:
@@ -180,6 +211,8 @@ class SdpLink:
             raise PeerViolation(f"{length} bytes of data at once", rule="link_data")
         room = far.data_room(length)
         if room is None:
+            if far.lost:
+                return
             room = (memoryview(bytearray(length)),)
         self._due = [len(piece) for piece in room]
         for piece in room:
@@ -193,6 +226,9 @@ class SdpLink:
     # ---- what the stream tells ----
 
     def _told(self, _stream: Stream, event: Told) -> None:
+        self._contained(self._take, event)
+
+    def _take(self, event: Told) -> None:
         if type(event) is StreamReceive:
             self._received(event)
         elif type(event) is StreamSend:
@@ -201,15 +237,27 @@ class SdpLink:
             if event.kind is EventKind.ESTABLISHED:
                 self.handle_established()
             elif event.kind in _ENDS:
-                self._lose()
+                self._lose(broken=event.kind is EventKind.BROKEN)
 
-    def _lose(self) -> None:
+    def _contained(self, call: Callable[..., object], *arguments: object) -> None:
+        """We are called in the midst of what other streams are told: what we raise would keep that from them."""
+        try:
+            call(*arguments)
+        except Exception:
+            self._log(f"a connection is reset, by a fault of ours: {traceback.format_exc()}")
+            if self._far is not None:
+                self._far.reset("fault")
+            self.abandon()
+
+    def _lose(self, *, broken: bool = False) -> None:
         """The stream is over: that was to be, or the connection goes on without it."""
-        if self._over:
+        far = self._far
+        if far is None or self._lost or (self._over and not (broken and self._finishing)):
             return
-        self._over = True
-        self._out.clear()
-        self._stream.close()
-        if self._far is not None and not self._far.lost:
-            self._far.handle_broken()
-            self._on_lost(self._far)
+        self._lost = True
+        if not self._over:
+            self._over = True
+            self._out.clear()
+            self._stream.close()
+        if far.break_off() is not None or far.failed:
+            self._on_lost(far)

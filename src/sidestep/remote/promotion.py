@@ -7,10 +7,10 @@ Where many services share one RDMA port, as behind the port mapper, it is told h
 |---|---|---|
 | 0 | 8 | "sidestep" |
 | 8 | 1 | version, 1 |
-| 9 | 1 | purpose: 1 carry this connection, 2 settle what has arrived of it |
+| 9 | 1 | purpose, see `Purpose` |
 | 10 | 2 | the server's port |
 | 12 | 4 | zero |
-| 16 | 8 | settle: bytes that have arrived |
+| 16 | 8 | SETTLE, ARRIVED: bytes that have arrived |
 | 24 | 16 | name of the link, random, chosen by the client |
 | 40 | 32 | HMAC-SHA256 of the Hello and all above, by the key that both have; zeros without one |
 """
@@ -39,10 +39,14 @@ KEY_MAX: Final = 4096
 
 
 class Purpose(IntEnum):
-    """What the request is for."""
+    """What it is for. No answer reads as a request: it could be sent back to who made it."""
 
-    CARRY = 1
-    SETTLE = 2
+    CARRY = 1  # a request: carry this connection
+    SETTLE = 2  # a request: its link is broken; so many bytes have arrived here
+    ARRIVED = 3  # the answer: so many bytes have arrived here, and what you miss comes by TCP
+    SETTLED = 4  # a request: what you miss comes by TCP, too
+    FAILED = 5  # a request: it is reset
+    HEARD = 6  # the answer to these two
 
 
 @dataclass(frozen=True, slots=True)

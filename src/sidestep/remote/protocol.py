@@ -18,11 +18,12 @@ byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import ClassVar, Final
 
 from sidestep import limits
-from sidestep.errors import Misuse, PeerViolation, SidestepError, Unavailable
+from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
@@ -69,6 +70,8 @@ class Sdp(OffloadProtocol):
         """Listens for other hosts, if there are any to be believed."""
         super().start(services)
         self._stacks: dict[Address, _At] = {}
+        self._carried: set[Carried] = set()
+        self._askers: set[Asker] = set()
         self._key: bytes | None = None
         if services.remote is None:
             return
@@ -84,8 +87,12 @@ class Sdp(OffloadProtocol):
             return
         self.services.release_driven(self._loop)
         self._peers.close()
+        for asker in self._askers:
+            asker.close()
         for at in self._stacks.values():
             at.close()
+        for far in list(self._carried):  # nobody will find out any more what has arrived
+            far.handle_arrived(None)
         self._loop.close()
 
     def refusal(self, request: Request) -> str | None:
@@ -117,7 +124,7 @@ class Sdp(OffloadProtocol):
             elif outgoing.wanted:
                 try:
                     _Reaching(self, self._at(local.address), outgoing, port, again=vain is not None).begin()
-                except SidestepError as why:
+                except SidestepError as why:  # nobody who waits for the same answer is to miss it
                     outgoing.refuse(why.message)
 
         provider = Endpoint(request.remote.address, PROVIDER_PORT)
@@ -141,6 +148,20 @@ class Sdp(OffloadProtocol):
     def loop(self) -> Loop:
         """That drives it all."""
         return self._loop
+
+    def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
+        """A connection has its link; `on_over` is called once it is over."""
+
+        def over() -> None:
+            self._carried.discard(far)
+            on_over()
+
+        self._carried.add(far)
+        far.on_over = over
+
+    def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
+        """Its link is broken: finds out where TCP goes on."""
+        self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
 
     def trusts(self, host: Address) -> bool:
         """Whether a host is to be believed."""
@@ -225,9 +246,12 @@ class _At:
     def _requested(self, request: ConnectionRequest) -> None:
         try:
             self._judge(request)
-        except (PeerViolation, Unavailable, Misuse) as why:
-            self.sdp.services.log(f"a request of {request.remote_address} is refused: {why}")
-            request.reject()
+        except SidestepError as why:
+            self._refuse(request, why)
+
+    def _refuse(self, request: ConnectionRequest, why: SidestepError) -> None:
+        self.sdp.services.log(f"a request of {request.remote_address} is refused: {why}")
+        request.reject()
 
     def _judge(self, request: ConnectionRequest) -> None:
         """Whom a request is for, and whether it is believed."""
@@ -241,21 +265,30 @@ class _At:
         hello = Hello.decode(memoryview(told))
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
-        if found.purpose is Purpose.SETTLE:
+        if found.purpose is not Purpose.CARRY:
             self.answers.answer(request, found, told, self.sdp.key)
             return
+        self.answers.check(found.name)
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
 
         def found_end(incoming: Incoming) -> None:
             def accepted(stream: Stream) -> None:
                 self._accepted(stream, incoming, found.name, told)
 
-            self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
+            try:
+                self.answers.check(found.name)  # two may have been on their way
+            except PeerViolation as why:
+                self._refuse(request, why)
+            else:
+                self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
         self.sdp.services.await_end(self.sdp, local, remote, found_end, lambda _why: request.reject())
 
     def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
-        link = SdpLink(stream, self.sdp.loop.soon, self.answers.handle_broken, self.sdp.services.log, self.device_name)
+        def broken(_far: Carried) -> None:
+            self.answers.handle_broken(name)
+
+        link = SdpLink(stream, self.sdp.loop.soon, broken, self.sdp.services.log, self.device_name)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -263,8 +296,12 @@ class _At:
             link.abandon()
             return
         link.carry(far)
-        far.on_over = lambda: self.answers.remove(name)
         self.answers.add(name, hello, link, far)
+        self.sdp.carried(far, lambda: self.answers.remove(name))
+
+
+def _nothing() -> None:
+    """Nobody has to know."""
 
 
 class _Reaching:
@@ -299,10 +336,13 @@ class _Reaching:
                 stream, self._sdp.loop.soon, self._handle_broken, self._sdp.services.log, self._at.device_name
             )
             try:
-                link.carry(self._outgoing.carry(link))
-            except Unavailable:
+                far = self._outgoing.carry(link)
+            except Unavailable as why:
                 link.abandon()
+                self._outgoing.refuse(why.message)
             else:
+                link.carry(far)
+                self._sdp.carried(far, _nothing)
                 link.handle_established()
         elif event.kind is EventKind.BROKEN:
             if not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
@@ -312,4 +352,4 @@ class _Reaching:
 
     def _handle_broken(self, far: Carried) -> None:
         route = Route(self._at.stack, self._address, self._port, self._hello)
-        Asker(self._sdp.loop, route, self._promotion, self._sdp.key, far)
+        self._sdp.settle(route, self._promotion, far)

@@ -1,8 +1,14 @@
 """What becomes of connections whose link has broken while TCP lives: both ends agree where TCP goes on.
 
-The end that made the link asks: a connection request that is never accepted, with how many bytes have arrived here; the
-rejection says how many there. Then each side ends both directions at these counts (`Carried.handle_arrived`). Who is
-asked keeps his answer for a while, so a rejection that is lost may be asked for again.
+The end that made the link asks, by connection requests that are never accepted:
+
+    SETTLE, so many bytes have arrived here   -->  its application sends by TCP what follows them
+    our application sends what follows these  <--  ARRIVED, so many here; or nothing: it is reset there, or not known
+    SETTLED (or FAILED: it is reset)          -->  its application reads TCP behind what has arrived
+                                              <--  HEARD
+
+Each side lets its application read TCP only when it knows that the other one sends there all that is missing
+(`Far.handle_settled`). Every question may be asked again: the answers are kept for a while.
 
 Until then the connection stands still, as a TCP connection does over a link that is down, and for as long at most. A
 host that does not know the link, or where nobody listens any more, says so at once: then nobody knows which bytes the
@@ -12,18 +18,20 @@ other application has, and the connection is reset.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected, Unreachable
-from sidestep.rdma.soft.loop import Loop
+from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.wire import service_id
 from sidestep.switch.link import Carried
 
 if TYPE_CHECKING:
+    from sidestep.rdma.verbs import QueuePair
     from sidestep.remote.link import SdpLink
     from sidestep.sdp.endpoint import Stack
 
@@ -41,51 +49,77 @@ class Route:
 
 
 class Asker:
-    """Asks about one connection until it is settled."""
+    """Asks about one connection until it is settled; `on_over` is called then, if nobody closes it before."""
 
-    def __init__(self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Carried) -> None:
+    def __init__(
+        self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Carried,
+        on_over: Callable[[Asker], None],
+    ) -> None:  # fmt: skip
         self._loop = loop
+        self._on_over = on_over
+        self._timer: Timer | None = None
+        self._qp: QueuePair | None = None  # of the question that waits for its answer
+        self._asked: Connection | None = None
         self._route = route
-        self._promotion = replace(promotion, purpose=Purpose.SETTLE, arrived=far.arrived)
         self._key = key
         self._far = far
+        self._promotion = promotion
         self._until = loop.now + limits.SETTLE_S
+        arrived = far.break_off()
+        if arrived is None:
+            self._begin(replace(promotion, purpose=Purpose.FAILED), self._heard_end)
+        else:
+            self._begin(replace(promotion, purpose=Purpose.SETTLE, arrived=arrived), self._heard_arrived)
+
+    def close(self) -> None:
+        """Asks no more: its stack is about to be closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asked is not None:
+            self._asked.disconnect()
+        self._end_question()
+
+    def _end_question(self) -> None:
+        if self._qp is not None:
+            self._qp.destroy()
+            self._qp = self._asked = None
+
+    def _begin(self, question: Promotion, answered: Callable[[Promotion | None], None]) -> None:
+        self._question, self._answered = question, answered
+        if question.purpose is not Purpose.SETTLE:
+            self._until = self._loop.now + limits.SETTLED_KEPT_S
         self._tries = 0
         self._again()
 
     def _again(self) -> None:
         pause_s = _PAUSES_S[min(self._tries, len(_PAUSES_S) - 1)]
         self._tries += 1
-        self._loop.call_later(pause_s, self._ask)
+        self._timer = self._loop.call_later(pause_s, self._ask)
 
     def _ask(self) -> None:
-        if self._far.lost:
+        if self._question.purpose is Purpose.SETTLE and self._far.break_off() is None:  # it has been reset meanwhile
+            self._begin(replace(self._promotion, purpose=Purpose.FAILED), self._heard_end)
             return
         if self._loop.now > self._until:
-            self._far.handle_arrived(None)
+            self._answered(None)
             return
         stack, hello = self._route.stack, self._route.hello
         try:
-            qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
-        except SidestepError:  # none is left for now
-            self._again()
-            return
-
-        def told(_connection: Connection, event: ConnectionEvent) -> None:
-            if isinstance(event, Rejected | Unreachable):
-                qp.destroy()
-                self._answered(event)
-
-        try:
-            stack.device.cm.connect(
-                self._route.address, service_id(self._route.port), qp, hello + self._promotion.encode(hello, self._key),
-                told,
+            self._qp = stack.domain.create_qp(stack.send_cq, stack.recv_cq)
+            self._asked = stack.device.cm.connect(
+                self._route.address, service_id(self._route.port), self._qp,
+                hello + self._question.encode(hello, self._key), self._hear, check_reply=lambda _reply: False,
             )  # fmt: skip
-        except SidestepError:
-            qp.destroy()
+        except SidestepError:  # there is no queue pair left for now
+            self._end_question()
             self._again()
 
-    def _answered(self, event: Rejected | Unreachable) -> None:
+    def _hear(self, connection: Connection, event: ConnectionEvent) -> None:
+        if connection is self._asked and isinstance(event, Rejected | Unreachable):
+            self._end_question()
+            self._told(event)
+
+    def _told(self, event: Rejected | Unreachable) -> None:
         if isinstance(event, Unreachable):
             self._again()
             return
@@ -93,8 +127,35 @@ class Asker:
             found = Promotion.find(self._route.hello + event.private_data, self._key)
         except PeerViolation:
             found = None
-        known = found is not None and (found.purpose, found.name) == (Purpose.SETTLE, self._promotion.name)
-        self._far.handle_arrived(found.arrived if known and found is not None else None)
+        self._answered(found if found is not None and found.name == self._promotion.name else None)
+
+    def _heard_arrived(self, answer: Promotion | None) -> None:
+        known = answer is not None and answer.purpose is Purpose.ARRIVED
+        if self._far.handle_arrived(answer.arrived if known and answer is not None else None):
+            self._far.handle_settled()
+            purpose = Purpose.SETTLED
+        else:
+            purpose = Purpose.FAILED
+        if known:  # it waits for this
+            self._begin(replace(self._promotion, purpose=purpose), self._heard_end)
+        else:
+            self._on_over(self)
+
+    def _heard_end(self, _answer: Promotion | None) -> None:
+        """It has, or never will."""
+        self._on_over(self)
+
+
+@dataclass(slots=True)
+class _Settling:
+    """A link of another host's."""
+
+    hello: bytes  # that it began with
+    link: SdpLink
+    far: Carried
+    until: float | None = None  # it is broken, and its maker is waited for
+    timer: Timer | None = None
+    answered: bool = False  # he knows what has arrived here, and we what there
 
 
 class Answers:
@@ -102,38 +163,72 @@ class Answers:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._links: dict[bytes, tuple[bytes, SdpLink, Carried]] = {}  # by name: the Hello that it began with
-        self._settled: OrderedDict[bytes, tuple[bytes, int, float]] = OrderedDict()  # by name: Hello, count, until
+        self._links: dict[bytes, _Settling] = {}  # by name
+        self._settled: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # by name: Hello, until
 
-    def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
-        """A link that another host has made; raises PeerViolation for a name that is taken."""
+    def check(self, name: bytes) -> None:
+        """Raises PeerViolation for a name that is taken."""
         if name in self._links or name in self._settled:
             raise PeerViolation("a second link of that name", rule="promotion_name")
-        self._links[name] = hello, link, far
+
+    def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
+        """A link that another host has made."""
+        self._links[name] = _Settling(hello, link, far)
 
     def remove(self, name: bytes) -> None:
         """It is over."""
-        self._links.pop(name, None)
+        settling = self._links.pop(name, None)
+        if settling is not None and settling.timer is not None:
+            settling.timer.cancel()
 
-    def handle_broken(self, far: Carried) -> None:
+    def handle_broken(self, name: bytes) -> None:
         """The link is gone: its maker is waited for, as long as he would ask."""
-        self._loop.call_later(limits.SETTLE_S, lambda: far.handle_arrived(None))
+        if (settling := self._links.get(name)) is not None:
+            self._wait(settling)
 
-    def answer(self, request: ConnectionRequest, promotion: Promotion, hello: bytes, key: bytes | None) -> None:
-        """Says how much has arrived here, and ends the connection at what has arrived there."""
+    def _wait(self, settling: _Settling) -> None:
+        """Gives it up when its time is over, or sooner if TCP has been reset meanwhile."""
+        if settling.until is None:
+            settling.until = self._loop.now + limits.SETTLE_S
+            self._look_after(settling)
+
+    def _look_after(self, settling: _Settling) -> None:
+        assert settling.until is not None
+        if self._loop.now > settling.until:
+            settling.far.handle_arrived(None)
+        elif settling.far.break_off() is not None:
+            settling.timer = self._loop.call_later(limits.SETTLE_LOOK_S, lambda: self._look_after(settling))
+
+    def answer(self, request: ConnectionRequest, asked: Promotion, hello: bytes, key: bytes | None) -> None:
+        """Answers one question; one that makes no sense, or is of an unknown link, is rejected without a word."""
+        answer = self._answer(asked, hello)
+        request.reject(private_data=answer.encode(hello, key) if answer is not None else b"")
+
+    def _answer(self, asked: Promotion, hello: bytes) -> Promotion | None:
         now = self._loop.now
-        while self._settled and next(iter(self._settled.values()))[2] <= now:
+        while self._settled and next(iter(self._settled.values()))[1] <= now:
             self._settled.popitem(last=False)
-        if (known := self._links.get(promotion.name)) is not None and known[0] == hello:
-            _, link, far = known
-            link.abandon()  # nothing more arrives
-            self._settled[promotion.name] = hello, far.arrived, now + limits.SETTLED_KEPT_S
-            while len(self._settled) > limits.SETTLED_MAX:
-                self._settled.popitem(last=False)
-            far.handle_arrived(promotion.arrived)
-        settled = self._settled.get(promotion.name)
-        if settled is None or settled[0] != hello:
-            request.reject()
-            return
-        told = replace(promotion, arrived=settled[1])
-        request.reject(private_data=told.encode(hello, key))
+        settling = self._links.get(asked.name)
+        if settling is None or settling.hello != hello:
+            settled = self._settled.get(asked.name)
+            if settled is not None and settled[0] == hello and asked.purpose is not Purpose.SETTLE:
+                return replace(asked, purpose=Purpose.HEARD)
+            return None
+        far = settling.far
+        if asked.purpose is Purpose.SETTLE:
+            settling.link.abandon()  # nothing more arrives
+            self._wait(settling)
+            arrived = far.break_off()
+            if arrived is None or not far.handle_arrived(asked.arrived):
+                return None
+            settling.answered = True
+            return replace(asked, purpose=Purpose.ARRIVED, arrived=arrived)
+        if asked.purpose is Purpose.SETTLED and settling.answered:
+            far.handle_settled()
+        else:
+            settling.link.abandon()
+            far.reset("far")
+        self._settled[asked.name] = hello, now + limits.SETTLED_KEPT_S
+        while len(self._settled) > limits.SETTLED_MAX:
+            self._settled.popitem(last=False)
+        return replace(asked, purpose=Purpose.HEARD)

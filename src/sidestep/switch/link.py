@@ -13,7 +13,7 @@ from typing import Protocol
 class Say(IntEnum):
     """What one provider says to the other of one connection; the count means what is said here."""
 
-    ATTACHED = 1  # our application holds its channel; count: bytes of the ring that it reads
+    ATTACHED = 1  # our application holds its channel; count: bytes of its rings, sent << 32 | read
     READY = 2  # it may be sent to by ring
     SWITCHED = 3  # it sends by ring, from this offset of its stream on
     DATA = 4  # as many bytes follow
@@ -28,6 +28,8 @@ class Say(IntEnum):
     HANDED = 13  # `Handed` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
     LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
+    ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
+    RESENDS = 17  # RECALL has come, and what it wants comes by TCP
 
 
 class Link(Protocol):
@@ -60,8 +62,8 @@ class Carried(Protocol):
     on_over: Callable[[], None]  # called once when it is
 
     @property
-    def arrived(self) -> int:
-        """How many bytes have come over the link in all."""
+    def failed(self) -> bool:
+        """Whether it was reset for a reason that the other side may not know."""
 
     def handle_room(self) -> None:
         """The link takes data again."""
@@ -78,8 +80,11 @@ class Carried(Protocol):
     def reset(self, reason: str) -> None:
         """The connection is to be reset, here and there."""
 
-    def handle_broken(self) -> None:
-        """The link is over before its time; `handle_arrived` follows."""
+    def break_off(self) -> int | None:
+        """The link is broken: how many bytes count as arrived over it, always the same; None: it is over."""
 
-    def handle_arrived(self, count: int | None) -> None:
-        """So many bytes have arrived at the other side, and TCP goes on; None: that cannot be found out."""
+    def handle_arrived(self, count: int | None) -> bool:
+        """So many bytes have arrived at the other side; None: that cannot be found out. False: it is over now."""
+
+    def handle_settled(self) -> None:
+        """What has not arrived here comes by TCP."""

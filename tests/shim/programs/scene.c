@@ -5,6 +5,7 @@
 #include "scene.h"
 
 #include <linux/sockios.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <sys/prctl.h>
 
@@ -329,21 +330,37 @@ static sa_family_t chosen(sa_family_t ordinary)
 	return ordinary == AF_INET ? AF_INET_OFFLOAD : AF_INET6_OFFLOAD;
 }
 
-socklen_t loopback_address(char family, uint16_t port, bool connecting, struct sockaddr_storage *address)
+static socklen_t address_of(char family, uint16_t port, bool connecting, struct sockaddr_storage *address)
 {
+	const char *host = connecting ? choice.there : choice.here;
 	memset(address, 0, sizeof *address);
 	if (family == '4' || (family == 'm' && connecting)) {
 		struct sockaddr_in *in = (struct sockaddr_in *)address;
 		in->sin_family = chosen(AF_INET);
 		in->sin_port = htons(port);
 		in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		NEED(!host || inet_pton(AF_INET, host, &in->sin_addr) == 1);
 		return sizeof *in;
 	}
 	struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)address;
 	in6->sin6_family = chosen(AF_INET6);
 	in6->sin6_port = htons(port);
 	in6->sin6_addr = family == 'm' ? in6addr_any : in6addr_loopback;
+	NEED(family == 'm' || !host || inet_pton(AF_INET6, host, &in6->sin6_addr) == 1);
 	return sizeof *in6;
+}
+
+/* What a scene cannot do whose ends are on two hosts. */
+static void need_one_host(void)
+{
+	if (choice.there)
+		_exit(NOT_APART);
+}
+
+socklen_t loopback_address(char family, uint16_t port, bool connecting, struct sockaddr_storage *address)
+{
+	need_one_host();
+	return address_of(family, port, connecting, address);
 }
 
 uint16_t local_port(int fd)
@@ -354,10 +371,10 @@ uint16_t local_port(int fd)
 	return ntohs(((struct sockaddr_in *)&address)->sin_port); /* at the same place in both families */
 }
 
-int loopback_listener(char family, uint16_t *port, int flags)
+static int listener_of(char family, uint16_t *port, int flags)
 {
 	struct sockaddr_storage address;
-	socklen_t len = loopback_address(family, 0, false, &address);
+	socklen_t len = address_of(family, 0, false, &address);
 	int off = 0;
 	int fd = socket(address.ss_family, SOCK_STREAM | flags, 0);
 	NEED(fd >= 0);
@@ -369,10 +386,16 @@ int loopback_listener(char family, uint16_t *port, int flags)
 	return fd;
 }
 
-static int loopback_connect(char family, uint16_t port)
+int loopback_listener(char family, uint16_t *port, int flags)
+{
+	need_one_host();
+	return listener_of(family, port, flags);
+}
+
+static int connect_to(char family, uint16_t port)
 {
 	struct sockaddr_storage address;
-	socklen_t len = loopback_address(family, port, true, &address);
+	socklen_t len = address_of(family, port, true, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM, 0);
 	NEED(fd >= 0);
 	NEED(connect(fd, (struct sockaddr *)&address, len) == 0);
@@ -545,7 +568,7 @@ static struct reply act(const struct order *order)
 		await_asleep(order->wait_pid, order->wait_tid);
 	switch (order->act) {
 	case ACT_LISTEN:
-		peer_listener = loopback_listener((char)order->a, &port, SOCK_CLOEXEC);
+		peer_listener = listener_of((char)order->a, &port, SOCK_CLOEXEC);
 		return answer(port);
 	case ACT_ACCEPT:
 		*end = (struct end){.fd = accept(peer_listener, NULL, NULL)};
@@ -553,7 +576,7 @@ static struct reply act(const struct order *order)
 		NEED(close(peer_listener) == 0);
 		return answer(local_port(end->fd));
 	case ACT_CONNECT:
-		*end = (struct end){.fd = loopback_connect((char)order->b, (uint16_t)order->a)};
+		*end = (struct end){.fd = connect_to((char)order->b, (uint16_t)order->a)};
 		return answer(local_port(end->fd));
 	case ACT_SEND:
 		return end_send(end, (size_t)order->a, (size_t)order->b);
@@ -661,6 +684,23 @@ static void peer_serve(int fd)
 	}
 }
 
+/* Goes on as a new program on the other host, which knows only the provider there. */
+static void peer_elsewhere(int fd)
+{
+	char name[32], family[] = "--family=4", sockets[] = "--sockets=o", here[80], there[80];
+	int namespace = open(choice.apart, O_RDONLY | O_CLOEXEC);
+	NEED(namespace >= 0 && setns(namespace, CLONE_NEWNET) == 0);
+	NEED(fcntl(fd, F_SETFD, 0) == 0);
+	NEED(!choice.apart_socket || setenv("SIDESTEP_SOCKET", choice.apart_socket, 1) == 0);
+	family[sizeof family - 2] = choice.family;
+	sockets[sizeof sockets - 2] = choice.sockets;
+	snprintf(name, sizeof name, "@peer:%d", fd);
+	snprintf(here, sizeof here, "--here=%s", choice.there);
+	snprintf(there, sizeof there, "--there=%s", choice.here);
+	execl("/proc/self/exe", "peer", name, "--peer=process", family, sockets, here, there, NULL);
+	fail("the peer's program: %s", strerrorname_np(errno));
+}
+
 static void peer_begin(void)
 {
 	int fds[2];
@@ -673,6 +713,8 @@ static void peer_begin(void)
 		close(fds[0]);
 		if (choice.control >= 0)
 			close(choice.control);
+		if (choice.apart)
+			peer_elsewhere(fds[1]);
 		peer_serve(fds[1]);
 	}
 	close(fds[1]);
@@ -771,11 +813,11 @@ struct pair *open_pair_raw(void)
 	peer_begin();
 	if (choice.active) {
 		uint16_t port = (uint16_t)peer(pair, ACT_LISTEN, choice.family, 0).result;
-		pair->fd = loopback_connect(choice.family, port);
+		pair->fd = connect_to(choice.family, port);
 		pair->peer_port = (uint16_t)peer(pair, ACT_ACCEPT, 0, 0).result;
 	} else {
 		uint16_t port;
-		int listener = loopback_listener(choice.family, &port, SOCK_CLOEXEC);
+		int listener = listener_of(choice.family, &port, SOCK_CLOEXEC);
 		pair->peer_port = (uint16_t)peer(pair, ACT_CONNECT, port, choice.family).result;
 		pair->fd = accept(listener, NULL, NULL);
 		NEED(pair->fd >= 0);
@@ -896,7 +938,8 @@ static const struct scene *const tables[] = {
 
 int main(int argc, char **argv)
 {
-	if (argc > 1 && argv[1][0] == '@')
+	bool is_peer = argc > 1 && !strncmp(argv[1], "@peer:", 6);
+	if (argc > 1 && argv[1][0] == '@' && !is_peer)
 		return helper_main(argc, argv);
 	for (int i = 2; i < argc; i++) {
 		if (!strcmp(argv[i], "--peer=process"))
@@ -913,9 +956,19 @@ int main(int argc, char **argv)
 			choice.sockets = argv[i][10];
 		else if (!strncmp(argv[i], "--control=", 10))
 			choice.control = atoi(argv[i] + 10);
+		else if (!strncmp(argv[i], "--here=", 7))
+			choice.here = argv[i] + 7;
+		else if (!strncmp(argv[i], "--there=", 8))
+			choice.there = argv[i] + 8;
+		else if (!strncmp(argv[i], "--apart=", 8))
+			choice.apart = argv[i] + 8;
+		else if (!strncmp(argv[i], "--apart-socket=", 15))
+			choice.apart_socket = argv[i] + 15;
 		else
 			fail("unknown option %s", argv[i]);
 	}
+	if (is_peer)
+		peer_serve(atoi(argv[1] + 6));
 	for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
 		for (const struct scene *scene = tables[i]; scene->name; scene++) {
 			if (argc < 2) {

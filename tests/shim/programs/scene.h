@@ -5,6 +5,8 @@
  * A scene speaks for one end (`pair.fd`). The other end, the peer, lives in the same process or in a process of its own
  * (--peer), and carries out simple orders (enum act). Which end connects is chosen by --side.
  *
+ * With --apart the peer process is on another host: in another network namespace, with a provider of its own.
+ *
  * Bytes follow a pattern by stream offset, so that every byte received can be checked for being the right one.
  */
 #ifndef SCENE_H
@@ -46,6 +48,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Exit code: the scene has both ends of a connection in one process, and two hosts were asked for. */
+enum { NOT_APART = 77 };
 enum { PAIRS_MAX = 64, MARK_LEN = 8, CHUNK = 4 << 20 };
 
 /* What a peer can be told to do. `a` and `b` are the order's arguments. */
@@ -105,6 +109,9 @@ struct choice {
 	char family;	   /* '4', '6', or 'm': v4-mapped on a dual-stack listener */
 	char sockets;	   /* 'o'rdinary, 'e'xplicit (AF_INET_OFFLOAD), 'd'irect: the family that addresses come with */
 	int control;	   /* descriptor on which the runner is asked, or -1 */
+	const char *here, *there; /* addresses of the two ends' hosts; NULL: the loopback address */
+	const char *apart;	  /* file of the peer's network namespace */
+	const char *apart_socket; /* of its provider; NULL: over kernel TCP */
 };
 extern struct choice choice;
 

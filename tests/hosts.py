@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
+
+import pytest
 
 from namespaces import thread_in_netns
 from sidestep.config import RemoteSettings
@@ -119,6 +122,19 @@ class Host:
         """Of the provider."""
         counters = self.sidestep.status()["counters"]
         return sum(int(value) for key, value in counters.items() if key == name or key.startswith(name + "{"))
+
+
+def need_namespaces() -> None:
+    """Skips the test where there can be none."""
+    if os.geteuid() != 0:
+        pytest.skip("making a network namespace needs root")
+    if shutil.which("ip") is None:
+        pytest.skip("iproute2 is not installed; run tests/setup")
+    try:
+        with thread_in_netns(None):
+            pass
+    except PermissionError as error:
+        pytest.skip(f"this root may not make a network namespace: {error}")
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""The same scenes with the peer on another host: two providers, and a link of SDP over iWARP between them.
+
+What they are compared with is kernel TCP between the same two hosts. Scenes that have both ends of a connection in one
+process cannot be played so.
+"""
+
+# mypy: disable-error-code="arg-type,import-not-found,misc"
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from scene_runner import (
+    KNOWN_DIFFERENCES,
+    RELAYED_DIFFERENCES,
+    Apart,
+    Build,
+    Run,
+    Variant,
+    difference,
+    run,
+    scene_names,
+)
+
+pytestmark = pytest.mark.slow
+
+VARIANTS: Final = [
+    (Variant(peer_process=True), "0"),
+    (Variant(peer_process=True, active=False, family="6", build=Build.FORTIFIED), "4"),
+]
+# Beside those of one host and of a provider between the two ends.
+REMOTE_DIFFERENCES: Final[dict[str, str]] = {}
+
+
+def _scenes() -> Iterator[object]:
+    never_again = set(scene_names("demote"))  # a direction that has left the provider for TCP stays there
+    for scene in (name for name in scene_names() if name not in never_again):
+        reason = (KNOWN_DIFFERENCES | RELAYED_DIFFERENCES | REMOTE_DIFFERENCES).get(scene)
+        yield pytest.param(scene, marks=[pytest.mark.xfail(reason=reason, strict=False)] if reason else [])
+
+
+@pytest.mark.parametrize(("variant", "promote_after"), VARIANTS, ids=str)
+@pytest.mark.parametrize("scene", list(_scenes()))
+def test_same_as_kernel_tcp_between_two_hosts(
+    scene: str,
+    variant: Variant,
+    promote_after: str,
+    scene_program: Callable[[Build], Path],
+    apart_native: Callable[[str, Variant, str], Run],
+    apart: Callable[[str], Apart],
+) -> None:
+    native = apart_native(scene, variant, promote_after)
+    if native.needs_one_host:
+        pytest.skip("it has both ends of a connection in one process")
+    assert native.failure is None, f"over kernel TCP: {native.failure}\n{native.transcript}"
+    place = apart(promote_after)
+    before = _joined(place)
+    played = run(scene_program(variant.build), scene, variant, place, apart=place)
+    different = difference(native.transcript, played.transcript)
+    assert played.failure is None, f"between two hosts: {played.failure}\n{different or played.transcript}"
+    assert not different, different
+    assert _joined(place) != before or not played.promotions_seen, "promoted without the providers"
+
+
+def _joined(place: Apart) -> int:
+    """How many connections the two have carried."""
+    return sum(host.joined(how) for host in (place.one, place.other) for how in ("connect", "accept"))
+
+
+def test_known_differences_name_scenes() -> None:
+    assert REMOTE_DIFFERENCES.keys() <= set(scene_names())
