@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hosts import Host, Make
 from standard_peer import StandardPeer
 from talking import PORT, TALKERS, ends_well, line
 
+from hosts import Host, Make
 from sidestep import limits
 from sidestep.cli.gateway import gateway as command
 from sidestep.config import RemoteSettings
