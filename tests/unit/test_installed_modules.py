@@ -77,7 +77,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
         def asked() -> str:
             return str(connection.document("decide", role="connect", program="x", address="127.0.0.1", port=1)["why"])
 
-        assert states(connection) == {("protocol", "local"): "installed"}
+        assert states(connection) == {("protocol", "local"): "installed", ("protocol", "sdp"): "installed"}
         assert "carrier is not installed" in asked()
         install(tmp_path)
         connection.document("module_add", name="carrier")
@@ -90,6 +90,7 @@ def test_what_is_installed_while_the_provider_runs(tmp_path: Path, monkeypatch: 
             ("protocol", "broken"): "broken",
             ("protocol", "carrier"): "started",
             ("protocol", "local"): "installed",
+            ("protocol", "sdp"): "installed",
             ("transport", "wire"): "started",
         }
         connection.document("module_remove", name="wire", kind="transport")

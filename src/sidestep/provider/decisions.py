@@ -47,6 +47,7 @@ class Verdict:
     refusal: Refusal | None  # the reason in that case
     route: Route | None  # as far as it was asked for
     why: str  # one sentence
+    leaves: bool = False  # the other end is on another host
 
     def as_json(self) -> dict[str, Any]:
         """As the commands get it."""
@@ -189,14 +190,18 @@ class Decisions:
             if why := self._unfit(protocol, given, role):
                 reasons.append(f"{protocol.name}: {why}")
                 continue
-            return Verdict(ruling, protocol, None, route, f"{protocol.name} carries it")
+            leaves = role is Role.CONNECT and self._leaves(plain_address(request.remote.address))
+            return Verdict(ruling, protocol, None, route, f"{protocol.name} carries it", leaves)
         if reasons:
             return self._refused(ruling, Refusal.NO_PROTOCOL, "; ".join(reasons), route)
         wanted = f"{ruling.target} is not installed or does not work" if ruling.target != BOTH else "none is installed"
         return self._refused(ruling, Refusal.NO_PROTOCOL, f"no offload protocol can carry it: {wanted}")
 
     def _candidates(self, ruling: Decision, ip_protocol: int) -> Iterator[OffloadProtocol]:
-        for protocol in self._protocols.each() if ruling.target == BOTH else self._named(ruling.target):
+        named = ruling.target != BOTH
+        for protocol in self._named(ruling.target) if named else self._protocols.each():
+            if not (named or protocol.capabilities.local or self._remote):
+                continue  # it is for other hosts, of which there are none
             if ip_protocol in (0, protocol.ip_protocol):
                 yield protocol
 
@@ -224,12 +229,16 @@ class Decisions:
         able = protocol.capabilities
         if able.local and able.remote:
             return None
-        leaves = self._remote is not None and self._remote.trusts(destination) and not self._is_here(destination)
+        leaves = self._leaves(destination)
         if leaves and not able.remote:
             return "the other end is on another host"
         if not leaves and not able.local:
             return "the other end is on this host" if self._remote else "no other hosts were given: see --remote"
         return None
+
+    def _leaves(self, destination: Address) -> bool:
+        """Whether it is one of the other hosts with which connections are carried."""
+        return self._remote is not None and self._remote.trusts(destination) and not self._is_here(destination)
 
     def _is_here(self, destination: Address) -> bool:
         """Whether it is an address of this host."""

@@ -170,7 +170,7 @@ class Pairing:
             raise AssertionError(f"the table refused what it had checked: {refusal.name}")
         self._registry.handle_added(bucket)
         self._counters.add("offer_accepted")
-        if verdict.protocol.capabilities.remote:
+        if verdict.leaves:
             self._reach_out(verdict.protocol, offer)
 
     def _reach_out(self, carrier: OffloadProtocol, offer: Offer[Brought]) -> None:
