@@ -21,7 +21,7 @@ from sidestep.remote.link import SdpLink
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.requests import Event, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
-from sidestep.switch.link import Say
+from sidestep.switch.link import Carried, Say
 
 WORD = Struct(">B7xQ")
 RINGS = RING << 32 | RING  # what ATTACHED says of them
@@ -46,7 +46,7 @@ class Host:
         stack.callback(self.device.close)
         self.stack = Stack(self.device, lambda: loop.now)
         stack.callback(self.stack.close)
-        self.lost: list[Far] = []
+        self.lost: list[Carried] = []
         self.logged: list[str] = []
         self.dropped = 0
 

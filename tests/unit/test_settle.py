@@ -22,6 +22,7 @@ from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, EventKind
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.wire import service_id
+from sidestep.switch.link import Carried
 
 NAME = bytes(range(16))
 KEY = b"k" * 32
@@ -72,7 +73,7 @@ class Settling(World):
             self.promote(*apps)
         return *apps, made[0], self.taken[0]
 
-    def _broken(self, far: Far) -> None:
+    def _broken(self, far: Carried) -> None:
         route = Route(self.one.stack, self.two.device.address, self.port, self.hello)
         self.askers.add(Asker(self.loop, route, self.promotion, KEY, far, self.askers.discard))
 
