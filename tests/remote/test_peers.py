@@ -51,7 +51,8 @@ class Cable:
     def peers(self, host: Namespace, port: int | None = RDMA_PORT) -> Peers:
         """A provider's port mapper on a host, which serves everybody, or nobody."""
         with host.inside():
-            made = Peers(self.loop, lambda _local, _host: port, self.logged.append)
+            served = None if port is None else (port, limits.PEER_KNOWN_MAX_S)
+            made = Peers(self.loop, lambda _local, _host, _port: served, self.logged.append)
         self.stack.callback(made.close)
         return made
 
@@ -138,10 +139,10 @@ def test_what_is_forgotten_is_asked_anew(cable: Cable) -> None:
     assert cable.answered(asks) == RDMA_PORT
     serves.close()
     cable.peers(cable.there, 5000)  # its provider has started anew
-    asks.doubt(ip_address(THERE), 5000)  # another than was said
+    asks.doubt(Endpoint(ip_address(THERE), 80), 5000)  # another than was said
     cable.ask(asks)
     assert cable.answers[-1] == RDMA_PORT
-    asks.doubt(ip_address(THERE), RDMA_PORT)
+    asks.doubt(Endpoint(ip_address(THERE), 80), RDMA_PORT)
     assert cable.answered(asks) == 5000
 
 
@@ -300,7 +301,7 @@ def test_where_the_port_is_taken_one_can_still_ask(cable: Cable) -> None:
 def test_whom_it_serves_depends_on_both_addresses(cable: Cable) -> None:
     seen: list[tuple[Address, Address]] = []
 
-    def serve(local: Address, host: Address) -> int | None:
+    def serve(local: Address, host: Address, _port: int) -> tuple[int, float] | None:
         seen.append((local, host))
         return None
 
