@@ -7,65 +7,28 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
 
-from namespaces import thread_in_netns
 from sidestep.config import RemoteSettings
+from sidestep.observe.namespaces import Bridge, Namespace, ip, thread_in_netns
 from sidestep.testing import Sidestep
 
 NETWORK: Final = "198.18.7.0/24"
 NETWORK6: Final = "2001:db8:7::/64"
-_IP_TIMEOUT_S: Final = 10.0
-
-
-class Namespace:
-    """A network namespace that lasts as long as its descriptor."""
-
-    def __init__(self) -> None:
-        with thread_in_netns(None):
-            self._fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-            ip("link set lo up")
-
-    @property
-    def path(self) -> Path:
-        """What names it while it is open."""
-        return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """This thread, and what it starts, is in it."""
-        with thread_in_netns(self.path):
-            yield
-
-    def close(self) -> None:
-        """Lets it go."""
-        os.close(self._fd)
-
-
-def ip(command: str) -> None:
-    """Runs `ip`."""
-    subprocess.run(["ip", *command.split()], check=True, timeout=_IP_TIMEOUT_S, capture_output=True)
 
 
 class Host:
     """One host; its provider carries connections with the others."""
 
-    def __init__(self, number: int, bridge: Namespace, **options: Any) -> None:
+    def __init__(self, number: int, bridge: Bridge, **options: Any) -> None:
         self.number = number
         self.address = f"198.18.7.{number}"
         self.address6 = f"2001:db8:7::{number}"
         self.namespace = Namespace()
         self._bridge = bridge
-        with bridge.inside():
-            ip(f"link add port{number} type veth peer name eth0 netns {self.namespace.path}")
-            ip(f"link set port{number} master bridge up")
-        with self.namespace.inside():
-            ip(f"addr add {self.address}/24 dev eth0")
-            ip(f"addr add {self.address6}/64 dev eth0 nodad")
-            ip("link set eth0 up")
+        bridge.join(number, self.namespace, f"{self.address}/24", f"{self.address6}/64")
         options.setdefault("remote", RemoteSettings.parse(f"{NETWORK},{NETWORK6}"))
         self.sidestep = Sidestep(**options)
 
@@ -141,11 +104,8 @@ def need_namespaces() -> None:
 def hosts(count: int, **options: Any) -> Iterator[list[Host]]:
     """So many hosts on one bridge; `options` are those of their `Sidestep`."""
     with ExitStack() as stack:
-        bridge = Namespace()
+        bridge = Bridge()
         stack.callback(bridge.close)
-        with bridge.inside():
-            ip("link add bridge type bridge forward_delay 0")
-            ip("link set bridge up")
         yield [stack.enter_context(Host(number, bridge, **options)) for number in range(1, count + 1)]
 
 

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from namespaces import thread_in_netns
+from sidestep.observe.namespaces import thread_in_netns
 
 ROOT: Final = Path(__file__).parents[2]
 BUILD_TIMEOUT_S: Final = 900.0  # downloads some 300 MB; on a quiet machine it takes one minute

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from namespaces import thread_in_netns
 from sidestep import limits
 from sidestep.counters import Counters
+from sidestep.observe.namespaces import thread_in_netns
 from sidestep.provider.network import Network
 from sidestep.routing import AddressEvent, Change, ChangesLost, LinkEvent, NetworkEvent
 

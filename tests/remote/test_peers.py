@@ -11,8 +11,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from hosts import Namespace, ip, need_namespaces
+from hosts import need_namespaces
 from sidestep import limits
+from sidestep.observe.namespaces import Namespace, ip
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.peers import Peers
 from sidestep.routing import Address

@@ -21,13 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Self
 
 from sidestep import native_library
+from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
+from sidestep.observe.namespaces import Bridge, Namespace
 from sidestep.testing import Sidestep, free_port
 
 ROUNDS: Final = 3
@@ -36,6 +38,7 @@ START_TIMEOUT_S: Final = 10.0  # for a program to come up
 END_TIMEOUT_S: Final = 20.0  # for a program to end once its work is done
 LOOK_S: Final = 0.1  # between looks at the connections of a running program
 RUNS_MAX: Final = 4  # of redis-benchmark, until one lasts long enough to be looked at
+TWO_HOSTS_PREFIX: Final = "198.18.0."  # RFC 2544: for tests between hosts
 REDIS_CALIBRATION: Final = 5_000  # requests, to learn how many fill the time
 
 _PROGRAMS: Final = [sys.executable, "-m", "sidestep.observe.demo_programs"]
@@ -135,11 +138,25 @@ class _Program:
                 stream.close()
 
 
-class Place:
-    """Where programs run: over kernel TCP, perhaps all on one CPU, or under sidestep."""
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where one end of a connection runs."""
 
-    def __init__(self, name: str, *, cpu: int | None = None, sidestep: Sidestep | None = None) -> None:
-        self.name, self._cpu, self._sidestep = name, cpu, sidestep
+    address: str = "127.0.0.1"
+    sidestep: Sidestep | None = None  # None: over kernel TCP
+    namespace: Namespace | None = None  # None: on this very host
+
+    def inside(self) -> AbstractContextManager[None]:
+        """What is started in here runs there."""
+        return self.namespace.inside() if self.namespace else nullcontext()
+
+
+class Place:
+    """Where programs run: over kernel TCP, perhaps all on one CPU, or under sidestep; on one host or on two."""
+
+    def __init__(self, name: str, server: Site, client: Site | None = None, *, cpu: int | None = None) -> None:
+        self.name, self._cpu = name, cpu
+        self._server, self._client = server, client or server
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -148,18 +165,38 @@ class Place:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    @property
+    def address(self) -> str:
+        """The server's."""
+        return self._server.address
+
+    def serve(self, argv: list[str]) -> _Program:
+        """Starts a server; it ends, at the latest, with this place's block."""
+        return self._start(argv, self._server)
+
     def start(self, argv: list[str]) -> _Program:
-        """Starts a program that ends, at the latest, with this place's block."""
-        env = plain_environment() if self._sidestep is None else self._sidestep.env()
-        program = _Program(argv, env, self._cpu)
+        """The same for a client."""
+        return self._start(argv, self._client)
+
+    def _start(self, argv: list[str], site: Site) -> _Program:
+        with site.inside():
+            env = plain_environment() if site.sidestep is None else site.sidestep.env()
+            program = _Program(argv, env, self._cpu)
         self._stack.callback(program.end)
         return program
 
+    def answers(self, port: int) -> bool:
+        """Whether somebody listens there."""
+        with self._client.inside(), socket.socket() as probe:
+            return probe.connect_ex((self.address, port)) == 0
+
     def look(self, port: int, connections: int) -> Look | None:
         """The connections of the server at `port`, now; None over kernel TCP."""
-        if self._sidestep is None:
+        providers = {id(site.sidestep): site.sidestep for site in (self._server, self._client) if site.sidestep}
+        if not providers:
             return None
-        found = [c for c in self._sidestep.connections() if str(port) in (_port(c.local), _port(c.remote))]
+        listed = [c for sidestep in providers.values() for c in sidestep.connections()]
+        found = [c for c in listed if str(port) in (_port(c.local), _port(c.remote))]
         why_not = sorted({f"{c.state}, {c.why}" if c.why else c.state for c in found if not c.promoted})
         if not found:
             why_not = ["sidestep sees no such connection"]
@@ -185,9 +222,10 @@ def _talk(role: str) -> Callable[[Place, float], Run]:
     """A work of demo_programs: ROLE-server and ROLE-client."""
 
     def run(place: Place, seconds: float) -> Run:
-        server = place.start([*_PROGRAMS, f"{role}-server"])
+        at = ["--address", place.address]
+        server = place.serve([*_PROGRAMS, f"{role}-server", *at])
         port = int(server.line(START_TIMEOUT_S))
-        client = place.start([*_PROGRAMS, f"{role}-client", "--port", str(port), "--seconds", str(seconds)])
+        client = place.start([*_PROGRAMS, f"{role}-client", *at, "--port", str(port), "--seconds", str(seconds)])
         result = json.loads(client.line(seconds + END_TIMEOUT_S))
         look = place.look(port, 1)
         client.rest()
@@ -207,10 +245,10 @@ class _Redis:
     def __call__(self, place: Place, seconds: float) -> Run:
         with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as folder:
             port = free_port()
-            argv = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-            server = place.start([*argv, "--dir", folder])
-            _wait_for_port(server, port)
-            check = place.start([*_PROGRAMS, "redis-check", "--port", str(port)])
+            argv = ["redis-server", "--port", str(port), "--bind", place.address, "--save", "", "--appendonly", "no"]
+            server = place.serve([*argv, "--protected-mode", "no", "--dir", folder])
+            _wait_for_port(place, server, port)
+            check = place.start([*_PROGRAMS, "redis-check", "--address", place.address, "--port", str(port)])
             equal = json.loads(check.line(END_TIMEOUT_S))["equal"]
             check.rest()
             if place.name not in self._rates:
@@ -225,7 +263,7 @@ class _Redis:
         return Run(self._rates[place.name], equal, look)
 
     def _ask(self, place: Place, port: int, requests: int, look_after_s: float) -> tuple[float, Look | None]:
-        argv = ["redis-benchmark", "-h", "127.0.0.1", "-p", str(port), "-t", "get", "--csv"]
+        argv = ["redis-benchmark", "-h", place.address, "-p", str(port), "-t", "get", "--csv"]
         client = place.start([*argv, "-c", str(self._connections), "-n", str(requests)])
         time.sleep(look_after_s)
         look = place.look(port, self._connections)
@@ -238,14 +276,13 @@ class _Redis:
         return float(rows[0]["rps"]), look
 
 
-def _wait_for_port(program: _Program, port: int) -> None:
+def _wait_for_port(place: Place, program: _Program, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if not program.running():
             raise program.early_end()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if place.answers(port):
+            return
         time.sleep(0.02)
     raise program.fault(f"does not listen on port {port} after {START_TIMEOUT_S:g} s")
 
@@ -364,20 +401,56 @@ def run_demo(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> D
         Unavailable: sidestep's library is missing, or a program failed; the error names it.
     """
     _library()
-    demo = Demo()
     cpu = min(os.sched_getaffinity(0))
     with Sidestep(promote_after=None) as sidestep:
-        for work in works():
-            if why := missing(work):
-                demo.skipped[work.name] = why
-                tell(f"{work.title}: skipped, {why}")
-                continue
-            line = Line(work, {"tcp": [], "tcp-one-cpu": [], "sidestep": []})
-            tell(f"{work.title}: {rounds} rounds")
-            for _ in range(rounds):
-                for name, runs in line.runs.items():
-                    pinned = cpu if name == "tcp-one-cpu" else None
-                    with Place(name, cpu=pinned, sidestep=sidestep if name == "sidestep" else None) as place:
-                        runs.append(work.run(place, seconds))
-            demo.lines.append(line)
+        ours = Site(sidestep=sidestep)
+        places: dict[str, Callable[[str], Place]] = {
+            "tcp": lambda name: Place(name, Site()),
+            "tcp-one-cpu": lambda name: Place(name, Site(), cpu=cpu),
+            "sidestep": lambda name: Place(name, ours),
+        }
+        return _run(places, rounds=rounds, seconds=seconds, tell=tell)
+
+
+def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> Demo:
+    """The same on two hosts, made of network namespaces: clients on the one, servers on the other.
+
+    Raises:
+        Unavailable: As `run_demo`, or this user may make no namespaces.
+    """
+    _library()
+    with ExitStack() as stack:
+        bridge, namespaces = Bridge(), (Namespace(), Namespace())
+        for made in (bridge, *namespaces):
+            stack.callback(made.close)
+        sites: dict[bool, list[Site]] = {False: [], True: []}
+        for number, namespace in enumerate(namespaces, 1):
+            address = f"{TWO_HOSTS_PREFIX}{number}"
+            bridge.join(number, namespace, f"{address}/24")
+            with namespace.inside():
+                remote = RemoteSettings.parse(f"{TWO_HOSTS_PREFIX}0/24")
+                sidestep = stack.enter_context(Sidestep(promote_after=None, remote=remote))
+            sites[False].append(Site(address, None, namespace))
+            sites[True].append(Site(address, sidestep, namespace))
+        places: dict[str, Callable[[str], Place]] = {
+            "tcp": lambda name: Place(name, sites[False][1], sites[False][0]),
+            "sidestep": lambda name: Place(name, sites[True][1], sites[True][0]),
+        }
+        return _run(places, rounds=rounds, seconds=seconds, tell=tell)
+
+
+def _run(places: Mapping[str, Callable[[str], Place]], *, rounds: int, seconds: float, tell: Tell) -> Demo:
+    demo = Demo()
+    for work in works():
+        if why := missing(work):
+            demo.skipped[work.name] = why
+            tell(f"{work.title}: skipped, {why}")
+            continue
+        line = Line(work, {name: [] for name in places})
+        tell(f"{work.title}: {rounds} rounds")
+        for _ in range(rounds):
+            for name, make in places.items():
+                with make(name) as place:
+                    line.runs[name].append(work.run(place, seconds))
+        demo.lines.append(line)
     return demo

@@ -24,7 +24,6 @@ DIGEST_LEN: Final = 32  # bytes, SHA-256
 WARMUP_S: Final = 0.2
 REDIS_VALUES: Final = 200
 REDIS_VALUE_LEN_MAX: Final = 40_000  # bytes
-_HOST: Final = "127.0.0.1"
 
 
 def _tell(line: str) -> None:
@@ -37,14 +36,14 @@ def _finish(result: dict[str, Any]) -> None:
     sys.stdin.read()
 
 
-def _connect(port: int) -> socket.socket:
-    sock = socket.create_connection((_HOST, port))
+def _connect(address: str, port: int) -> socket.socket:
+    sock = socket.create_connection((address, port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
-def _accept() -> socket.socket:
-    with socket.create_server((_HOST, 0)) as listener:
+def _accept(address: str) -> socket.socket:
+    with socket.create_server((address, 0)) as listener:
         _tell(str(listener.getsockname()[1]))
         sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,20 +61,20 @@ def _receive(sock: socket.socket, view: memoryview) -> bool:
     return True
 
 
-def echo_server() -> None:
+def echo_server(address: str) -> None:
     """Sends every message of one client back."""
     message = memoryview(bytearray(ECHO_LEN))
-    with _accept() as sock:
+    with _accept(address) as sock:
         while _receive(sock, message):
             sock.sendall(message)
 
 
-def echo_client(port: int, seconds: float) -> None:
+def echo_client(address: str, port: int, seconds: float) -> None:
     """Ping-pong with echo_server; the result has the median round trip and whether each answer was what was sent."""
     answer = memoryview(bytearray(ECHO_LEN))
     times: list[int] = []
     number, equal = 0, True
-    with _connect(port) as sock:
+    with _connect(address, port) as sock:
         start = time.perf_counter_ns() + int(WARMUP_S * 1e9)
         end = start + int(seconds * 1e9)
         now = time.perf_counter_ns()
@@ -93,23 +92,23 @@ def echo_client(port: int, seconds: float) -> None:
         _finish({"value": statistics.median(times) / 1e3 if times else 0.0, "equal": equal and bool(times)})
 
 
-def bulk_server() -> None:
+def bulk_server(address: str) -> None:
     """Receives transfers of one client; answers each with a byte at its end, then with its SHA-256."""
     buffer = memoryview(bytearray(BULK_LEN))
-    with _accept() as sock:
+    with _accept(address) as sock:
         while _receive(sock, buffer):
             sock.sendall(b"!")
             sock.sendall(hashlib.sha256(buffer).digest())
 
 
-def bulk_client(port: int, seconds: float) -> None:
+def bulk_client(address: str, port: int, seconds: float) -> None:
     """Sends transfers to bulk_server; the result has the median MB/s and whether each SHA-256 was right."""
     data = bytearray(random.Random(2002).randbytes(BULK_LEN))  # noqa: S311 - any bytes will do
     view, equal = memoryview(data), True
     rates: list[float] = []
     done, digest = memoryview(bytearray(1)), memoryview(bytearray(DIGEST_LEN))
     end = time.perf_counter() + WARMUP_S + seconds
-    with _connect(port) as sock:
+    with _connect(address, port) as sock:
         while time.perf_counter() < end or len(rates) < 2:
             data[:8] = len(rates).to_bytes(8, "little")
             start = time.perf_counter()
@@ -124,11 +123,11 @@ def bulk_client(port: int, seconds: float) -> None:
         _finish({"value": statistics.median(rates[1:]), "equal": equal})  # the first is the connection's youth
 
 
-def redis_check(port: int) -> None:
+def redis_check(address: str, port: int) -> None:
     """Stores random values in a redis server and reads them back; the result says whether they are equal."""
     source = random.Random(1989)  # noqa: S311 - any bytes will do
     values = [source.randbytes(source.randrange(1, REDIS_VALUE_LEN_MAX)) for _ in range(REDIS_VALUES)]
-    with _connect(port) as sock, sock.makefile("rb") as answers:
+    with _connect(address, port) as sock, sock.makefile("rb") as answers:
         stored = True
         for number, value in enumerate(values):
             sock.sendall(_command(b"SET", b"demo:%d" % number, value))
@@ -151,20 +150,21 @@ def main() -> None:
     """Runs one role."""
     parser = argparse.ArgumentParser(prog="python -m sidestep.observe.demo_programs", description=__doc__)
     parser.add_argument("role", choices=["echo-server", "echo-client", "bulk-server", "bulk-client", "redis-check"])
+    parser.add_argument("--address", default="127.0.0.1", help="the server's")
     parser.add_argument("--port", type=int, default=0, help="the server's port, for clients")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured, after a short warm-up")
     args = parser.parse_args()
     match args.role:
         case "echo-server":
-            echo_server()
+            echo_server(args.address)
         case "bulk-server":
-            bulk_server()
+            bulk_server(args.address)
         case "echo-client":
-            echo_client(args.port, args.seconds)
+            echo_client(args.address, args.port, args.seconds)
         case "bulk-client":
-            bulk_client(args.port, args.seconds)
+            bulk_client(args.address, args.port, args.seconds)
         case "redis-check":
-            redis_check(args.port)
+            redis_check(args.address, args.port)
 
 
 if __name__ == "__main__":
