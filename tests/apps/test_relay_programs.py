@@ -65,7 +65,7 @@ def test_the_example_is_found_started_and_listed(through: Sidestep) -> None:
         answer, descriptors = connection.request("modules")
         descriptors.close()
     states = {one["name"]: one["state"] for one in answer["modules"]}
-    assert states == {"local": "removed", "relay": "installed"}  # loaded when it is first wanted
+    assert states == {"local": "removed", "relay": "installed", "sdp": "installed"}  # loaded when it is first wanted
     assert (installed() / "sidestep_relay.py").exists()
 
 
