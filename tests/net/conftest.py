@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
 from netns import Follower, ip, private_netns
+
+from hosts import need_namespaces
 
 
 @pytest.fixture
 def netns() -> Iterator[None]:
     """The test runs in a private network namespace with `lo` up."""
-    if os.geteuid() != 0:
-        pytest.skip("making a network namespace needs root")
-    if shutil.which("ip") is None:
-        pytest.skip("iproute2 is not installed; run tests/setup")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(private_netns())
-        except PermissionError as error:
-            pytest.skip(f"this root may not make a network namespace: {error}")
+    need_namespaces()
+    with private_netns():
         ip("link set lo up")
         yield
 

@@ -62,7 +62,7 @@ def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.
             if not told:
                 told = True
                 print("talks", flush=True)
-            time.sleep(pause_s)
+            time.sleep(pause_s)  # as asked for: a program that has other things to do as well
         print(f"right: {count}", flush=True)
         connection.shutdown(socket.SHUT_WR)
         rest = connection.recv(100)

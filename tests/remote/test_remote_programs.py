@@ -24,7 +24,7 @@ def listening(host: Host, port: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while f":{port} " not in host.plain(["ss", "-Hltn"], stdout=subprocess.PIPE, text=True).stdout:
         assert time.monotonic() < deadline, f"nobody listens at {port}"
-        time.sleep(0.02)
+        time.sleep(0.02)  # nothing tells when a program begins to listen
 
 
 @pytest.fixture

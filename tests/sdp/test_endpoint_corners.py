@@ -222,9 +222,8 @@ class Voiding:
         self._qp.post_send(request)
 
 
-@pytest.mark.spec("RFC 5040 5.3; draft-pinkerton-iwarp-sdp: RdmaRdCompl by Send with Invalidate")
-def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
-    """One buffer goes to two other ends by Read Zcopy; the first voids its key, as it may."""
+def two_pairs() -> tuple[World, list[tuple[End, End]]]:
+    """Two connections of the same two stacks, whose large sends go by Read Zcopy."""
     world = World(settings=Settings(strategy=read_zcopy))
     pairs = [(End(), End()) for _ in range(2)]
     for number, (left, right) in enumerate(pairs):
@@ -232,6 +231,13 @@ def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
         left.stream = world.stacks[0].connect(RIGHT, addresses(40000 + number), left.tell)
         assert world.fabric.run_until(partial(right.got, EventKind.ESTABLISHED))
         listener.close()
+    return world, pairs
+
+
+@pytest.mark.spec("RFC 5040 5.3; draft-pinkerton-iwarp-sdp: RdmaRdCompl by Send with Invalidate")
+def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
+    """One buffer goes to two other ends by Read Zcopy; the first voids its key, as it may."""
+    world, pairs = two_pairs()
     data = pattern(100_000)
     shared = memoryview(data)
     sends = [left.to.send(shared) for left, _ in pairs]
@@ -258,13 +264,7 @@ def test_who_voids_the_key_that_it_was_shown_voids_no_other() -> None:
 @pytest.mark.spec("docs/wire/sdp.md §23.1: the receiver checks that the STag is the advertised one")
 def test_who_voids_a_key_that_it_was_not_shown_is_cut_off() -> None:
     """Keys of one device are one space: that of another connection may be guessed."""
-    world = World(settings=Settings(strategy=read_zcopy))
-    pairs = [(End(), End()) for _ in range(2)]
-    for number, (left, right) in enumerate(pairs):
-        listener = world.stacks[1].listen(PORT, partial(take, right))
-        left.stream = world.stacks[0].connect(RIGHT, addresses(40000 + number), left.tell)
-        assert world.fabric.run_until(partial(right.got, EventKind.ESTABLISHED))
-        listener.close()
+    world, pairs = two_pairs()
     pairs[0][0].to.send(memoryview(pattern(100_000)))
     assert world.fabric.run_until(lambda: pairs[0][1].to.connection.readable)
     region = pairs[0][0].to.connection._source.adverts[0].send.region

@@ -252,3 +252,19 @@ def all_of(sender: App, receiver: App, sent: int) -> None:
         assert sender.end.unread >= sent - by_ring
     else:
         assert sent == by_ring == 0
+
+
+Words = list[tuple[int, int]]
+
+
+def is_cut_off_by(word: tuple[int, int], before: Words, world: World, app: App, far: Far, stranger: Stranger) -> None:
+    """What the stranger says before does no harm; with that word its connection is reset, as a violation."""
+    for each in before:
+        stranger.say(*each)
+    world.rest()
+    assert not far.lost
+    stranger.say(*word)
+    world.rest()
+    assert far.lost
+    assert reset(app)
+    assert world.one.counters.get("relay_reset", "violation") == 1

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 from channel_app import RING, App
-from far_world import RINGS, WORD, World, all_of, close, go_back, hear_fin, recall, reset, snap
+from far_world import RINGS, WORD, World, all_of, close, go_back, hear_fin, is_cut_off_by, recall, reset, snap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -578,16 +578,7 @@ def forbidden() -> Iterator[object]:
 def test_words_out_of_their_order_end_the_connection(
     world: World, before: list[tuple[int, int]], word: tuple[int, int]
 ) -> None:
-    app, far, stranger = world.stranger(promoted=False)
-    for each in before:
-        stranger.say(*each)
-    world.rest()
-    assert not far.lost
-    stranger.say(*word)
-    world.rest()
-    assert far.lost
-    assert reset(app)
-    assert world.one.counters.get("relay_reset", "violation") == 1
+    is_cut_off_by(word, before, world, *world.stranger(promoted=False))
     assert len(world.one.logged) == 1
 
 
@@ -608,16 +599,7 @@ def test_words_out_of_their_order_end_the_connection(
     ],
 )
 def test_impossible_words_of_a_sender(world: World, before: list[tuple[int, int]], word: tuple[int, int]) -> None:
-    app, far, stranger = world.stranger()
-    for each in before:
-        stranger.say(*each)
-    world.rest()
-    assert not far.lost
-    stranger.say(*word)
-    world.rest()
-    assert far.lost
-    assert reset(app)
-    assert world.one.counters.get("relay_reset", "violation") == 1
+    is_cut_off_by(word, before, world, *world.stranger())
 
 
 def test_more_data_than_there_is_room_for(world: World) -> None:
