@@ -2,7 +2,7 @@
  * sidestep.h - explicit sockets, for C programs.
  *
  *   socket(AF_INET_OFFLOAD, SOCK_STREAM, IPPROTO_OFFLOAD_ANY)   whatever offload protocol there is, else TCP
- *   socket(AF_INET_OFFLOAD, SOCK_STREAM, IPPROTO_SDP)           this offload protocol, or EPROTONOSUPPORT
+ *   socket(AF_INET_OFFLOAD, SOCK_STREAM, IPPROTO_SDP)           SDP with other hosts, or EPROTONOSUPPORT
  *   socket(AF_INET, SOCK_STREAM, IPPROTO_SDP)                   the same
  *   socket(AF_INET_DIRECT, SOCK_STREAM, 0)                      TCP of the kernel, never offered
  *

@@ -44,6 +44,7 @@ ORDER_TIMEOUT_S: Final = 5.0  # seconds `demote` and `promote` wait for the prog
 
 # Metrics.
 METRICS_REQUESTS_MAX: Final = 16  # served at a time, a thread each; the next connection is closed at once
+LINK_PEERS_MAX: Final = 256  # other hosts that metrics have series for; the rest is counted as one, "others"
 METRICS_REQUEST_TIMEOUT_S: Final = 5.0  # seconds a scraper may keep its request or its reading waiting; then it is cut
 
 # The provider as a process.
@@ -58,7 +59,7 @@ LOG_MINUTE_S: Final = 60.0  # seconds until a log that was full goes on, and tel
 # Decisions.
 TRACE_DECISIONS_MAX: Final = 4096  # kept for `sidestep policy trace`; the oldest are forgotten
 TRACE_DECISIONS_PER_REPLY: Final = 32  # in one packet of a reply; the command asks again
-LINKS_PER_REPLY: Final = 48  # in one packet of a reply; the command asks again
+LINKS_PER_REPLY: Final = 32  # in one packet of a reply; the command asks again
 TRACE_BYTES_PER_REPLY: Final = 16 << 10  # bytes of JSON of them all but the last; likewise
 WHY_MAX: Final = 1024  # characters of a reason, which may be a module's own words; the rest is cut off
 TRACE_POLL_S: Final = 0.2  # seconds between two questions of `sidestep policy trace` when nothing is new
@@ -66,7 +67,7 @@ COMMAND_NAME_MAX: Final = 4096  # bytes of a program's first word that are looke
 PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; who has more is known by its effective one only
 
 # Connections through the provider.
-RELAYS_MAX: Final = 1024  # at a time, as far as descriptors allow; the next one stays on TCP: PROTOCOL_FAILED
+RELAYS_MAX: Final = 1024  # of one process at a time, as far as descriptors allow; more stay on TCP: PROTOCOL_FAILED
 RELAY_DESCRIPTORS: Final = 8  # that a connection may cost: two bells, and what its protocol opens
 RELAY_ATTACH_S: Final = 10.0  # seconds until both ends must have attached: relay_dropped{not_attached}
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
@@ -75,6 +76,16 @@ RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on 
 RELAY_LEAVE_LOOK_S: Final = 0.02  # seconds between two looks whether it is
 REMOTE_SOUGHT_MAX: Final = 1024  # accepting ends that other hosts have asked for and nobody has claimed yet
 REMOTE_SOUGHT_S: Final = 5.0  # seconds until such an end counts as absent
+WORKERS_MAX: Final = 64  # processes that carry connections with other hosts; more are a misuse
+WORKER_PAUSE_S: Final = 0.1  # seconds until a worker that has died is started anew; twice as many each time,
+WORKER_PAUSE_MAX_S: Final = 30.0  # and that at most,
+WORKER_LIVED_S: Final = 60.0  # until one has lived for so long
+WORKER_QUEUE_MAX: Final = 4096  # messages that wait for a worker, or for its provider; beyond: the two part
+WORKER_QUEUE_LOOK_S: Final = 0.002  # seconds between two tries to send what waits
+WORKER_TEXT_MAX: Final = 64 << 10  # bytes of text in one message between the two
+WORKER_END_S: Final = 0.5  # seconds an ending provider waits for its workers, once they had time to leave
+WORKER_ASKED_S: Final = 1.0  # seconds for a worker to tell what it carries; else it is left out
+WORKER_TICKET_S: Final = 2.0  # seconds for which a port that another host was told counts as a connection
 REMOTE_ADDRESSES_MAX: Final = 64  # addresses of this host from which connections with others are carried
 PEERS_KNOWN_MAX: Final = 4096  # hosts whose answer is remembered; the oldest is forgotten
 PEERS_ASKING_MAX: Final = 256  # hosts that are asked at a time; connections to others stay on TCP
@@ -84,15 +95,20 @@ PEER_ANSWER_S: Final = 0.25  # seconds until the next one
 PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing, is not asked
 PEER_TOLD_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
+POLL_MIN_S: Final = 10e-6  # seconds a provider looks again before it sleeps, after news of a link, at least
+POLL_MAX_S: Final = 200e-6  # and at most
+POLL_LOAD_S: Final = 5e-3  # seconds between two looks whether others want its processor
 SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
 SETTLE_LOOK_S: Final = 1.0  # seconds between two looks whether TCP has been reset meanwhile
-SETTLE_ENDED_S: Final = 5.0  # the same, once the other end's TCP has ended
+SETTLE_ENDED_S: Final = 12.0  # the same, and for an end to be told, once TCP has ended; a question or two may be lost
 SETTLED_KEPT_S: Final = 60.0  # seconds for which the answer is kept, in case it was lost
 SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
 REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
-REMOTE_RECEIVE_SIZE: Final = (16 << 10) + 16  # bytes of each, header included
+REMOTE_RECEIVE_SIZE: Final = (4 << 10) + 16  # bytes of each at first, header included
+REMOTE_RECEIVE_SIZE_MAX: Final = 60 << 10  # bytes, once more is sent than they hold; fits one IP packet of a capture
 REMOTE_PRIVATE_BYTES: Final = 512 << 20  # of them all, at one address; connections beyond wait for some
 LINK_WORDS_MAX: Final = 256  # words of one connection that the other host has not taken; beyond: relay_reset{violation}
+LINK_FINISH_S: Final = 2.0  # seconds for which an end of a link that has said all waits for the other's end
 LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to another host; more stay in the ring
 
 # SDP streams joined with TCP sockets: ordinary SDP requests for a service of this host, and `sidestep gateway`.
@@ -108,8 +124,23 @@ GATEWAY_DRAIN_S: Final = 30.0  # seconds for connections to end once the gateway
 SERVICE_PORTS_MAX: Final = 256  # of an address: services that other hosts have asked the port mapper for
 SERVICE_TOLD_S: Final = 30.0  # seconds for which who asked may use such a port; 31.75 at most (docs/wire/sdp.md §23.4)
 SERVICE_KEPT_S: Final = 45.0  # seconds without a question after which it is given back
+
+# SDP in a Python program's own process (`protocol="sdp"`).
+API_EXIT_S: Final = 2.0  # seconds that the end of a process waits for connections to end well; then they are cut
+API_CANCEL_S: Final = 15.0  # seconds for the other end to agree that a buffer is taken back; then the connection ends
+API_WRITE_AHEAD: Final = 32 << 20  # bytes that a writer refers to and the other end has not; then `drain` waits
+API_WRITES_AHEAD: Final = 64  # sends of a writer that are outstanding; what is written meanwhile is joined
+API_PORT_TRIES: Final = 16  # free ports tried for a listener that wants any; then EADDRINUSE
 SERVED_MAX: Final = 1024  # connections of other hosts with listeners of one address; the next one is rejected
 SERVICE_CONNECT_S: Final = 1.0  # seconds for a listener of this host to take a connection; then its queue is full
+REACHED_MAX: Final = 1024  # connections that begin with SDP, of all users, made or coming; the next: TCP, or ENOBUFS
+REACH_S: Final = 10.0  # seconds for the other host to answer; then ETIMEDOUT
+REACH_TAKEN_S: Final = 5.0  # seconds until the program's socket has come to where it was sent; then it is given up
+REACH_SHUT_S: Final = 60.0  # seconds until who heard nothing has given up: TCP does after REACH_SYNS (shim_reach.c)
+REACH_WAIT_MAX_S: Final = 2.0  # seconds, at most, that a call waits for a verdict, whatever it asks for
+REACH_VAIN_S: Final = 30.0  # seconds for which TCP comes first at a place where SDP has failed
+REACH_VAIN_MAX: Final = 4096  # such places; the oldest is tried again
+NAMES_PAST_MAX: Final = 1024  # true addresses of connections that are over, for who asks late; the oldest are forgotten
 LISTENERS_KNOWN_MAX: Final = 256  # listening sockets whose program is remembered; the oldest is looked up again
 
 # Offload protocols and transports.
@@ -215,5 +246,6 @@ CAPTURE_INTERFACES_MAX: Final = 65536  # of one section of a pcapng file; with m
 CAPTURE_UNPACKED_MAX: Final = 1 << 30  # bytes of a capture that is compressed; reading ends there, with an error
 CAPTURE_CONNECTIONS_MAX: Final = 65536  # followed at a time; the oldest is forgotten
 CAPTURE_MESSAGE_MAX: Final = 64 << 20  # bytes of a message that is put together; a longer one is told and left out
+CAPTURE_HELD_MAX: Final = 256 << 20  # bytes of all messages that are put together at a time; more are told and left out
 CAPTURE_AHEAD_MAX: Final = 16 << 20  # bytes of a TCP direction kept behind a gap; with more the rest is left out
 CAPTURE_HEX_MAX: Final = 16 << 20  # characters of hex that are read; more is refused

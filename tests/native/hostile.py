@@ -178,17 +178,17 @@ class HostilePeer:
             self.ring()
             assert time.monotonic() < deadline, "the victim never ran out of room"
 
-    def wait_end(self) -> None:
-        """Waits until the victim has closed its end of the TCP connection; TimeoutError if it does not."""
+    def wait_end(self) -> type[ConnectionResetError] | None:
+        """Waits until the victim's end of the TCP connection has ended, and how; TimeoutError if it does not."""
         deadline = time.monotonic() + WITHIN_S
         while True:
             self.ring()
             if select.select([self.tcp], [], [], 0.01)[0]:
                 try:
                     if not self.tcp.recv(65536):
-                        return
+                        return None
                 except ConnectionResetError:
-                    return
+                    return ConnectionResetError
             if time.monotonic() > deadline:
                 raise TimeoutError("the victim goes on with a peer that broke the rules")
 

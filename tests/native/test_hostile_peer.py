@@ -142,7 +142,7 @@ def test_an_impossible_count_ends_the_connection(
                 elif word == "side[0].rx_frozen":
                     peer.poke("side[1].tx_back", CHANNEL_RECALLED)
                     peer.poke("side[0].notice", CHANNEL_RECALL)
-                peer.wait_end()
+                assert peer.wait_end() is ConnectionResetError
     scene.end()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from relay_example import relayed
+from sidestep.provider import control
 from sidestep.testing import Connection, Sidestep
 
 pytestmark = pytest.mark.slow
@@ -53,22 +54,40 @@ def stage() -> Iterator[Sidestep]:
         yield sidestep
 
 
+def join(a: End, b: End, name: str = "s") -> None:
+    """Makes a connection from one to the other."""
+    a.ask(f"connect({b.ask(f'serve({name!r})')}, {name!r})")
+    b.ask(f"accept({name!r})")
+
+
+def promote(stage: Sidestep, a: End, b: End, name: str = "s", *, count: int = 2) -> None:
+    """Sends to and fro until so many ends are promoted."""
+
+    def talk(found: list[Connection]) -> bool:
+        for one, other in ((a, b), (b, a)):
+            one.ask(f"{name}.sendall(b'x')")
+            assert other.ask(f"{name}.recv(1)") == b"x"
+        return sum(c.promoted for c in found) == count
+
+    stage.wait_for(talk)
+
+
 @pytest.fixture
 def ends(stage: Sidestep) -> tuple[End, End]:
     """Who connects, and who accepts; both directions go through the provider."""
     a, b = End(stage), End(stage)
-    a.ask(f"connect({b.ask('serve()')})")
-    b.ask("accept()")
-
-    def talk(found: list[Connection]) -> bool:
-        for one, other in ((a, b), (b, a)):
-            one.ask("s.sendall(b'x')")
-            assert other.ask("s.recv(1)") == b"x"
-        return sum(c.promoted for c in found) == 2
-
-    stage.wait_for(talk)
+    join(a, b)
+    promote(stage, a, b)
     assert stage.status()["counters"]["relay_opened"] == 1
     return a, b
+
+
+def prefer_local(stage: Sidestep) -> None:
+    """Connections that are made from now on go through nobody."""
+    with control.ControlConnection(stage.socket) as connection:
+        answer, descriptors = connection.request("module_add", name="local")
+        descriptors.close()
+    assert answer == {"done": True}, answer
 
 
 @contextmanager
@@ -88,8 +107,7 @@ def standing_still(stage: Sidestep) -> Iterator[None]:
 def unheard(stage: Sidestep, log: Path) -> Iterator[tuple[End, End]]:
     """Who connects has just moved to the ring, and the provider cannot tell the other."""
     a, b = End(stage, log), End(stage)
-    a.ask(f"connect({b.ask('serve()')})")
-    b.ask("accept()")
+    join(a, b)
     b.ask("s.sendall(b'x')")
     a.ask("s.recv(1)")
     deadline_s = time.monotonic() + 20
@@ -152,6 +170,18 @@ def test_a_reset_does_not_overtake_the_bytes(stage: Sidestep, ends: tuple[End, E
     assert b.ask("s.recv(1)") == b""
 
 
+def test_the_end_is_heard_though_tcp_told_it_before_the_provider_was_done(stage: Sidestep, tmp_path: Path) -> None:
+    """A reader asleep has heard TCP's; then the last bytes, their end, and that the provider is done come at once."""
+    with unheard(stage, tmp_path / "log") as (a, b):
+        b.ask("s.shutdown(socket.SHUT_WR)")
+        b.ask("Later.of(lambda: (get(100), s.recv(1)))")
+        assert b.ask("Later.last.waits(0.1)") is True
+        a.ask("s.close()")
+        assert b.ask("Later.last.waits(0.1)") is True
+    assert b.ask("Later.last.waits(5)") is False
+    assert b.ask("Later.last.result()") == "(b'x', b'')"
+
+
 def test_what_a_stopped_provider_counted_as_unread_is_no_reset(stage: Sidestep, ends: tuple[End, End]) -> None:
     """All has arrived, though its room was never given back: how the other ends is then the kernel's to tell."""
     a, b = ends
@@ -180,3 +210,98 @@ def test_a_program_that_makes_no_call_is_not_waited_for_in_vain(stage: Sidestep,
     assert a.ask("get(3000)") == b"d" * 3000
     a.ask("s.shutdown(1)")
     assert b.ask("s.recv(1)") == b""
+
+
+def join_nearer(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Gives the two another connection, `near`, that goes through nobody."""
+    a, b = ends
+    prefer_local(stage)
+    join(b, a, "near")
+    promote(stage, a, b, "near", count=4)
+
+
+def test_the_end_of_a_provider_is_heard_though_a_set_met_it_first(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """It held none of its connections then; one that comes back there is not left waiting."""
+    a, _ = ends
+    join_nearer(stage, ends)
+    a.ask("watch()")
+    assert a.ask("watched.poll(0.1)") == []
+    a.ask("watched.unregister(s)")
+    stage.kill_provider(signal.SIGKILL)
+    assert a.ask("watched.poll(0.5)") == []
+    a.ask("watched.register(s, 1)")
+    assert a.ask("[event & 1 for _, event in watched.poll(5)]") == [1]
+    assert a.ask("s.recv(1)") == "ECONNRESET"
+
+
+@pytest.mark.parametrize("call", ["near_waits()", "near_polled()"])
+def test_the_end_of_a_provider_is_heard_though_another_call_met_it_first(
+    stage: Sidestep, ends: tuple[End, End], call: str
+) -> None:
+    """It was on a connection without the provider; the next one, on its own, is not left waiting."""
+    a, b = ends
+    mine = {"near_waits()": "s.recv(1)", "near_polled()": "s_polled()"}[call]
+    join_nearer(stage, ends)
+    a.ask(f"Later.of(lambda: ({mine}, {call}, {mine}))")
+    assert a.ask("Later.last.waits(0.2)") is True
+    b.ask("s.sendall(b'1')")
+    assert a.ask("Later.last.waits(4)") is True  # all rings are trimmed: nothing else wakes it
+    stage.kill_provider(signal.SIGKILL)
+    assert a.ask("Later.last.waits(0.3)") is True
+    b.ask("near.sendall(b'2')")
+    assert a.ask("Later.last.waits(5)") is False
+    assert "ECONNRESET" in str(a.ask("Later.last.result()")) or a.ask("s.recv(2)") == "ECONNRESET"
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.5])
+def test_bytes_that_could_not_be_recalled_do_not_end_as_if_all_had_come(
+    stage: Sidestep, ends: tuple[End, End], seconds: float
+) -> None:
+    """Who has sent them has closed; who is given the socket must not take its end for theirs."""
+    a, b = ends
+    with standing_still(stage):
+        a.ask("s.sendall(b'a' * 5000)")
+        a.ask("s.close()")
+        b.ask("Later.of(pass_on)")
+        b.ask(f"Later.last.waits({seconds})")
+    assert b.ask("Later.last.result()") == "None"
+    assert b.ask("given()") == "ECONNRESET"
+
+
+@contextmanager
+def staying_on_tcp(stage: Sidestep) -> Iterator[tuple[End, End]]:
+    """Who accepts has consented; who connects has a thread asleep in the kernel, and does not move to the ring."""
+    a, b = End(stage), End(stage)
+    join(a, b)
+    a.ask("Later.of(lambda: s.recv(1))")
+
+    def talk(found: list[Connection]) -> bool:
+        a.ask("s.sendall(b'x')")
+        assert b.ask("s.recv(1)") == b"x"
+        ends = [c.state for c in found if c.role in ("active", "passive")]
+        return ends == ["attached", "attached"] and "WAITER_IN_KERNEL" in [c.reason for c in found]
+
+    stage.wait_for(talk)
+    assert b.ask("s.recv(1, socket.MSG_DONTWAIT)") == "EAGAIN"
+    yield a, b
+
+
+@pytest.mark.parametrize("how", ["select.poll", "select.epoll"])
+@pytest.mark.parametrize("events", [0, 0x2000], ids=["nothing", "RDHUP"])
+def test_an_end_that_cannot_be_told_yet_costs_no_time(stage: Sidestep, how: str, events: int) -> None:
+    """It stands behind bytes that the program does not ask for."""
+    with staying_on_tcp(stage) as (a, b), standing_still(stage):
+        a.ask("s.sendall(b'y')")
+        a.ask("s.shutdown(socket.SHUT_WR)")
+        b.ask("s.shutdown(socket.SHUT_WR)")
+        before = b.ask("time.process_time()")
+        assert b.ask(f"waited('{how}', {events}, 1)") == []
+        assert b.ask("time.process_time()") - before < 0.5
+
+
+@pytest.mark.parametrize("how", ["select.poll", "select.epoll"])
+def test_room_is_told_while_an_end_is_not(stage: Sidestep, how: str) -> None:
+    """The peer has ended its direction, ours goes on by TCP; room is true at every look."""
+    with staying_on_tcp(stage) as (a, b), standing_still(stage):
+        a.ask("s.shutdown(socket.SHUT_WR)")
+        assert b.ask(f"waited_twice('{how}', 5)") == [4, 4]

@@ -60,7 +60,7 @@ struct channel_side {
 	_Atomic uint32_t hint;        /* not 0: name this number in your hint ring whenever you publish or make room */
 	_Atomic uint32_t tx_ended;    /* the last round that is over: what follows comes by TCP, and tail stands */
 	/* Only where a provider stands between the two ends of the connection; see provider/relay.py. */
-	_Atomic uint32_t fin_seen;    /* a shim: my native socket has told the end; where does the ring end? */
+	_Atomic uint32_t fin_seen;    /* a shim: CHANNEL_SEEN bits, my native socket has told it; where does the ring end? */
 	_Atomic uint32_t tx_fin;      /* a provider: nothing follows; shut_wr and CHANNEL_CLOSED say how it ended */
 	_Atomic uint64_t tx_fin_at;   /* a provider: with tx_fin, the count of the ring's bytes at which the stream ends */
 	_Atomic uint32_t handed_on;   /* a provider: CHANNEL_HANDED bits, what of your words the other end has now */
@@ -98,6 +98,12 @@ enum {
 	CHANNEL_DEMOTE = 1u << 1, /* send by TCP until I consent anew; I read the ring to its end first */
 	CHANNEL_RECALL = 1u << 2, /* send by TCP from now on, beginning with the ring's bytes from rx_frozen on */
 	CHANNEL_RESET = 1u << 3,  /* by a provider: bytes are lost, or the other end broke the rules; reset the connection */
+	CHANNEL_OVER = 1u << 4,   /* by a provider, the last it says: it answers nothing any more, and no byte is with it */
+};
+
+enum {
+	CHANNEL_SEEN_END = 1u << 0,   /* nothing more comes by TCP */
+	CHANNEL_SEEN_RESET = 1u << 1, /* as it is dead: reset, or timed out */
 };
 
 enum {

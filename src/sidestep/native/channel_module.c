@@ -245,6 +245,19 @@ static PyObject *channel_readable(PyObject *self, PyObject *args)
 	return pieces_tuple(channel, pieces, len, true);
 }
 
+PyDoc_STRVAR(receiving_doc, "ring($self, /)\n--\n\n"
+                       "A read-only view of all the memory of the receiving ring, to register it; it says nothing of what is in it.");
+
+static PyObject *channel_ring(PyObject *self, PyObject *unused)
+{
+	struct channel *channel = mapped(self);
+
+	(void)unused;
+	if (!channel)
+		return NULL;
+	return piece_view(channel, (struct iovec){channel->end.rx_data, channel->end.rx_size}, true);
+}
+
 PyDoc_STRVAR(writable_doc, "writable($self, /)\n--\n\n"
                            "Views of the room for writing, in the ring: none, one, or two where it wraps.\n\n"
                            "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
@@ -491,6 +504,7 @@ static void channel_dealloc(PyObject *self)
 static PyMethodDef channel_methods[] = {
 	{"write", channel_write, METH_O, write_doc},
 	{"read", channel_read, METH_VARARGS, read_doc},
+	{"ring", channel_ring, METH_NOARGS, receiving_doc},
 	{"readable", channel_readable, METH_VARARGS, readable_doc},
 	{"consume", channel_consume, METH_O, consume_doc},
 	{"writable", channel_writable, METH_NOARGS, writable_doc},

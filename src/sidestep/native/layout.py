@@ -18,7 +18,7 @@ import sys
 from enum import IntEnum, IntFlag
 from typing import Any, Final
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -39,6 +39,11 @@ IPPROTO_OFFLOAD_ANY: Final = 0  # IPPROTO_IP, the wildcard: any offload protocol
 EXPLICIT_NUMBERS: Final = (
     "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
 )  # fmt: skip
+
+# Connections that a provider makes with a program in the place of another host have an end at this loopback address,
+# 127.83.68.80 ("SDP"). Who sees an end in its /24 asks the provider for the true addresses.
+NAMED_ADDRESS: Final = 0x7F534450
+NAMED_MASK: Final = 0xFFFFFF00
 
 
 class Rpc(IntEnum):
@@ -79,8 +84,11 @@ class Ask(IntEnum):
 
     BIND = 1  # local_addr:local_port for the protocols, too; fds: [the native socket, a pipe whose end gives it back]
     LISTEN = 2  # it listens there
-    CONNECT = 3  # to remote_addr:remote_port
+    # To remote_addr:remote_port; fds: none, or [the native socket], so that a protocol can open the connection in TCP's
+    # place: an ANSWER with a remote_port says where the native socket is to connect to instead.
+    CONNECT = 3
     OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
+    NAMES = 5  # what the two ends of a connection are called in truth; fds: [the native socket]; the ANSWER has them
 
 
 class Refusal(IntEnum):
@@ -144,6 +152,7 @@ class Reason(IntEnum):
     FOREIGN_USER = 29
     RELAY_LOST = 30
     NO_PROTOCOL = 36
+    BY_SDP = 37
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -176,6 +185,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.FOREIGN_USER: "the other end belongs to another user, and the policy does not pair the two",
     Reason.RELAY_LOST: "what stood between its two ends is gone, or lost bytes; the connection was reset",
     Reason.NO_PROTOCOL: "no offload protocol can carry it",
+    Reason.BY_SDP: "its bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 
@@ -192,7 +202,7 @@ class Role(IntEnum):
 Field = tuple[str, str, int]
 
 RECORDS: Final[dict[str, tuple[Field, ...]]] = {
-    # One fixed record for every RPC message: 160 bytes.
+    # One fixed record for every RPC message: 168 bytes.
     "rpc_msg": (
         ("magic", "I", 1),
         ("version", "H", 1),
@@ -216,6 +226,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
         ("error", "I", 1),  # ANSWER: errno
+        ("wait_ms", "I", 1),  # ASK: how long the call waits for a verdict at most
+        ("pad", "I", 1),
     ),
     # First page of the registry. Bucket words follow at REGISTRY_BUCKETS_OFFSET: bits 0-7 count the offers pending
     # in this bucket (saturating), bits 8-31 a generation that grows with every offer.
@@ -227,7 +239,11 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("netns_cookie", "Q", 1),
         ("secret", "Q", 1),  # seed of the bucket hash
         ("orders", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
-        ("pad", "I", 1),
+        (
+            "asks_connect",
+            "I",
+            1,
+        ),  # 1: some connects of ordinary sockets begin with an offload protocol: each asks first
     ),
     # First page of an arena.
     "arena_header": (
@@ -392,7 +408,7 @@ def c_header() -> str:
     ]
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
-        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS",
+        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS", "NAMED_ADDRESS", "NAMED_MASK",
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
     for name in EXPLICIT_NUMBERS:

@@ -18,7 +18,8 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.WAITING_FOR_PEER: _NO_NEED + "it is promoted when the other end next sends, reads or waits",
     Reason.PEER_ABSENT: "start the other end with 'sidestep run', too",
     Reason.NO_PROVIDER: "sidestep provider start",
-    Reason.REMOTE: "nothing helps: shared memory ends at the host; run both ends on one",
+    Reason.REMOTE: "name its host with 'sidestep provider start --remote' here, and this one there; or run both ends "
+    "on one host",
     Reason.COUNT_MISMATCH: "switch off what moves bytes past the C library (io_uring, system calls of its own)",
     Reason.URGENT_DATA: "do without MSG_OOB and SO_OOBINLINE; urgent data has no place in a ring",
     Reason.KERNEL_TLS: "switch kernel TLS off in this program, such as OpenSSL's 'Options = -KTLS'",
@@ -42,6 +43,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.DEMOTED: "sidestep promote ADDRESS:PORT",
     Reason.DIRECT: "open it as AF_INET or AF_INET6, or as AF_INET_OFFLOAD with IPPROTO_OFFLOAD_ANY",
     Reason.FOREIGN_USER: "run both ends as one user, or write a line 'pair USER USER' into the policy",
+    Reason.BY_SDP: _NO_NEED + "a rule of the policy or the program itself asks for SDP; 'use both' begins with TCP",
     Reason.RELAY_LOST: "look why it ended: 'sidestep provider status' counts relay_reset by reason",
     Reason.NO_PROTOCOL: "install or add an offload protocol that can: 'sidestep provider modules' lists them",
 }

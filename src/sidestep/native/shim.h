@@ -112,14 +112,16 @@ struct piece {
 };
 
 struct conn {
-	struct file file;
+	/* A thread that comes late may look at these while the struct is given out anew. */
+	struct file file;      /* its kind is for ever */
+	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: nobody's */
+	uint64_t serial;       /* unique in the process; word_load() and word_store() without a reference */
+	/* The others are its holders'. */
 	_Atomic uint8_t managed; /* holds a segment */
 	bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	bool waited; /* seen in a hooked poll, select or epoll set */
 	uint32_t generation; /* of the slot */
-	uint64_t serial;     /* unique in the process */
 	struct conn_slot *slot;
-	_Atomic uint32_t refs; /* descriptors and waiting threads of this process */
 	_Atomic uint32_t fds;  /* descriptors of this process */
 	uint32_t calls;        /* since birth or the last refused offer */
 	_Atomic uint32_t bucket_seen;
@@ -449,7 +451,8 @@ static inline bool conn_relayed(const struct conn *conn)
 	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
 }
 bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
-bool conn_fin_waits(struct conn *conn, int fd); /* the kernel's end is told already, the ring's is not */
+bool conn_end_withheld(const struct conn *conn); /* the kernel's end is told already, the ring's is not */
+bool conn_fin_waits(struct conn *conn, int fd); /* and nothing of TCP's is left to read */
 void conn_life_look(const struct conn *conn, const struct remote_bell **last);
 /* Whether the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
@@ -467,6 +470,13 @@ static inline bool conn_peer_switched(const struct conn *conn)
 	uint32_t round = word_load(conn->slot->rx_round);
 
 	return round && atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire) == round;
+}
+/* Whether it has, and all that came by TCP before has been read. */
+static inline bool conn_tcp_read(const struct conn *conn)
+{
+	return conn_peer_switched(conn) &&
+	       atomic_load_explicit(&conn->channel.remote->tx_switch_offset, memory_order_relaxed) <=
+	           word_load(conn->slot->rx_tcp_bytes);
 }
 bool conn_asked(const struct conn *conn);
 bool conn_judges_end(const struct conn *conn);
@@ -578,6 +588,7 @@ static inline void conn_ring(struct conn *conn) /* the caller has made a full fe
 int self_bell_fd(struct bell *const *bells, int bells_len); /* epoll fd to sleep on, holding these bells */
 void self_bells_clear(void);
 void self_life_watch(const struct conn *conn);
+bool conn_watch_life(const struct conn *conn, int epfd, uint64_t data);
 void bells_after_fork(void);
 
 struct wait_clock {
@@ -626,7 +637,11 @@ bool rpc_lent(struct conn *conn);
 struct rpc_answer {
 	uint32_t error;  /* errno that the call fails with; 0: none */
 	uint32_t reason; /* Refusal: the call goes on, natively; 0: all is well */
+	uint8_t local_addr[16], remote_addr[16];
+	uint16_t local_port, remote_port;
 };
+bool rpc_asks_connect(void); /* an ordinary socket asks before it connects to another host */
+bool rpc_carries_far(void);  /* the provider carries connections with other hosts, or it is not known yet */
 /* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
@@ -673,12 +688,18 @@ static inline bool explicit_named(int fd)
 
 	return unlikely(file && file->kind == FILE_EXPLICIT);
 }
+/* As the records hold addresses: IPv4 v4-mapped. False: it is no complete address of these families. */
+#define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
+void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
+bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port);
+/* 0, or the errno that the call fails with; *answer says whether the protocols are with it (all 0). */
+int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
+                 struct rpc_answer *answer);
 /* Connecting by the first data asks nobody: who insists on a protocol cannot have it. */
 bool explicit_bars_fast_open(const struct conn *conn, int flags);
 int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
 int explicit_before_listen(struct explicit *explicit, int fd);
 void explicit_listens(struct explicit *explicit, int fd);
-int explicit_before_connect(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
 void explicit_accepted(const struct explicit *listener, struct conn *conn, int fd);
 void explicit_forget(int fd);
 void explicit_dup(int from, int to);
@@ -688,6 +709,23 @@ static inline bool conn_at_once(const struct conn *conn)
 {
 	return unlikely(conn->explicit) && !conn->backoff;
 }
+
+/* ---- connections that begin with an offload protocol (shim_reach.c) ---- */
+struct reach {
+	bool sent;                     /* the socket connects to `place` instead */
+	bool insists;                  /* it has no use for TCP */
+	struct sockaddr_storage place; /* of the provider */
+	socklen_t place_len;
+	int64_t timeout_ns;            /* SO_SNDTIMEO; 0: none */
+	int64_t asked_ns;              /* CLOCK_MONOTONIC */
+};
+bool reach_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address, socklen_t len);
+int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
+                         struct reach *reach);
+int reach_connect(struct conn *conn, int fd, const struct reach *reach);
+/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
+bool names_peer_may_be(const struct sockaddr_storage *remote); /* a quick look: names_show() is worth its system calls */
+bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 /* ---- epoll (shim_epoll.c) ---- */
 struct set;

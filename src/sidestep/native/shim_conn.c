@@ -24,7 +24,7 @@
  *     again only with its next call.
  *   - Bytes on TCP are no violation: the peer may have gone back, and the word of it is on its way behind the ring's bytes.
  *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can
- *     have any there.
+ *     have any there. One that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
  *   - There is one round: a direction that has gone back stays on TCP.
  */
 #include "shim.h"
@@ -245,6 +245,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 			return NULL;
 		}
 		for (int i = 0; i < POOL_CHUNK; i++) {
+			chunk[i].file.kind = FILE_CONN;
 			chunk[i].next_free = free_conns;
 			free_conns = &chunk[i];
 		}
@@ -254,9 +255,9 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	shim_lock_drop();
 
 	uint32_t generation = slot->generation + 1; /* odd: in use */
-	uint32_t next = slot->free_next;
-	memset(slot, 0, sizeof(*slot));
-	slot->free_next = next;
+	size_t kept = offsetof(struct conn_slot, free_next), behind = kept + sizeof(slot->free_next);
+	memset(slot, 0, kept); /* not the link: whoever loses the race for the slot may look at it late */
+	memset((uint8_t *)slot + behind, 0, sizeof(*slot) - behind);
 	slot->role = (uint16_t)role;
 	slot->family = (uint16_t)family;
 	slot->fd = (uint32_t)fd;
@@ -271,11 +272,10 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	word_store(slot->state, STATE_NATIVE);
 	atomic_store_explicit((_Atomic uint32_t *)&slot->generation, generation, memory_order_release);
 
-	memset(conn, 0, sizeof(*conn));
-	conn->file.kind = FILE_CONN;
+	memset((uint8_t *)conn + offsetof(struct conn, managed), 0, sizeof(*conn) - offsetof(struct conn, managed));
 	conn->slot = slot;
 	conn->generation = generation;
-	conn->serial = atomic_fetch_add(&conn_serials, 1) + 1;
+	word_store(conn->serial, atomic_fetch_add(&conn_serials, 1) + 1);
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
 	conn->linger_fd = -1;
@@ -295,7 +295,10 @@ static bool relay_ended(struct conn *conn);
 static bool rx_reset_waits(struct conn *conn, int fd);
 static bool relay_reset_waits(struct conn *conn);
 static void relay_lost(struct conn *conn, int fd);
+static void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason);
+static bool relay_gone(const struct conn *conn);
 static bool relay_handed(struct conn *conn, uint32_t what, int turns);
+static bool kernel_fin(int fd);
 
 static void conn_destroy(struct conn *conn)
 {
@@ -590,9 +593,10 @@ void conn_set_addresses(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	uint16_t port;
 
-	if (getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
-	    getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
+	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
+	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
 		return;
+	names_show(fd, &local, &remote);
 	shim_lock_take();
 	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
 		address_store(&remote, slot->remote_addr, &slot->remote_port);
@@ -973,9 +977,12 @@ static int rx_follow(struct conn *conn, int fd)
 		return 0;
 	}
 	word_store(slot->rx_switch_offset, offset);
-	slot_clear(slot, SLOT_FIN); /* how the stream ends was the kernel's to tell; conn_probe() finds out anew */
+	/* How the stream ends was the kernel's to tell; conn_probe() finds out anew. Another thread may just be setting it. */
+	bool ended = atomic_fetch_and((_Atomic uint32_t *)&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
 	word_store(slot->rx_path, PATH_RING);
 	mark_promoted(conn);
+	if (ended)
+		conn_probe(conn, fd); /* what told of it was an edge, which may not come again */
 	return 1;
 }
 
@@ -1232,6 +1239,19 @@ static bool leave_half_closed(struct conn *conn, int fd)
 	return unlikely(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT)) && leave(conn, fd, REASON_HALF_CLOSED);
 }
 
+/* What we have recalled was not asked for within a moment: will nobody send it? A peer that has ended will not, unless it
+ * had heard before, which the provider alone knows. */
+static bool recall_fails(struct conn *conn, int fd)
+{
+	if (!relay_gone(conn)) {
+		if (!kernel_fin(fd) || relay_handed(conn, CHANNEL_HANDED_ASKED, HANDED_TURNS))
+			return false;
+		if (!relay_gone(conn))
+			return true;
+	}
+	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET);
+}
+
 /*
  * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
@@ -1241,7 +1261,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
-	bool stranger = recall, moved = false, asked_peer = false;
+	bool stranger = recall, moved = false, asked_peer = false, relayed = false;
 	bool waits = reason != REASON_DEMOTED; /* else all calls go on to come here, and one of the next will do */
 
 	conn_pin(conn, reason);
@@ -1268,6 +1288,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
 			resend_since(conn, fd);
 		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
+			relayed = conn_relayed(conn);
 			/* A peer that is gone can send nothing again: what is in the ring is read from there. */
 			if (slot_has(slot, SLOT_FIN))
 				recall = false;
@@ -1298,8 +1319,9 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (asked_peer && waits && conn_relayed(conn) && !slot_has(slot, SLOT_RESET))
-		relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS);
+	if (asked_peer && waits && relayed && !slot_has(slot, SLOT_RESET) &&
+	    !relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS) && recall && recall_fails(conn, fd))
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends again what we have not read */
 	if (stranger && slot_has(slot, SLOT_RESEND))
 		flush(conn, fd); /* who has the socket next knows nothing of it */
 	if (moved)
@@ -1397,29 +1419,48 @@ bool conn_progress(struct conn *conn, int fd)
 }
 
 /* ---- the end of the stream ---- */
-void conn_violation(struct conn *conn, int fd)
+/* The other end must not take what it got for all: the kernel sends it a reset. Any thread, any lock. */
+static void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	if (slot_has(slot, SLOT_RESET))
 		return;
-	word_store(slot->error, ECONNRESET);
-	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
-	word_store(slot->reason, REASON_PEER_VIOLATION);
-	word_store(slot->state, STATE_PINNED);
-	if (conn_stays(conn, &fd)) /* else the number may be another socket's by now */
+	/*
+	 * tcp_disconnect sends the reset. It comes before anything is told here: a thread that hears of the end may shut down or
+	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends none: the stream would look whole to the peer. Some kernels
+	 * refuse it (EBUSY) while another thread sits in a call of theirs.
+	 */
+	if (conn_stays(conn, &fd) && real.connect(fd, &none, sizeof(none)) < 0)
 		real.shutdown(fd, SHUT_RDWR);
-	shim_log("fd %d: the peer broke the channel's rules", fd);
+	word_store(slot->error, (uint32_t)error);
+	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+	word_store(slot->reason, reason);
+	word_store(slot->state, STATE_PINNED);
+	shim_log("fd %d: reset, %s", fd,
+	         reason == REASON_RELAY_LOST ? "the provider between has lost bytes" : "the peer broke the channel's rules");
+}
+
+void conn_violation(struct conn *conn, int fd)
+{
+	conn_abort(conn, fd, ECONNRESET, REASON_PEER_VIOLATION);
 }
 
 /* ---- a provider between ---- */
+static bool relay_gone(const struct conn *conn)
+{
+	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) ||
+	       (atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & (CHANNEL_RESET | CHANNEL_OVER));
+}
+
 bool conn_relay_news(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
 
 	if (!conn_relayed(conn) || slot_has(slot, SLOT_RESET))
 		return false;
-	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET) ||
+	return relay_gone(conn) ||
 	       (slot_has(slot, SLOT_NATIVE_FIN) && !slot_has(slot, SLOT_FIN) &&
 	        atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire));
 }
@@ -1437,11 +1478,21 @@ void conn_life_look(const struct conn *conn, const struct remote_bell **last)
 		atomic_store(&bell->dead, true);
 }
 
+/* Whether the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
+static bool kernel_fin(int fd)
+{
+	uint8_t info[TCPI_SIZE];
+
+	return tcp_info_get(fd, info) && tcp_info_fin(info);
+}
+
 /* TCP's end has come: has the provider said that the ring's has, too? It is told to look. */
 static bool relay_ended(struct conn *conn)
 {
+	uint32_t seen = CHANNEL_SEEN_END | (slot_has(conn->slot, SLOT_NATIVE_RESET) ? CHANNEL_SEEN_RESET : 0u);
+
 	slot_set(conn->slot, SLOT_NATIVE_FIN);
-	if (!atomic_exchange(&conn->channel.local->fin_seen, 1)) {
+	if (~atomic_fetch_or(&conn->channel.local->fin_seen, seen) & seen) {
 		full_fence();
 		conn_ring(conn);
 	}
@@ -1467,14 +1518,22 @@ static bool rx_reset_waits(struct conn *conn, int fd)
 	       real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 && relay_reset_waits(conn);
 }
 
-/* Whether the ring's end is still to be told, though the kernel's has been: then the kernel has nothing more to say. */
+/* Whether the ring's end is still to be told, though the kernel's has been. */
+bool conn_end_withheld(const struct conn *conn)
+{
+	const struct conn_slot *slot = conn->slot;
+
+	return conn_relayed(conn) && slot_has(slot, SLOT_NATIVE_FIN) && slot_has(slot, SLOT_RX_CONSENT) &&
+	       !slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK);
+}
+
+/* And no byte is left there: then the kernel has nothing more to say. */
 bool conn_fin_waits(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	int queued = 0;
 
-	if (!conn_relayed(conn) || !slot_has(slot, SLOT_NATIVE_FIN) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK) ||
-	    !slot_has(slot, SLOT_RX_CONSENT))
+	if (!conn_end_withheld(conn))
 		return false;
 	return word_load(slot->rx_path) == PATH_RING || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
 }
@@ -1501,13 +1560,13 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 }
 
 /*
- * Whether what we send goes through the provider. How much of it arrived before an end is for the peer to judge; what was
- * recalled comes again by TCP.
+ * Whether what we send goes through the provider. How much of it arrived before an end is for the peer to judge, and so once
+ * it is decided that we go back or end, which another thread may just be doing; what was recalled comes again by TCP.
  */
 static bool tx_relayed(const struct conn *conn)
 {
 	return word_load(conn->slot->tx_path) == PATH_RING && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE) &&
-	       atomic_load(&conn->channel.local->tx_back) != (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
+	       atomic_load(&conn->channel.local->tx_back) >> 2 != word_load(conn->slot->tx_round);
 }
 
 /*
@@ -1518,12 +1577,13 @@ static bool tx_relayed(const struct conn *conn)
 static void relay_lost(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 	/* all of it is in our ring once the provider has published how that ends */
 	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 	bool invited = atomic_load(&conn->channel.remote->handed_on) & CHANNEL_HANDED_READY;
+	/* or it is decided how it ends; who is just recalling the rest looks himself whether it comes: conn_demote() */
+	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
 	bool receives = slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) && invited &&
-	                !conn_peer_back(conn) && !ended;
+	                !decided && !ended;
 
 	if (!receives && !tx_relayed(conn) && !(conn_notice(conn) & CHANNEL_RESET)) {
 		slot_set(slot, SLOT_RELAY_OVER); /* full fence; before the second look: tx_switch() does it the other way round */
@@ -1533,15 +1593,7 @@ static void relay_lost(struct conn *conn, int fd)
 		}
 		slot_clear(slot, SLOT_RELAY_OVER);
 	}
-	if (slot_has(slot, SLOT_RESET))
-		return;
-	word_store(slot->error, ended ? EPIPE : ECONNRESET); /* as the kernel has it, after a FIN and before */
-	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
-	word_store(slot->reason, REASON_RELAY_LOST);
-	word_store(slot->state, STATE_PINNED);
-	if (conn_stays(conn, &fd))
-		real.connect(fd, &none, sizeof(none)); /* tcp_disconnect sends the reset */
-	shim_log("fd %d: reset, the provider between has lost bytes", fd);
+	conn_abort(conn, fd, ended ? EPIPE : ECONNRESET, REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
 }
 
 /* No lock held. Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. */
@@ -1554,6 +1606,8 @@ static bool relay_handed(struct conn *conn, uint32_t what, int turns)
 		if (likely(atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & what))
 			return true;
 		if (raw_poll(&life, 1, 1) > 0)
+			atomic_store(&bell->dead, true);
+		if (relay_gone(conn))
 			break;
 	}
 	return false;
@@ -1579,8 +1633,7 @@ bool conn_judges_end(const struct conn *conn)
 	return word_load(conn->slot->tx_path) == PATH_RING || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
 }
 
-/* Asks the native socket whether the stream has ended. Any thread, any lock. */
-void conn_probe(struct conn *conn, int fd)
+static void probe(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	bool relayed = conn_relayed(conn);
@@ -1590,7 +1643,8 @@ void conn_probe(struct conn *conn, int fd)
 	bool on_ring = atomic_load((_Atomic uint32_t *)&slot->rx_path) == PATH_RING, end_known = true;
 	int saved = errno;
 
-	if (slot_has(slot, SLOT_RESET) || (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE)))
+	if (slot_has(slot, SLOT_RESET) ||
+	    (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE) && !(relayed && relay_gone(conn))))
 		return;
 	/* Its FIN may stand behind bytes that the program does not read. Where it asked us back to TCP, somebody else may go on
 	 * with the socket, and the kernel will know. */
@@ -1600,8 +1654,7 @@ void conn_probe(struct conn *conn, int fd)
 	struct pollfd native = asked_of[0];
 	if (relayed && asked_of[1].revents)
 		atomic_store(&conn->remote_bell->dead, true);
-	if (relayed && (atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) ||
-	                (conn_notice(conn) & CHANNEL_RESET))) {
+	if (relayed && relay_gone(conn)) {
 		relay_lost(conn, fd);
 		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
 	}
@@ -1614,10 +1667,8 @@ void conn_probe(struct conn *conn, int fd)
 		return;
 	}
 	bool fin = native.revents & (POLLRDHUP | POLLHUP);
-	if (fin && slot_has(slot, SLOT_RD_SHUT)) { /* our own shutdown says the same */
-		uint8_t info[TCPI_SIZE];
-		fin = tcp_info_get(fd, info) && tcp_info_fin(info);
-	}
+	if (fin && slot_has(slot, SLOT_RD_SHUT))
+		fin = kernel_fin(fd); /* our own shutdown says the same */
 	if (native.revents & POLLERR) {
 		if (on_ring) {
 			int error = 0;
@@ -1663,6 +1714,20 @@ void conn_probe(struct conn *conn, int fd)
 		slot_set(slot, bits);
 	}
 	errno = saved;
+}
+
+/* Asks the native socket whether the stream has ended. Any thread, any lock. */
+void conn_probe(struct conn *conn, int fd)
+{
+	bool relayed = conn_relayed(conn);
+
+	probe(conn, fd);
+	/* Who waits for its end has let TCP's pass, whose edge does not come again, and nothing else tells it any more. */
+	if (relayed && !conn_relayed(conn)) {
+		int saved = errno;
+		conn_wake_own(conn);
+		errno = saved;
+	}
 }
 
 /* ---- readiness ---- */
@@ -1963,6 +2028,9 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			if (!(flags & MSG_PEEK)) {
 				word_add(slot->rx_tcp_bytes, (uint64_t)n);
 				word_add(slot->rx_tcp_msgs, 1);
+				full_fence();
+				if (unlikely(conn_tcp_read(conn)))
+					conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
 			} else if (*moved < wanted && rx_ring_next(conn, (size_t)n)) {
 				int64_t there = channel_rx_avail(&conn->channel);
 				if (there > 0)
@@ -1974,7 +2042,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
 		/* asked before: what came before the end is published before it */
-		bool known = !waits && (n != 0 || !conn_relayed(conn) || slot_has(slot, SLOT_RX_BACK) || relay_ended(conn));
+		bool alone = n != 0 || !conn_relayed(conn) || slot_has(slot, SLOT_RX_BACK);
+		bool known = !waits && (alone || (slot_has(slot, SLOT_RD_SHUT) && !kernel_fin(fd)) || relay_ended(conn));
 		if (!reset && !rx_follow(conn, fd)) {
 			if (!known) {
 				conn_probe(conn, fd); /* the provider may be gone */

@@ -325,7 +325,7 @@ EXPORT int sidestep_adopt(int fd)
 		result = 0;
 	else if (listens)
 		file_put(fd, &listener_file);
-	else if (getpeername(fd, (struct sockaddr *)&peer, &peer_len) == 0)
+	else if (real.getpeername(fd, (struct sockaddr *)&peer, &peer_len) == 0)
 		result = -EBUSY;
 	else
 		conn_new(fd, domain, ROLE_UNKNOWN);

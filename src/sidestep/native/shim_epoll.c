@@ -177,11 +177,12 @@ static int set_created(int epfd)
 		set->managed_len = set->sitters = set->refs = 0;
 	}
 	shim_lock_drop();
-	if (!set)
+	if (!set) {
 		set = calloc(1, sizeof(*set));
-	if (!set)
-		return epfd; /* untracked: connections added to it are pinned */
-	set->file.kind = FILE_SET;
+		if (!set)
+			return epfd; /* untracked: connections added to it are pinned */
+		set->file.kind = FILE_SET; /* for ever: a thread that comes late may look at it while it is given out anew */
+	}
 	set->epfd = epfd;
 	set->owner_pid = set->user_pid = shim_pid;
 	set->refs = 1;
@@ -268,16 +269,21 @@ static uint32_t kernel_events(const struct member *member)
 
 	if (member->disabled)
 		return EPOLLONESHOT; /* not even HUP, again and again */
+	bool withheld = conn_end_withheld(member->conn); /* the kernel would tell it for as long, and nobody could be told */
+	if (withheld)
+		events &= ~(uint32_t)EPOLLRDHUP;
 	if (conn_fin_waits(member->conn, member->fd))
-		return EPOLLET; /* that nothing but a reset can follow */
+		events &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
 	if (slot_has(slot, SLOT_RESEND))
 		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
 	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
-	if (conn_judges_end(member->conn) && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT)) /* it is told without end then */
+	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
 		events |= EPOLLRDHUP;
 	if (word_load(slot->tx_path) == PATH_RING) {
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	}
+	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
+		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
 	return events;
 }
 
@@ -432,11 +438,9 @@ static bool member_manage(struct member *member, int op)
 		errno = failed;
 		return false;
 	}
-	if (conn_relayed(conn)) { /* its death is an edge, as a bell's ring is; the entry goes with the descriptor */
-		struct epoll_event life = {.events = EPOLLIN | EPOLLET, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
-		if (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, conn->remote_bell->life_fd, &life) < 0 && errno != EEXIST)
-			shim_log("the end of a provider will be heard late: %d", errno);
-	}
+	/* its death is an edge, as a bell's ring is; the entry goes with the descriptor */
+	if (!conn_watch_life(conn, set->epfd, set->secret << NAME_BITS | BELL_INDEX))
+		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
 	member->armed = member->out_armed = true;
 	member->reported = 0;
@@ -773,7 +777,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 		return real.epoll_ctl(epfd, op, fd, event);
 	}
-	conn->waited = true;
+	word_store(conn->waited, true);
 	set->user_pid = shim_pid;
 	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */
 	if (op == EPOLL_CTL_ADD && (event->events & EPOLLEXCLUSIVE) &&

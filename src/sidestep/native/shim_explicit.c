@@ -23,7 +23,6 @@
 
 #define POOL_CHUNK 32
 #define OPTION_MAX 64 /* bytes of a socket option that is carried over */
-#define NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
 
 _Atomic bool explicit_any;
 /* guarded by shim_lock; never unmapped, so that a stale pointer is harmless */
@@ -175,8 +174,7 @@ const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_
 	return (const struct sockaddr *)copy;
 }
 
-/* As the records hold them: IPv4 v4-mapped. False: it is no complete address of these families. */
-static bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port)
+bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port)
 {
 	if (address->sa_family == AF_INET && len >= sizeof(struct sockaddr_in)) {
 		const struct sockaddr_in *in = (const struct sockaddr_in *)address;
@@ -196,21 +194,20 @@ static bool address_split(const struct sockaddr *address, socklen_t len, uint8_t
 }
 
 /* Where the socket is bound; port 0: it is not. */
-static void local_address(int fd, struct rpc_msg *record)
+void explicit_local(int fd, struct rpc_msg *record)
 {
 	struct sockaddr_storage local;
 	socklen_t len = sizeof(local);
 
-	if (getsockname(fd, (struct sockaddr *)&local, &len) < 0 ||
+	if (real.getsockname(fd, (struct sockaddr *)&local, &len) < 0 ||
 	    !address_split((struct sockaddr *)&local, len, record->local_addr, &record->local_port))
 		record->local_port = 0;
 }
 
 /* ---- asking ---- */
 
-/* 0, or the errno that the call fails with; *answer says whether the protocols are with it (all 0). */
-static int ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
-               struct rpc_answer *answer)
+int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
+                 struct rpc_answer *answer)
 {
 	record->type = RPC_ASK;
 	record->flags = what;
@@ -218,7 +215,7 @@ static int ask(const struct explicit *explicit, enum ask_code what, struct rpc_m
 	int failed = rpc_ask(record, fds, fds_len, answer);
 	if (failed) {
 		shim_log("asked %d of protocol %#x: %s", what, explicit->protocol, strerror(-failed));
-		*answer = (struct rpc_answer){.reason = NOBODY_ANSWERED};
+		*answer = (struct rpc_answer){.reason = EXPLICIT_NOBODY_ANSWERED};
 		return explicit->protocol ? EPROTONOSUPPORT : 0;
 	}
 	shim_log("asked %d of protocol %#x: error %u, reason %u", what, explicit->protocol, answer->error, answer->reason);
@@ -254,7 +251,7 @@ int explicit_socket(int domain, int type, int protocol)
 		struct rpc_answer answer;
 		if (family == AF_INET)
 			memset(record.local_addr + 10, 0xff, 2);
-		int error = ask(mine, ASK_OPEN, &record, NULL, 0, &answer);
+		int error = explicit_ask(mine, ASK_OPEN, &record, NULL, 0, &answer);
 		if (error)
 			return refuse(error);
 	}
@@ -370,7 +367,7 @@ static int reserve(struct explicit *explicit, int fd)
 	struct rpc_answer answer;
 	int ends[2];
 
-	local_address(fd, &record);
+	explicit_local(fd, &record);
 	if (!record.local_port) /* IP_BIND_ADDRESS_NO_PORT: there is none yet */
 		return 0;
 	shim_lock_take(); /* nobody forks before it is known whose the writing end is */
@@ -385,10 +382,10 @@ static int reserve(struct explicit *explicit, int fd)
 	shim_lock_drop();
 	int error = 0;
 	if (failed) {
-		answer = (struct rpc_answer){.reason = NOBODY_ANSWERED};
+		answer = (struct rpc_answer){.reason = EXPLICIT_NOBODY_ANSWERED};
 		error = explicit->protocol ? failed : 0;
 	} else {
-		error = ask(explicit, ASK_BIND, &record, (int[]){fd, ends[0]}, 2, &answer);
+		error = explicit_ask(explicit, ASK_BIND, &record, (int[]){fd, ends[0]}, 2, &answer);
 	}
 	own_fd_close(ends[0]);
 	if (error || answer.reason) {
@@ -421,38 +418,18 @@ int explicit_before_listen(struct explicit *explicit, int fd)
 
 	if (explicit->direct || !explicit->stream)
 		return 0;
-	local_address(fd, &record);
+	explicit_local(fd, &record);
 	if (!record.local_port) { /* listen() binds what is not bound; so that the protocols get that port, too: first */
 		struct sockaddr_storage any = {.ss_family = explicit->family};
 		socklen_t len = explicit->family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 		if (explicit_bind(explicit, fd, (struct sockaddr *)&any, len) < 0)
 			return -1;
-		local_address(fd, &record);
+		explicit_local(fd, &record);
 	}
 	if (!explicit->protocol)
 		return 0; /* any protocol will do, TCP among them: there is nothing to be asked */
-	int error = ask(explicit, ASK_LISTEN, &record, NULL, 0, &answer);
+	int error = explicit_ask(explicit, ASK_LISTEN, &record, NULL, 0, &answer);
 	return error ? refuse(error) : 0;
-}
-
-int explicit_before_connect(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len)
-{
-	struct rpc_msg record = {0};
-	struct rpc_answer answer;
-	HELD conn = conn_hold(fd);
-
-	if (explicit->direct || !explicit->stream || !address || len < sizeof(sa_family_t) ||
-	    (conn && slot_has(conn->slot, SLOT_CONNECTED)) ||
-	    !address_split(address, len, record.remote_addr, &record.remote_port))
-		return 0; /* nothing new, or the kernel will say what is wrong with it */
-	local_address(fd, &record);
-	int saved = errno, error = ask(explicit, ASK_CONNECT, &record, NULL, 0, &answer);
-	if (error)
-		return refuse(error);
-	if (conn && answer.reason && answer.reason != NOBODY_ANSWERED)
-		conn_pin(conn, rpc_refusal_reason(answer.reason));
-	errno = saved;
-	return 0;
 }
 
 bool explicit_bars_fast_open(const struct conn *conn, int flags)

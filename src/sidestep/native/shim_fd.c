@@ -83,7 +83,7 @@ static void fresh(int fd)
 static void noted(struct conn *conn, bool nonblock)
 {
 	if (conn)
-		conn->nonblock = nonblock;
+		word_store(conn->nonblock, nonblock);
 }
 
 EXPORT int socket(int domain, int type, int protocol)
@@ -122,7 +122,7 @@ static bool same_host(int fd, const struct sockaddr *peer)
 
 	if (is_loopback(peer))
 		return true;
-	if (getsockname(fd, (struct sockaddr *)&mine, &len) < 0 || mine.ss_family != peer->sa_family)
+	if (real.getsockname(fd, (struct sockaddr *)&mine, &len) < 0 || mine.ss_family != peer->sa_family)
 		return false;
 	if (peer->sa_family == AF_INET)
 		return memcmp(&((const struct sockaddr_in *)peer)->sin_addr, &((struct sockaddr_in *)&mine)->sin_addr, 4) == 0;
@@ -175,9 +175,10 @@ static void inherit(struct conn *conn, int fd)
 	}
 }
 
-static int accepted(int listener, int fd, const struct sockaddr *peer, int flags, const struct explicit *explicit)
+static int accepted(int listener, int fd, struct sockaddr_storage *from, int flags, const struct explicit *explicit)
 {
 	struct conn *conn = NULL;
+	const struct sockaddr *peer = (const struct sockaddr *)from;
 
 	if (fd < 0)
 		return fd;
@@ -192,6 +193,10 @@ static int accepted(int listener, int fd, const struct sockaddr *peer, int flags
 		inherit(conn, fd);
 	if (conn && unlikely(explicit))
 		explicit_accepted(explicit, conn, fd);
+	if (unlikely(names_peer_may_be(from)) && names_show(fd, NULL, from) && conn) { /* of another host, by way of the provider */
+		conn_pin(conn, REASON_BY_SDP);
+		conn_set_addresses(conn, fd);
+	}
 	if (conn)
 		rpc_introduce();
 	errno = saved;
@@ -205,17 +210,16 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	HELD_EXPLICIT explicit = explicit_hold(fd); /* the number may be closed while we wait */
 
 	if (!address)
-		return accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), (struct sockaddr *)&peer,
-		                flags, explicit);
+		return accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
 	if (!len) {
 		return real.accept4(fd, address, len, flags);
 	}
-	int got = native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags);
+	int got = accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
 	if (got >= 0) {
 		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
 		*len = peer_len;
 	}
-	return accepted(fd, got, (struct sockaddr *)&peer, flags, explicit);
+	return got;
 }
 
 EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
@@ -250,11 +254,19 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 	HELD conn = conn_hold(fd);
 	HELD_EXPLICIT explicit = explicit_hold(fd);
 	struct sockaddr_storage copy;
+	struct reach reach = {0};
 
-	if (unlikely(explicit)) {
+	if (unlikely(explicit))
 		address = explicit_address(address, len, &copy);
-		if (explicit_before_connect(explicit, fd, address, len) < 0)
+	if (unlikely(conn || explicit) && reach_wanted(conn, explicit, address, len)) {
+		if (reach_before_connect(conn, explicit, fd, address, len, &reach) < 0)
 			return -1;
+		if (reach.sent) {
+			int result = reach_connect(conn, fd, &reach);
+			if (result == 0 || reach.insists || errno == EINPROGRESS || errno == EINTR)
+				return result;
+			/* the provider has lost it in this very moment: TCP then, as with any other failure */
+		}
 	}
 	if (likely(!conn) || !address || len < sizeof(sa_family_t))
 		return real.connect(fd, address, len);
@@ -1152,6 +1164,8 @@ EXPORT long syscall(long number, ...)
 	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
 	case SYS_connect: return connect((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
 	case SYS_bind: return bind((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
+	case SYS_getpeername: return getpeername((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2]);
+	case SYS_getsockname: return getsockname((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2]);
 	case SYS_listen: return listen((int)a[0], (int)a[1]);
 	}
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);

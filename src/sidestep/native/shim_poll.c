@@ -76,7 +76,11 @@ static int poll_once(struct poller *poller, bool look)
 			}
 			if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
 				poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-				if (slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
+			}
+			if (conn && conn_end_withheld(conn)) { /* the kernel would tell it for as long, and nobody could be told */
+				poller->kernel[i].events &= (short)~POLLRDHUP;
+				if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
+				    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
 					poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
 			}
 		}
@@ -286,7 +290,7 @@ static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 		if (likely(!file))
 			continue;
 		if (file->kind == FILE_CONN) {
-			((struct conn *)file)->waited = true;
+			word_store(((struct conn *)file)->waited, true);
 			if (((struct conn *)file)->managed)
 				managed++;
 			else if (!slot_has(((struct conn *)file)->slot, SLOT_PIN))

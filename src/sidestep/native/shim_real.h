@@ -39,6 +39,8 @@
 	X(int, connect, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
 	X(int, bind, (int fd, const struct sockaddr *a, socklen_t l), (fd, a, l)) \
 	X(int, listen, (int fd, int n), (fd, n)) \
+	X(int, getpeername, (int fd, struct sockaddr *a, socklen_t *l), (fd, a, l)) \
+	X(int, getsockname, (int fd, struct sockaddr *a, socklen_t *l), (fd, a, l)) \
 	X(int, shutdown, (int fd, int how), (fd, how)) \
 	X(int, getsockopt, (int fd, int level, int name, void *v, socklen_t *l), (fd, level, name, v, l)) \
 	X(int, setsockopt, (int fd, int level, int name, const void *v, socklen_t l), (fd, level, name, v, l)) \

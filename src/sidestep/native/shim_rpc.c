@@ -28,6 +28,7 @@
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
 #define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
 #define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
+#define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
 #define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, bell, bell page */
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
@@ -193,6 +194,12 @@ bool rpc_reaches_far(void)
 		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
 	return !atomic_load_explicit(&rpc_answered, memory_order_relaxed) ||
 	       (atomic_load_explicit(&rpc_wants, memory_order_relaxed) & WELCOME_FAR);
+}
+
+bool rpc_carries_far(void)
+{
+	return config.socket[0] && (!atomic_load_explicit(&registry, memory_order_acquire) ||
+	                            (atomic_load_explicit(&rpc_wants, memory_order_relaxed) & WELCOME_REMOTE));
 }
 
 static struct conn *pending_take(uint64_t token)
@@ -441,7 +448,11 @@ static struct conn *rpc_receive(bool *more)
 		case RPC_ANSWER:
 			for (int i = 0; i < ASKS_MAX; i++)
 				if (asks[i].token && asks[i].token == record.token) {
-					asks[i].answer = (struct rpc_answer){record.error, record.reason};
+					struct rpc_answer *answer = &asks[i].answer;
+					*answer = (struct rpc_answer){.error = record.error, .reason = record.reason,
+					                              .local_port = record.local_port, .remote_port = record.remote_port};
+					memcpy(answer->local_addr, record.local_addr, sizeof(answer->local_addr));
+					memcpy(answer->remote_addr, record.remote_addr, sizeof(answer->remote_addr));
 					asks[i].state = ASK_ANSWERED;
 				}
 			break;
@@ -547,6 +558,25 @@ static void provider_check(void)
 		rpc_poll();
 	else if (atomic_load_explicit(&introduced, memory_order_relaxed) && config.socket[0])
 		rpc_ensure();
+}
+
+bool rpc_asks_connect(void)
+{
+	const struct registry_header *page = atomic_load_explicit(&registry, memory_order_acquire);
+
+	if (unlikely(!page) && config.socket[0]) {
+		/* Nothing has been heard of it yet: once in the life of a process, and of a provider, its word is waited for. */
+		int64_t deadline = now_ns() + MEET_NS;
+		rpc_ensure();
+		while (atomic_load(&rpc_fd) >= 0 && !(page = atomic_load(&registry)) && !stalled) {
+			struct pollfd item = {.fd = rpc_fd, .events = POLLIN};
+			raw_poll(&item, 1, ASK_LOOK_MS);
+			rpc_hear();
+			if (now_ns() > deadline)
+				stalled = true;
+		}
+	}
+	return page && atomic_load_explicit((const _Atomic uint32_t *)&page->asks_connect, memory_order_relaxed) != 0;
 }
 
 void rpc_listen(void)
@@ -767,6 +797,9 @@ void rpc_consider(struct conn *conn, int fd)
 	bool at_once = conn_at_once(conn);
 	uint32_t after = at_once ? 0 : config.promote_after_calls;
 
+	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
+	if (!(atomic_load_explicit((_Atomic uint32_t *)&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
+		return;
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
 	if (slot->role == ROLE_PASSIVE)
 		after /= 2;
@@ -774,7 +807,7 @@ void rpc_consider(struct conn *conn, int fd)
 		after = 1;
 	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
 		return;
-	if (slot_has(slot, SLOT_STAYS) || !slot_has(slot, SLOT_CONNECTED))
+	if (slot_has(slot, SLOT_STAYS))
 		return;
 	if (conn->backoff && coarse_ns() < conn->again_at)
 		return;
@@ -796,7 +829,7 @@ void rpc_consider(struct conn *conn, int fd)
 	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
 	 * a wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a
 	 * libuv loop that was there before us may register sockets by io_uring. */
-	if (!conn->waited && !at_once && (config.promote_after_calls || config.embedded) &&
+	if (!word_load(conn->waited) && !at_once && (config.promote_after_calls || config.embedded) &&
 	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
 		word_store(conn->calls, 0);
 		errno = saved;
@@ -915,12 +948,12 @@ void rpc_after_fork(void)
 }
 
 /* shim_lock held. An entry for a question, or -1. */
-static int ask_take(int64_t now)
+static int ask_take(int64_t now, int64_t deadline)
 {
 	for (int i = 0; i < ASKS_MAX; i++)
 		if (!asks[i].token || asks[i].deadline + ASK_TIMEOUT_NS < now) {
 			asks[i].token = ++tokens;
-			asks[i].deadline = now + ASK_TIMEOUT_NS;
+			asks[i].deadline = deadline;
 			asks[i].state = ASK_WAITING;
 			return i;
 		}
@@ -936,7 +969,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 	struct conn *done[PENDING_MAX];
 	int at = -1, failed = -EAGAIN, saved = errno;
 	uint64_t token = 0;
-	int64_t now = now_ns(), deadline = now + ASK_TIMEOUT_NS;
+	int64_t now = now_ns(), deadline = now + ASK_TIMEOUT_NS + record->wait_ms * 1000000ll;
 	bool sent = false;
 
 	while (failed == -EAGAIN) {
@@ -945,7 +978,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 		bool more = true;
 		shim_lock_take();
 		if (at < 0 && rpc_up())
-			at = ask_take(now);
+			at = ask_take(now, deadline);
 		if (at >= 0 && !token)
 			token = record->token = asks[at].token;
 		if (at < 0 || asks[at].token != token) { /* else: a handler forked, and this is the child */

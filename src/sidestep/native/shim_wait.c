@@ -288,13 +288,23 @@ int self_bell_fd(struct bell *const *bells, int bells_len)
 	return self.bell_epfd;
 }
 
-/* Lets this thread's set of bells be woken by the death of a provider, too: once, so that it disturbs no other wait. */
+/*
+ * Lets a set be woken by the death of a provider, too: once, so that it disturbs no other wait. One that has been is told
+ * anew (a MOD does that), as a wait for something else, which knew of nothing to look at, may have taken the edge.
+ */
+bool conn_watch_life(const struct conn *conn, int epfd, uint64_t data)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
+	const struct remote_bell *bell = conn->remote_bell;
+
+	return !conn_relayed(conn) || atomic_load_explicit(&bell->dead, memory_order_relaxed) ||
+	       real.epoll_ctl(epfd, EPOLL_CTL_MOD, bell->life_fd, &event) == 0 ||
+	       real.epoll_ctl(epfd, EPOLL_CTL_ADD, bell->life_fd, &event) == 0 || errno == EEXIST;
+}
+
 void self_life_watch(const struct conn *conn)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
-
-	if (conn_relayed(conn) && real.epoll_ctl(self.bell_epfd, EPOLL_CTL_ADD, conn->remote_bell->life_fd, &event) < 0 &&
-	    errno != EEXIST)
+	if (!conn_watch_life(conn, self.bell_epfd, 0))
 		shim_log("the end of a provider will be heard late: %d", errno);
 }
 
@@ -401,8 +411,8 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		       (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
-		return slot_has(slot, SLOT_RX_CONSENT) &&
-		       !slot_has(slot, SLOT_RX_BACK) && conn_peer_switched(conn);
+		/* before the offset TCP's bytes are still on their way, and wake by themselves */
+		return slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK) && conn_tcp_read(conn);
 	return rx_ready_now(conn, space) || conn_peer_back(conn) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
@@ -487,7 +497,7 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 	uint32_t budget;
 	uint64_t signals = self.signals_interrupting;
 
-	if (n == 0 || conn->nonblock || slot_rcvlowat(conn->slot) != 1 || !(budget = native_budget(&spin_receiving)))
+	if (n == 0 || word_load(conn->nonblock) || slot_rcvlowat(conn->slot) != 1 || !(budget = native_budget(&spin_receiving)))
 		return real.recv(fd, buf, n, 0);
 	pthread_testcancel();
 	int saved = errno;
@@ -609,7 +619,7 @@ static bool still_watched(uint32_t at)
 {
 	struct conn *conn = self.watched[at].serial ? conn_get(self.watched[at].fd) : NULL;
 
-	return conn && conn->serial == self.watched[at].serial;
+	return conn && word_load(conn->serial) == self.watched[at].serial;
 }
 
 /* Puts the socket and the bell into the set a blocking receive sleeps on; the index of the socket there, or -1. */
@@ -638,11 +648,8 @@ static int wait_set(struct conn *conn, int fd)
 		}
 		self.wait_bells[self.wait_bells_len++] = conn->bell->serial;
 	}
-	if (conn_relayed(conn)) {
-		struct epoll_event life = {.events = EPOLLIN | EPOLLET, .data.u32 = UINT32_MAX};
-		if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->remote_bell->life_fd, &life) < 0 && errno != EEXIST)
-			return -1;
-	}
+	if (!conn_watch_life(conn, self.wait_epfd, UINT32_MAX))
+		return -1;
 	for (at = 0; at < 4; at++)
 		if (self.watched[at].serial == conn->serial && self.watched[at].fd == fd)
 			return (int)at;
@@ -723,8 +730,11 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 
 	uint64_t signals = self.signals; /* a handler that runs from here on ends the sleep; before, it is judged below */
 
-	if (ready_now(conn, want, space))
+	if (ready_now(conn, want, space)) {
+		if (conn_relay_news(conn)) /* who sends again by TCP has not looked */
+			conn_probe(conn, fd);
 		return 0;
+	}
 	if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
 		return -EINTR;
 	bool on_ring = want == WAIT_TX || word_load(slot->rx_path) == PATH_RING;

@@ -154,6 +154,26 @@ static void shutdown_read(void)
 	say_reply("the peer's poll", peer(pair, ACT_POLL, POLLIN | POLLOUT | POLLRDHUP, 0));
 }
 
+static void shutdown_read_of_a_quiet_peer(void)
+{
+	struct pair *pair = open_pair();
+	put(pair, 100);
+	peer_get(pair, 100);
+	say_ret("shutdown RD", shutdown(pair->fd, SHUT_RD));
+	say_ret("recv", recv(pair->fd, data, 20, 0));
+	say_ret("recv again", recv(pair->fd, data, 20, 0));
+	put(pair, 100);
+	peer_get(pair, 100);
+	say_reply("the peer's poll", peer(pair, ACT_POLL, POLLIN | POLLOUT | POLLRDHUP, 0));
+	peer_put(pair, 10);
+	arrived(pair, 10);
+	say_bytes("recv what came later", pair, data, recv(pair->fd, data, 20, 0));
+	put(pair, 100);
+	peer_get(pair, 100);
+	say_ret("close", close(pair->fd));
+	say_reply("the peer at the end", peer(pair, ACT_RECV_ONCE, 10, 0));
+}
+
 static void shutdown_both(void)
 {
 	struct pair *pair = open_pair();
@@ -529,6 +549,7 @@ const struct scene scenes_end[] = {
 	SCENE(shutdown_write),
 	SCENE(half_close_by_peer),
 	SCENE(shutdown_read),
+	SCENE(shutdown_read_of_a_quiet_peer),
 	SCENE(shutdown_both),
 	SCENE(data_after_shutdown_both),
 	SCENE(shutdown_by_both),

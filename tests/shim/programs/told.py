@@ -1,6 +1,7 @@
 """One end of a connection that does what it is told: each line on stdin is evaluated, and the result printed.
 
-`serve()` listens and gives the port, `accept()` or `connect(port)` makes `s`. An error is printed by its name.
+`serve()` listens and gives the port, `accept()` or `connect(port)` makes `s`, or `near` if it is named. An error is
+printed by its name.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ import threading
 import time
 from collections.abc import Callable
 
-listener = socket.socket()
 s = socket.socket()
+near = socket.socket()
+listeners = {"s": socket.socket(), "near": socket.socket()}
 
 
-def serve() -> int:
-    """Listens."""
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    port: int = listener.getsockname()[1]
+def serve(name: str = "s") -> int:
+    """Listens for one of the two."""
+    listeners[name].bind(("127.0.0.1", 0))
+    listeners[name].listen()
+    port: int = listeners[name].getsockname()[1]
     return port
 
 
-def accept() -> None:
+def accept(name: str = "s") -> None:
     """Takes the connection."""
-    global s
-    s = listener.accept()[0]
+    globals()[name] = listeners[name].accept()[0]
 
 
-def connect(port: int) -> None:
+def connect(port: int, name: str = "s") -> None:
     """Makes it."""
-    s.connect(("127.0.0.1", port))
+    globals()[name].connect(("127.0.0.1", port))
 
 
 def get(count: int) -> bytes:
@@ -61,6 +62,73 @@ def polled(seconds: float) -> list[int]:
     with epoll:
         epoll.register(s, select.EPOLLRDHUP)
         return [event for _, event in [*poller.poll(1000 * seconds), *epoll.poll(seconds)]]
+
+
+passed: list[int] = []
+
+
+def pass_on() -> None:
+    """Gives the connection to somebody who has no part in sidestep, and closes it."""
+    one, other = socket.socketpair(socket.AF_UNIX)
+    socket.send_fds(one, [b"x"], [s.fileno()])
+    s.close()
+    passed.extend(socket.recv_fds(other, 1, 1)[1])
+
+
+def given() -> bytes:
+    """All that he reads."""
+    data = b""
+    with socket.socket(fileno=passed.pop()) as his:
+        while part := his.recv(4096):
+            data += part
+    return data
+
+
+watched: select.epoll
+
+
+def watch() -> None:
+    """Puts the connection into a set."""
+    global watched
+    watched = select.epoll()
+    watched.register(s, select.EPOLLIN)
+    watched.register(near, select.EPOLLIN)
+
+
+def near_waits() -> bytes:
+    """A byte of that one."""
+    return near.recv(1)
+
+
+def near_polled() -> object:
+    """Waits for that one."""
+    poller = select.poll()
+    poller.register(near, select.POLLIN)
+    poller.poll()
+    return near.recv(1)
+
+
+def s_polled() -> object:
+    """Waits for a byte of the first."""
+    poller = select.poll()
+    poller.register(s, select.POLLIN)
+    poller.poll()
+    return s.recv(1)
+
+
+def waited(how: str, events: int, seconds: int) -> object:
+    """What is told of the connection meanwhile."""
+    waiting = {"select.poll": select.poll, "select.epoll": select.epoll}[how]()
+    waiting.register(s, events)
+    return waiting.poll(1000 * seconds if how == "select.poll" else seconds)
+
+
+def waited_twice(how: str, events: int) -> object:
+    """What each of two looks tells."""
+    waiting = {"select.poll": select.poll, "select.epoll": select.epoll}[how]()
+    waiting.register(s, events)
+    found = [waiting.poll(0.1), waiting.poll(1)]
+    return [told[0][1] if told else 0 for told in found]
 
 
 class Later:

@@ -1,0 +1,320 @@
+/*
+ * shim_reach.c - connections that begin with an offload protocol, and what their ends are called.
+ *
+ * The descriptor is TCP's socket, as ever. Before it connects the provider is asked, which opens the connection with the
+ * other host and says where, on this host, it takes the socket in. If it knows nothing yet and the program insists, that is
+ * a place that drops what comes: so the kernel goes on trying, and the socket is as one that connects, in every call, until
+ * the provider opens the place or resets. How long the call itself waits is bounded, and short where it must not block.
+ *
+ * The kernel tells of such a connection, and of one that the provider has brought to a listener, that its other end is at
+ * 127.83.68.80, or, with IPv6, at its own address. Whoever sees that asks the provider by showing the socket, and tells the
+ * true addresses. Nothing is kept here, so it is the same after fork(), exec(), and for who was passed the socket.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/time.h>
+
+#define REACH_WAIT_MS 1200       /* for a verdict: longer than a port mapper that is silent takes to be known as such */
+#define REACH_WAIT_NONBLOCK_MS 200 /* of a socket that does not block; a handshake takes a few milliseconds, on a busy machine many */
+#define REACH_SYNS 3             /* retransmissions, some 15 s: the provider gives up after REACH_S of limits.py */
+#define FIRST_WAIT_NS 1000000    /* SO_SNDTIMEO cannot be less without being none */
+
+static bool is_mapped(const uint8_t addr[16])
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+	return memcmp(addr, mapped, sizeof(mapped)) == 0;
+}
+
+static bool is_named(const uint8_t addr[16])
+{
+	uint32_t v4;
+
+	memcpy(&v4, addr + 12, sizeof(v4));
+	return is_mapped(addr) && (ntohl(v4) & NAMED_MASK) == (NAMED_ADDRESS & NAMED_MASK);
+}
+
+static bool is_unspecified(const uint8_t addr[16])
+{
+	static const uint8_t none[16];
+
+	return memcmp(is_mapped(addr) ? addr + 12 : addr, none, is_mapped(addr) ? 4 : 16) == 0;
+}
+
+/* Of this host, or none at all. */
+static bool is_near(const uint8_t addr[16])
+{
+	static const uint8_t loopback[16] = {[15] = 1};
+
+	return is_unspecified(addr) || (is_mapped(addr) ? addr[12] == 127 : memcmp(addr, loopback, 16) == 0);
+}
+
+/* In the form that a socket of that family has; false: it has none for it. */
+static bool address_join(int family, const uint8_t addr[16], uint16_t port, struct sockaddr_storage *to, socklen_t *len)
+{
+	struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
+	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+
+	if (family == AF_INET && !is_mapped(addr))
+		return false;
+	memcpy(&in.sin_addr, addr + 12, 4);
+	memcpy(&in6.sin6_addr, addr, 16);
+	memset(to, 0, sizeof(*to));
+	if (family == AF_INET)
+		memcpy(to, &in, *len = sizeof(in));
+	else
+		memcpy(to, &in6, *len = sizeof(in6));
+	return true;
+}
+
+/* ---- names ---- */
+
+/* Whether the two ends may be those of a connection with the provider. */
+static bool may_be_named(const uint8_t local[16], const uint8_t remote[16])
+{
+	if (is_mapped(remote))
+		return is_named(remote) || is_named(local);
+	return memcmp(local, remote, 16) == 0 && !is_near(remote) && rpc_carries_far();
+}
+
+bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
+{
+	struct sockaddr_storage ends[2];
+	socklen_t lens[2] = {sizeof(ends[0]), sizeof(ends[1])};
+	uint8_t addrs[2][16];
+	uint16_t port;
+	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_NAMES};
+	struct rpc_answer answer;
+	bool shown = false;
+
+	if (!fd_table_len)
+		return false;
+	int saved = errno;
+	if (real.getsockname(fd, (struct sockaddr *)&ends[0], &lens[0]) == 0 &&
+	    address_split((struct sockaddr *)&ends[0], lens[0], addrs[0], &port) &&
+	    real.getpeername(fd, (struct sockaddr *)&ends[1], &lens[1]) == 0 &&
+	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_be_named(addrs[0], addrs[1])) {
+		int failed = rpc_ask(&record, &fd, 1, &answer);
+		shim_log("names of fd %d: %d, error %u", fd, failed, failed ? 0 : answer.error);
+		int family = ends[0].ss_family;
+		shown = !failed && !answer.error &&
+		        address_join(family, answer.local_addr, answer.local_port, &ends[0], &lens[0]) &&
+		        address_join(family, answer.remote_addr, answer.remote_port, &ends[1], &lens[1]);
+	}
+	if (shown && local)
+		*local = ends[0];
+	if (shown && remote)
+		*remote = ends[1];
+	errno = saved;
+	return shown;
+}
+
+/* As the kernel would have told it, had it known. */
+static void tell(struct sockaddr *address, socklen_t room, const struct sockaddr_storage *name)
+{
+	socklen_t len = name->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+
+	memcpy(address, name, room < len ? room : len);
+}
+
+/* A look at what the kernel has told, that spares most sockets all else. */
+static bool worth_a_look(const struct sockaddr *address, socklen_t room, bool own)
+{
+	uint8_t addr[16];
+	uint16_t port;
+
+	if (room < sizeof(struct sockaddr_in)) /* cut short: who knows */
+		return room >= sizeof(sa_family_t) && (address->sa_family == AF_INET || address->sa_family == AF_INET6);
+	if (address->sa_family == AF_INET6 && room < sizeof(struct sockaddr_in6))
+		return true;
+	if (!address_split(address, room, addr, &port) || !port)
+		return false;
+	if (is_mapped(addr)) /* the end that the program has may be any loopback address */
+		return own ? addr[12] == 127 : is_named(addr);
+	return !is_near(addr);
+}
+
+bool names_peer_may_be(const struct sockaddr_storage *remote)
+{
+	return worth_a_look((const struct sockaddr *)remote, sizeof(*remote), false);
+}
+
+EXPORT int getpeername(int fd, struct sockaddr *restrict address, socklen_t *restrict len)
+{
+	struct sockaddr_storage name;
+	socklen_t room = len ? *len : 0;
+	int result = real.getpeername(fd, address, len);
+
+	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, false)) && names_show(fd, NULL, &name))
+		tell(address, room, &name);
+	return result;
+}
+
+EXPORT int getsockname(int fd, struct sockaddr *restrict address, socklen_t *restrict len)
+{
+	struct sockaddr_storage name;
+	socklen_t room = len ? *len : 0;
+	int result = real.getsockname(fd, address, len);
+
+	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, true)) && names_show(fd, &name, NULL))
+		tell(address, room, &name);
+	return result;
+}
+
+/* ---- connecting ---- */
+bool reach_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address, socklen_t len)
+{
+	uint8_t addr[16];
+	uint16_t port;
+
+	if (unlikely(explicit))
+		return !explicit->direct && explicit->stream && address && len >= sizeof(sa_family_t);
+	return conn && address && len >= sizeof(sa_family_t) && address_split(address, len, addr, &port) && !is_near(addr) &&
+	       rpc_asks_connect();
+}
+
+/* Whether connect() begins a connection; else the kernel says what it does. */
+static bool begins(const struct conn *conn, int fd)
+{
+	uint8_t state = TCP_CLOSE; /* first in struct tcp_info */
+	socklen_t len = sizeof(state);
+
+	struct sockaddr_storage local;
+	socklen_t local_len = sizeof(local);
+	uint8_t addr[16];
+	uint16_t port;
+
+	if (conn && !slot_has(conn->slot, SLOT_CONNECTED))
+		return true;
+	if (real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &state, &len) < 0 || state != TCP_CLOSE)
+		return false;
+	/* An attempt that has failed, of which the kernel has not told yet by connect(), has still the address it was made from. */
+	return real.getsockname(fd, (struct sockaddr *)&local, &local_len) == 0 &&
+	       address_split((struct sockaddr *)&local, local_len, addr, &port) && (!is_near(addr) || is_unspecified(addr));
+}
+
+/* Bound to one interface, from where this host's provider is not reached; or connecting with the first data only. */
+static bool unfit(int fd)
+{
+	char interface[16] = "";
+	int fast_open = 0;
+	socklen_t len = sizeof(interface), fast_open_len = sizeof(fast_open);
+
+	return (real.getsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, interface, &len) == 0 && len && *interface) ||
+	       (real.getsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &fast_open, &fast_open_len) == 0 && fast_open);
+}
+
+/* A port before it connects, so that both hosts know the connection by the same. */
+static bool bind_first(int fd, struct rpc_msg *record)
+{
+	struct sockaddr_storage local;
+	socklen_t len = sizeof(local), later_len = sizeof(int);
+	int later = 0, none = 0;
+
+	if (real.getsockname(fd, (struct sockaddr *)&local, &len) < 0 ||
+	    !address_split((struct sockaddr *)&local, len, record->local_addr, &record->local_port))
+		return false;
+	if (record->local_port)
+		return true;
+	real.getsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, &later_len);
+	if (later)
+		real.setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &none, sizeof(none));
+	bool bound = real.bind(fd, (struct sockaddr *)&local, len) == 0;
+	if (later)
+		real.setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof(later));
+	len = sizeof(local);
+	return bound && real.getsockname(fd, (struct sockaddr *)&local, &len) == 0 &&
+	       address_split((struct sockaddr *)&local, len, record->local_addr, &record->local_port);
+}
+
+static uint32_t wait_ms(int fd, struct reach *reach)
+{
+	struct timeval limit = {0};
+	socklen_t len = sizeof(limit);
+
+	if (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)
+		return REACH_WAIT_NONBLOCK_MS;
+	if (real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0 && limit.tv_sec < REACH_WAIT_MS)
+		reach->timeout_ns = limit.tv_sec * 1000000000ll + limit.tv_usec * 1000;
+	if (!reach->timeout_ns)
+		return REACH_WAIT_MS;
+	int64_t ms = reach->timeout_ns / (reach->insists ? 1000000 : 2000000); /* TCP is to have time as well */
+	return ms < REACH_WAIT_MS ? (uint32_t)ms : REACH_WAIT_MS;
+}
+
+int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
+                         struct reach *reach)
+{
+	struct rpc_msg record = {0};
+	struct rpc_answer answer;
+	int saved = errno, error = 0;
+	bool opens = !unfit(fd);
+	static const struct explicit ordinary;
+
+	reach->insists = explicit && explicit->protocol;
+	if (!begins(conn, fd) || !address_split(address, len, record.remote_addr, &record.remote_port) ||
+	    (!explicit && !opens)) {
+		errno = saved;
+		return 0; /* nothing new, or the kernel will say what is wrong with it */
+	}
+	if (is_near(record.remote_addr) || !record.remote_port)
+		opens = false;
+	reach->asked_ns = now_ns();
+	record.wait_ms = wait_ms(fd, reach);
+	if (opens && rpc_carries_far())
+		opens = bind_first(fd, &record);
+	else
+		explicit_local(fd, &record);
+	error = explicit_ask(explicit ? explicit : &ordinary, ASK_CONNECT, &record, &fd, opens, &answer);
+	if (error) {
+		errno = error;
+		return -1;
+	}
+	if (answer.remote_port) {
+		int family = 0, syns = 0, fewer = REACH_SYNS;
+		socklen_t family_len = sizeof(family), syns_len = sizeof(syns);
+		real.getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &family_len);
+		reach->sent = address_join(family, answer.remote_addr, answer.remote_port, &reach->place, &reach->place_len);
+		if (reach->insists && real.getsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &syns, &syns_len) == 0 && syns > REACH_SYNS)
+			real.setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &fewer, sizeof(fewer));
+	} else if (explicit && conn && answer.reason && answer.reason != EXPLICIT_NOBODY_ANSWERED) {
+		conn_pin(conn, rpc_refusal_reason(answer.reason));
+	}
+	errno = saved;
+	return 0;
+}
+
+int reach_connect(struct conn *conn, int fd, const struct reach *reach)
+{
+	const struct sockaddr *place = (const struct sockaddr *)&reach->place;
+	struct timeval limit;
+	socklen_t len = sizeof(limit);
+	bool limited = reach->timeout_ns && real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0;
+
+	if (limited) { /* what the question has left of it */
+		int64_t left = reach->timeout_ns - (now_ns() - reach->asked_ns);
+		if (left < FIRST_WAIT_NS)
+			left = FIRST_WAIT_NS;
+		struct timeval rest = {left / 1000000000, left % 1000000000 / 1000};
+		real.setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &rest, sizeof(rest));
+	}
+	int result = real.connect(fd, place, reach->place_len), saved = errno;
+	if (limited)
+		real.setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	shim_log("fd %d is sent to port %d of the provider: %d", fd, ntohs(((const struct sockaddr_in *)place)->sin_port),
+	         result < 0 ? saved : 0);
+	if (conn && (result == 0 || saved == EINPROGRESS || saved == EINTR)) {
+		conn->slot->role = ROLE_ACTIVE;
+		slot_set(conn->slot, SLOT_CONNECTED);
+		rpc_introduce();
+		conn_pin(conn, REASON_BY_SDP);
+		conn_set_addresses(conn, fd);
+	}
+	errno = saved;
+	return result;
+}
