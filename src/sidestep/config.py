@@ -33,6 +33,7 @@ ENV_LOG: Final = "SIDESTEP_LOG"  # file to which the shim appends diagnostics
 SYSTEM_POLICY: Final = Path("/etc/sidestep/policy.conf")
 SYSTEM_SOCKET: Final = Path("/run/sidestep/provider")  # of the system-wide provider
 SYSTEM_USER: Final = "sidestep"  # as which it runs
+SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # its XDG_RUNTIME_DIR: its /tmp is its own
 
 SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
 _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_un with its final zero
@@ -91,6 +92,17 @@ def parse_ring_size(text: str) -> int:
             remedy=f"give a power of two from {limits.RING_SIZE_MIN} to {limits.RING_SIZE_MAX >> 20}M, such as 256K",
         )
     return size
+
+
+def parse_workers(text: str) -> int:
+    """How many processes carry connections with other hosts; `auto`: one for each usable CPU; raises Misuse."""
+    if text == "auto":
+        return min(len(os.sched_getaffinity(0)), limits.WORKERS_MAX)
+    if not (text.isascii() and text.isdigit()) or int(text) > limits.WORKERS_MAX:
+        raise Misuse(
+            f"{text!r} is not a number of workers", remedy=f"give 0 to {limits.WORKERS_MAX}, or auto: one for each CPU"
+        )
+    return int(text)
 
 
 def runtime_dir() -> Path:
@@ -282,6 +294,7 @@ class ProviderSettings:
     system: bool = False  # serves all users
     proof: Proof = Proof.LOOKUP  # more in a system-wide one, see `wants`
     remote: RemoteSettings | None = None  # None: connections with other hosts stay on TCP
+    workers: int = 0  # processes that carry these; 0: the provider itself
 
     @property
     def wants(self) -> Welcome:
@@ -303,4 +316,5 @@ class ProviderSettings:
             *(["--system"] if self.system else []),
             *([f"--remote={self.remote}"] if self.remote else []),
             *([f"--remote-key={self.remote.key_file}"] if self.remote and self.remote.key_file else []),
+            *([f"--workers={self.workers}"] if self.workers else []),
         ]

@@ -20,11 +20,14 @@ class Misuse(SidestepError):
 
 
 class PeerViolation(SidestepError):
-    """The other end broke a rule; `rule` names it for the counters."""
+    """The other end broke a rule; `rule` names it for counters and logs."""
 
     def __init__(self, message: str, *, rule: str) -> None:
         super().__init__(message)
         self.rule = rule
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} [{self.rule}]"
 
 
 class LimitReached(SidestepError):

@@ -13,11 +13,12 @@ from channel_app import RING, App
 from sidestep.counters import Counters
 from sidestep.provider import far as fars
 from sidestep.provider.far import Far
-from sidestep.provider.joints import Back, Handed, Notice, Relays
+from sidestep.provider.joints import Back, Handed, Notice, Relays, Seen
 from sidestep.provider.services import ProviderServices
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.link import SdpLink
+from sidestep.remote.protocol import LINK_SETTINGS
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.requests import Event, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
@@ -44,7 +45,7 @@ class Host:
         stack.callback(self.hub.close)
         self.device = IwarpDevice(address, loop)
         stack.callback(self.device.close)
-        self.stack = Stack(self.device, lambda: loop.now)
+        self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
         stack.callback(self.stack.close)
         self.lost: list[Carried] = []
         self.logged: list[str] = []
@@ -60,7 +61,7 @@ class Host:
         self.dropped += 1
 
     def link(self, stream: Stream) -> SdpLink:
-        return SdpLink(stream, self.loop.soon, self.lost.append, self.logged.append)
+        return SdpLink(stream, self.loop, self.lost.append, self.logged.append)
 
     def take(self, app: App, link: SdpLink) -> Far:
         far = fars.enter(
@@ -78,10 +79,13 @@ class Stranger:
         stream.tell = self._told
         self.room = memoryview(bytearray(1 << 16))
         self.heard = bytearray()
+        self.events: list[str] = []
         self.open = True
         self._reading = False
 
     def _told(self, _stream: Stream, event: Told) -> None:
+        if isinstance(event, Event):
+            self.events.append(event.kind.name)
         if type(event) is StreamReceive:
             self._reading = False
             self.heard += self.room[: event.filled]
@@ -229,9 +233,9 @@ def close(app: App) -> None:
     app.say(notice=Notice.CLOSED)
 
 
-def hear_fin(app: App) -> None:
+def hear_fin(app: App, seen: Seen = Seen.END) -> None:
     """Its native socket has told the end."""
-    app.poke(f"side[{1 - app.provider_side}].fin_seen", 1)
+    app.poke(f"side[{1 - app.provider_side}].fin_seen", seen)
 
 
 def snap(world: World, *ends: Far) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sidestep import limits
 from sidestep.native import _channel
 from sidestep.provider.far import Far
-from sidestep.provider.joints import Back, Handed, Notice
+from sidestep.provider.joints import Back, Handed, Notice, Seen
 from sidestep.switch.link import Say
 
 
@@ -223,6 +223,18 @@ def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
     assert far.arrived_told == 100
 
 
+def test_who_has_shut_down_goes_back_without_a_word(world: World) -> None:
+    one, other, far, far_other = world.pair()
+    one.say(shut_wr=1)
+    world.rest()
+    assert far.shut_told
+    go_back(one)  # as it is asked to when its provider leaves
+    world.rest()
+    assert not far.back_told
+    assert not far.lost | far_other.lost
+    assert not reset(one) | reset(other)
+
+
 def test_who_was_invited_may_go_back_without_having_come(world: World) -> None:
     """As one that is asked back before it has switched."""
     a, b, _, _ = world.pair(promoted=False)
@@ -288,6 +300,27 @@ def test_a_recall_of_what_has_gone_back_already_is_a_reset(world: World) -> None
     assert reset(b)
 
 
+def test_a_short_message_does_not_wait_for_others_bulk(world: World) -> None:
+    """Every connection has its turn in each turn of a provider, and no turn is longer than its ring."""
+    bulky = [world.pair() for _ in range(3)]
+    a, b, _, _ = world.pair()
+    moved = 0
+    for _ in range(20):
+        a.send(b"ping")
+        turns = 0
+        while b.end.avail < 4:
+            for sender, receiver, _, _ in bulky:
+                moved += len(receiver.receive())
+                sender.send(bytes(sender.end.space))
+                receiver.hint()
+            world.turn()
+            turns += 1
+            assert turns <= 4
+        assert b.receive() == b"ping"
+        b.hint()
+    assert moved > 20 * len(bulky) * RING / 4
+
+
 # ---- leaving ----
 
 
@@ -311,30 +344,197 @@ def test_both_providers_leave_at_once(world: World) -> None:
     a.send(bytes(100))
     for host in (world.one, world.two):
         host.hub.leave()
-    world.rest()
-    assert one._free
-    assert other._free
+    world.turns(lambda: world.one.hub.settled() and world.two.hub.settled())
+    assert one.lost
+    assert other.lost
     all_of(a, b, 100)
-    snap(world, one, other)
-    assert [far.break_off() for far in (one, other)] == [None, None]
     assert not reset(a) | reset(b)
+    assert not world.one.lost + world.two.lost  # nothing was to be found out
 
 
-@pytest.mark.parametrize("how", [go_back, lambda app: (app.end.decide(True, Back.ENDED), app.say(shut_wr=1))])
-def test_leaving_does_not_let_tcp_be_read_behind_a_gap(world: World, how: Callable[[App], object]) -> None:
-    """The other end has just gone back, or ended, and its last bytes are on their way."""
+def test_the_last_word_is_heard_by_who_has_words_on_their_way(world: World) -> None:
+    """A link that were closed with words unread would be reset, and what was said last lost with it."""
+    _, far, stranger = world.stranger()
+    stranger.events.clear()
+    stranger.read()
+    for _ in range(50):
+        stranger.say(Say.HANDED, Handed.SWITCH)
+    far.reset("fault")
+    stranger.say(Say.DATA, 5, b"bytes")
+    world.turns(lambda: not stranger.open)
+    assert stranger.words()[-1] == (Say.RESET, 0)
+    assert "END_OF_STREAM" in stranger.events
+    assert world.one.hub.finishing
+    stranger.stream.close()
+    world.turns(lambda: not world.one.hub.finishing)
+    world.turns(lambda: stranger.events[-1] == "CLOSED")
+    assert "BROKEN" not in stranger.events
+
+
+def test_who_never_ends_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LINK_FINISH_S", 0.3)
+    _, far, stranger = world.stranger()
+    stranger.read()
+    far.reset("fault")
+    world.turns(lambda: not stranger.open)
+    assert world.one.hub.finishing
+    world.turns(lambda: not world.one.hub.finishing)
+    world.turns(lambda: "BROKEN" in stranger.events)
+
+
+def end_well(app: App) -> None:
+    """It shuts its sending direction down."""
+    app.end.decide(True, Back.ENDED)
+    app.say(shut_wr=1)
+
+
+def leaving_behind_a_gap(world: World, how: Callable[[App], object], sent: bytes) -> tuple[App, App, Far]:
+    """A provider leaves, and has all that comes resent, as the other end has gone back or ended behind some bytes."""
     a, b, one, _ = world.pair()
-    b.send(b"on its way")
+    b.send(sent)
     how(b)
     world.two.hub.about_to_wait()
     world.two.hub.handle_turn()  # all is with the link
     world.one.hub.leave()
     assert one.taken_at == 0
+    return a, b, one
+
+
+@pytest.mark.parametrize("how", [go_back, end_well])
+def test_leaving_asks_in_vain_for_what_will_not_be_sent_again(world: World, how: Callable[[App], object]) -> None:
+    a, b, one = leaving_behind_a_gap(world, how, b"on its way" * 400)
     world.rest()
-    one.handle_arrived(None)  # as it is told if the last word is lost with the link
+    assert not reset(a) | reset(b)
+    assert a.receive() == b"on its way" * 400
+    assert a.word("tx_back_at" if how is go_back else "tx_fin_at") == 4000
+    assert one.taken_at is None
+
+
+@pytest.mark.parametrize("how", [go_back, end_well])
+def test_leaving_does_not_let_tcp_be_read_behind_a_gap(world: World, how: Callable[[App], object]) -> None:
+    """The link breaks before the last bytes have come, and nobody sends them again."""
+    a, _, one = leaving_behind_a_gap(world, how, b"on its way")
+    snap(world, one)
+    one.handle_arrived(None)
     assert reset(a)
-    assert reset(b)
     assert (a.word("tx_back"), a.word("tx_fin")) == (0, 0)
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["whole", "around the ring's end"])
+@pytest.mark.parametrize("parted", [0, 600])
+def test_leaving_keeps_what_had_its_place_in_the_ring_already(world: World, pieces: int, parted: int) -> None:
+    app, far, stranger = world.stranger()
+    before = b"." * (RING - 1000) if pieces == 2 else b""
+    if before:
+        stranger.say(Say.DATA, len(before), before)
+        world.rest()
+        assert app.receive() == before
+    sent = bytes(range(250)) * 8
+    stranger.write(WORD.pack(Say.DATA, len(sent)) + sent[:parted])
+    world.rest()
+    world.one.hub.leave()
+    stranger.write(sent[parted:])
+    stranger.say(Say.DATA, 4, b"more")
+    stranger.say(Say.BACK, len(before) + len(sent) + 4)
+    world.rest()
+    assert not far.failed
+    assert app.receive() == sent + b"more"
+    assert app.word("tx_back_at") == len(before) + len(sent) + 4
+
+
+@pytest.mark.parametrize("sent_again", [False, True])
+def test_who_has_recalled_is_not_let_go_before_that_is_granted(world: World, sent_again: bool) -> None:
+    """The other provider leaves, and its application may have gone back with bytes on their way."""
+    app, far, stranger = world.stranger()
+    stranger.say(Say.DATA, 3, b"one")
+    world.rest()
+    assert recall(app) == 0
+    stranger.say(Say.LEAVE)
+    stranger.say(Say.RECALL, 0)
+    world.rest()
+    assert not far.lost
+    if sent_again:
+        stranger.say(Say.HANDED, Handed.ASKED)
+        stranger.say(Say.RESENDS)
+    else:
+        stranger.say(Say.BACK, 3)
+    world.rest()
+    assert far.lost
+    assert reset(app) != sent_again
+
+
+@pytest.mark.parametrize("seen", [Seen.END, Seen.END | Seen.RESET])
+def test_only_who_knows_that_tcp_is_dead_is_reset_for_that(world: World, seen: Seen) -> None:
+    """Not who has shut down, whose peer has closed, and whose last bytes are late."""
+    app, far, _ = world.stranger()
+    app.held = False  # TIME_WAIT: to the kernel it is nobody's
+    hear_fin(app, seen)
+    world.rest()
+    world.one.now += limits.SETTLE_ENDED_S - 1
+    while callback := world.one.services.poll_due(world.one.now):
+        callback()
+    assert not far.lost
+    world.one.now += 2
+    while callback := world.one.services.poll_due(world.one.now):
+        callback()
+    assert far.failed == reset(app) == bool(seen & Seen.RESET)
+
+
+def test_what_has_all_arrived_needs_no_link(world: World) -> None:
+    """Both ends have ended, and one still reads its ring."""
+    app, far, stranger = world.stranger()
+    end_well(app)
+    stranger.say(Say.DATA, 4, b"last")
+    stranger.say(Say.SHUT, 4)
+    stranger.say(Say.ARRIVED, 0)
+    world.rest()
+    app.held = False
+    hear_fin(app)
+    snap(world, far)
+    assert far.break_off() is None
+    assert not reset(app)
+    assert app.receive() == b"last"
+    assert app.word("tx_fin_at") == 4
+
+
+def test_consent_after_the_link_broke_is_not_waited_for(world: World) -> None:
+    app, far, stranger = world.stranger(promoted=False)
+    stranger.say(Say.ATTACHED, RINGS)
+    world.rest()
+    snap(world, far)
+    assert far.break_off() == 0
+    app.say(rx_ready=1)
+    world.rest()
+    assert not app.word("handed_on") & Handed.READY
+    assert not far.handle_arrived(None)
+    assert not reset(app)
+
+
+def test_what_is_kept_is_bounded(world: World) -> None:
+    app, far, stranger = world.stranger()
+    world.one.hub.leave()
+    for _ in range(RING // 1024):
+        stranger.say(Say.DATA, 1024, bytes(1024))
+    world.rest()
+    assert not far.lost
+    assert app.end.avail == 0
+    stranger.say(Say.DATA, 1, b"!")
+    world.rest()
+    assert far.lost
+    assert reset(app)
+
+
+def test_what_is_kept_is_dropped_when_it_comes_again_by_tcp(world: World) -> None:
+    app, _, stranger = world.stranger()
+    world.one.hub.leave()
+    stranger.say(Say.DATA, 3, b"one")
+    world.rest()
+    stranger.say(Say.RESENDS)
+    world.rest()
+    assert app.end.avail == 0
+    assert app.word("tx_back_at") == 0
+    assert app.word("tx_back") == 1 << 2 | Back.BACK
+    assert not reset(app)
 
 
 def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
@@ -346,6 +546,8 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     a.say(rx_ready=1)
     world.rest()
     assert b.word("rx_ready") == 0
+    assert not a.word("handed_on") & Handed.READY
+    assert all(app.word("notice") & Notice.OVER for app in (a, b))  # else it would wait to be told how the ring ends
     assert not reset(a) | reset(b)
     assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
 

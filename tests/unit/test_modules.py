@@ -19,11 +19,15 @@ from sidestep.switch.protocol import (
     Capabilities,
     Driven,
     Endpoint,
+    Ends,
     Incoming,
     OffloadProtocol,
     OffloadTransport,
     Pair,
+    PortMapper,
     Services,
+    Visited,
+    Workers,
 )
 
 
@@ -88,6 +92,10 @@ class NoServices:
     """Modules under test ask for nothing."""
 
     remote: RemoteSettings | None = None
+    port_mapper: PortMapper | None = None
+
+    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+        raise AssertionError
 
     def drive(self, driven: Driven) -> None:
         raise AssertionError
@@ -108,7 +116,10 @@ class NoServices:
     def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
         raise AssertionError
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+        raise AssertionError
+
+    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
         raise AssertionError
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:

@@ -427,7 +427,7 @@ def test_who_never_attaches_is_dropped(world: World) -> None:
     world.turns()
     assert world.counters.get("relay_dropped", "not_attached") == 1
     assert taken.stream.lost
-    assert not a.word("notice")
+    assert a.word("notice") == Notice.OVER
 
 
 def test_a_shortage_of_descriptors_passes(closing: ExitStack) -> None:

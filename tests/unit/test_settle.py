@@ -62,7 +62,7 @@ class Settling(World):
 
         def told(stream: Stream, event: object) -> None:
             if isinstance(event, Event) and event.kind is EventKind.ESTABLISHED:
-                link = SdpLink(stream, self.loop.soon, self._broken, self.one.logged.append)
+                link = SdpLink(stream, self.loop, self._broken, self.one.logged.append)
                 made.append(self.one.take(apps[0], link))
                 link.handle_established()
 
@@ -87,9 +87,7 @@ class Settling(World):
             return
 
         def accepted(stream: Stream) -> None:
-            link = SdpLink(
-                stream, self.loop.soon, lambda _far: self.answers.handle_broken(NAME), self.two.logged.append
-            )
+            link = SdpLink(stream, self.loop, lambda _far: self.answers.handle_broken(NAME), self.two.logged.append)
             far = self.two.take(self._accepting, link)
             far.on_over = lambda: self.answers.remove(NAME)
             self.answers.add(NAME, hello, link, far)
@@ -279,6 +277,19 @@ def test_what_was_reset_while_the_link_broke_is_reset_there_too(world: Settling)
     one.reset("violation")
     world.turns(lambda: reset(b))
     assert reset(a)
+
+
+def test_what_was_dropped_as_it_needed_nothing_resets_nobody_else(world: Settling) -> None:
+    """Both are on TCP in both directions when the link breaks."""
+    a, b, one, other = world.joined()
+    for app in (a, b):
+        go_back(app)
+    world.turns(lambda: one.far_back and other.far_back)
+    world.cut(one)
+    one.handle_arrived(None)
+    assert one.lost
+    world.turns(lambda: other.lost)
+    assert not reset(a) | reset(b)
 
 
 def test_tcp_that_has_been_reset_is_not_waited_for(world: Settling) -> None:

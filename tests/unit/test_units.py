@@ -53,3 +53,5 @@ def test_the_units_name_what_the_code_looks_for() -> None:
     assert unit("sidestep.socket")["Socket"]["ListenSequentialPacket"] == str(config.SYSTEM_SOCKET)
     assert unit("sidestep.service")["Service"]["User"] == config.SYSTEM_USER
     assert unit("sidestep.service")["Service"]["CapabilityBoundingSet"] == ""
+    assert unit("sidestep.service")["Service"]["Environment"] == f"XDG_RUNTIME_DIR={config.SYSTEM_RUNTIME}"
+    assert Path("/run", unit("sidestep.service")["Service"]["RuntimeDirectory"]) == config.SYSTEM_RUNTIME

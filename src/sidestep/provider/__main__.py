@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--system", action="store_true")
     parser.add_argument("--remote")
     parser.add_argument("--remote-key")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--background", action="store_true")
     parser.add_argument("--ready-fd", type=int)
     given = parser.parse_args()
@@ -39,6 +40,7 @@ def main() -> int:
         system=given.system,
         proof=given.proof,
         remote=RemoteSettings.parse(given.remote, given.remote_key) if given.remote else None,
+        workers=given.workers,
     )
     try:
         serve(settings, ready_fd=given.ready_fd, background=given.background)

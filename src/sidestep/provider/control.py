@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from sidestep import limits
 from sidestep.config import ENV_DISABLE, ENV_LOG, ProviderSettings
@@ -123,8 +123,13 @@ def answers(path: Path) -> bool:
     return True
 
 
-def spawn(settings: ProviderSettings, *, background: bool) -> subprocess.Popen[bytes]:
+def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Starts a provider process and returns once it listens; in the background the process returned has ended.
+
+    Args:
+        settings: Its own.
+        background: Whether it detaches itself; then its log is a file beside its socket.
+        log: Where the log of one goes that does not; None: nowhere.
 
     Raises:
         AlreadyRunning: Another provider was first.
@@ -140,7 +145,7 @@ def spawn(settings: ProviderSettings, *, background: bool) -> subprocess.Popen[b
         try:
             process = subprocess.Popen(
                 argv, pass_fds=[writer], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=log if log is not None else subprocess.DEVNULL,
             )  # fmt: skip
         except OSError as error:
             raise Unavailable(f"cannot start {sys.executable}: {error.strerror}") from error

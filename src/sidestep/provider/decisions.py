@@ -48,6 +48,7 @@ class Verdict:
     route: Route | None  # as far as it was asked for
     why: str  # one sentence
     leaves: bool = False  # the other end is on another host
+    failed: bool = False  # what was to carry it tried
 
     def as_json(self) -> dict[str, Any]:
         """As the commands get it."""
@@ -58,6 +59,7 @@ class Verdict:
             "route": route.as_json() if route else None,
             "protocol": self.protocol.name if self.protocol else None,
             "why": self.why[: limits.WHY_MAX],
+            "failed": self.failed,
         }  # fmt: skip
 
 
@@ -141,6 +143,13 @@ class Decisions:
             ruling = self._policy().decide(role, subject, listener.address, listener.port)
             self._remember(role, subject, listener, self._refused(ruling, refusal, REFUSAL_TEXT[refusal]))
 
+    def fail(self, opener: Subject, destination: Endpoint, carrier: str, why: str) -> None:
+        """Remembers that what was to carry a connection to another host could not."""
+        ruling = self._policy().decide(Role.CONNECT, opener, destination.address, destination.port)
+        refused = self._refused(ruling, Refusal.NO_PROTOCOL, f"{carrier}: {why}")
+        verdict = replace(refused, failed=True)
+        self._remember(Role.CONNECT, opener, destination, verdict)
+
     def would_listen(self, subject: Subject, local: Endpoint, *, ip_protocol: int = 0) -> Verdict:
         """The dry run of a listener: what could carry the connections that it accepts."""
         ruling = self._policy().decide(Role.LISTEN, subject, local.address, local.port)
@@ -173,7 +182,12 @@ class Decisions:
             return self._refused(ruling, Refusal.POLICY, self._kept_by(ruling))
         route: Route | None = None
         reasons = []
-        for protocol in self._candidates(ruling, ip_protocol):
+        near = role is Role.LISTEN or (ip_protocol and self._is_here(plain_address(request.remote.address)))
+        numbers = self._meant(ip_protocol) if near else {ip_protocol}
+        named = ruling.target != BOTH and self._protocols.get(ruling.target)
+        if named and ip_protocol and 0 in numbers and named.ip_protocol == ip_protocol:
+            ruling = replace(ruling, target=BOTH)  # the rule and the program mean the same
+        for protocol in self._candidates(ruling, numbers):
             if not protocol.capabilities.self_routing and elsewhere:
                 reasons.append(
                     f"{protocol.name}: it needs a route, and those of another network namespace are not known"
@@ -197,12 +211,18 @@ class Decisions:
         wanted = f"{ruling.target} is not installed or does not work" if ruling.target != BOTH else "none is installed"
         return self._refused(ruling, Refusal.NO_PROTOCOL, f"no offload protocol can carry it: {wanted}")
 
-    def _candidates(self, ruling: Decision, ip_protocol: int) -> Iterator[OffloadProtocol]:
+    def _meant(self, ip_protocol: int) -> set[int]:
+        """What serves who insists on a protocol, on this host: any other, if that one is for other hosts only."""
+        named = [each for each in self._protocols.each() if ip_protocol and each.ip_protocol == ip_protocol]
+        far = bool(self._remote and named) and not any(each.capabilities.local for each in named)
+        return {0, ip_protocol} if far else {ip_protocol}
+
+    def _candidates(self, ruling: Decision, numbers: set[int]) -> Iterator[OffloadProtocol]:
         named = ruling.target != BOTH
         for protocol in self._named(ruling.target) if named else self._protocols.each():
             if not (named or protocol.capabilities.local or self._remote):
                 continue  # it is for other hosts, of which there are none
-            if ip_protocol in (0, protocol.ip_protocol):
+            if 0 in numbers or protocol.ip_protocol in numbers:
                 yield protocol
 
     def _named(self, name: str) -> Iterator[OffloadProtocol]:
@@ -233,7 +253,11 @@ class Decisions:
         if leaves and not able.remote:
             return "the other end is on another host"
         if not leaves and not able.local:
-            return "the other end is on this host" if self._remote else "no other hosts were given: see --remote"
+            if self._remote is None:
+                return "no other hosts were given: see --remote"
+            if not self._is_here(destination):
+                return f"{destination} is none of the hosts given with --remote: name it there, on both hosts"
+            return "the other end is on this host"
         return None
 
     def _leaves(self, destination: Address) -> bool:

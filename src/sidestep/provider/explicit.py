@@ -1,8 +1,11 @@
 """Explicit sockets: what the provider answers to programs that name the family or the protocol themselves.
 
-A call of such a socket waits for the answer, so nothing here waits. Native TCP and the offload protocols share one
-space of ports: whoever is bound natively gets the same port from every protocol that it wants, or the bind fails;
-those that had bound before are released in reverse order.
+A call of such a socket waits for the answer, so nothing here waits; where a connection is opened in the place of TCP
+the answer comes when that is decided (`reaching`). Ordinary sockets ask before they connect if the policy has some
+connections begin with a protocol.
+
+Native TCP and the offload protocols share one space of ports: whoever is bound natively gets the same port from every
+protocol that it wants, or the bind fails; those that had bound before are released in reverse order.
 
 Two descriptors come with the request to bind. The native socket proves that its port is held; it is looked at and
 closed before any answer, because a copy of it would keep the port. The *lease* is the reading end of a pipe, whose end
@@ -25,19 +28,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
-from sidestep.errors import PeerViolation, Unavailable
+from sidestep.errors import LimitReached, PeerViolation, Unavailable
 from sidestep.native.layout import IPPROTO_OFFLOAD_ANY, Ask, Refusal, Rpc
 from sidestep.provider import possession, proof
 from sidestep.provider.clients import Client
 from sidestep.provider.decisions import Decisions, Verdict
-from sidestep.provider.pairing import endpoint_of, expect
+from sidestep.provider.names import Names
+from sidestep.provider.pairing import expect
+from sidestep.provider.proof import endpoint_of
+from sidestep.provider.reaching import Reaching
 from sidestep.provider.rpc import Message, Packet
 from sidestep.switch.modules import Protocols
-from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request, Services
+from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Request, Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class Answer:
 
     error: int = 0
     refusal: Refusal | None = None
+    names: Ends | None = None
 
 
 _YES: Final = Answer()
@@ -73,6 +80,8 @@ class ExplicitSockets:
         counters: Counters,
         netns_cookie: int,
         leases_max: int,
+        reaching: Reaching,
+        names: Names,
     ) -> None:
         self._protocols = protocols
         self._decisions = decisions
@@ -80,6 +89,8 @@ class ExplicitSockets:
         self._counters = counters
         self._netns_cookie = netns_cookie
         self._leases_max = leases_max
+        self._reaching = reaching
+        self._names = names
         self._leases: set[Lease] = set()
         self._of_user: Counter[int] = Counter()
         self._held: Counter[tuple[int, Endpoint]] = Counter()  # leases, by identity of the protocol
@@ -92,16 +103,19 @@ class ExplicitSockets:
         for lease in list(self._leases):
             self._end(lease)
 
-    def handle_ask(self, client: Client, packet: Packet) -> Message:
-        """The ANSWER to an ASK; raises PeerViolation."""
+    def handle_ask(self, client: Client, packet: Packet) -> Message | None:
+        """The ANSWER to an ASK, None: it comes later; raises PeerViolation."""
         message = packet.message
         try:
             ask = Ask(message.flags)
         except ValueError:
             raise PeerViolation(f"an explicit socket asks for {message.flags}", rule="malformed") from None
-        expect(packet, 2 if ask is Ask.BIND else 0)
+        if ask is not Ask.CONNECT or len(packet.descriptors):
+            expect(packet, _DESCRIPTORS.get(ask, 0))
         self._counters.add("explicit_asked", ask.name)
         answer = self._HANDLERS[ask](self, client, packet)
+        if answer is None:
+            return None
         if answer.error:
             self._counters.add("explicit_refused", f"{ask.name}_{errno.errorcode.get(answer.error, 'UNKNOWN')}")
         elif answer.refusal:
@@ -113,6 +127,7 @@ class ExplicitSockets:
             protocol=message.protocol,
             error=answer.error,
             reason=answer.refusal or 0,
+            **_as_fields(answer.names),
         )
 
     # ---- what is asked ----
@@ -142,15 +157,38 @@ class ExplicitSockets:
         verdict = self._decisions.would_listen(client.subject, local, ip_protocol=message.protocol)
         return self._insist(message.protocol, local, verdict, errno.EOPNOTSUPP)
 
-    def _connect(self, client: Client, packet: Packet) -> Answer:
+    def _connect(self, client: Client, packet: Packet) -> Answer | None:
         message = packet.message
         local = endpoint_of(message.local_addr, message.local_port) if message.local_port else None
         remote = endpoint_of(message.remote_addr, message.remote_port)
         request = Request(local, remote, None)
         verdict = self._decisions.connect(client.subject, request, ip_protocol=message.protocol)
+        if (opener := _opener(verdict, message.protocol)) is not None:
+            if len(packet.descriptors):
+                return self._open_instead(client, packet, request, opener)
+            return Answer(errno.EOPNOTSUPP) if message.protocol else Answer(refusal=Refusal.NOT_PROVEN)
         if message.protocol == IPPROTO_OFFLOAD_ANY:
             return Answer(refusal=verdict.refusal)
         return self._insist(message.protocol, remote, verdict, errno.ENETUNREACH)
+
+    def _open_instead(self, client: Client, packet: Packet, request: Request, opener: OffloadProtocol) -> Answer | None:
+        """Has a protocol open the connection in the place of TCP."""
+        message = packet.message
+        with possession.as_socket(packet.descriptors.take_first(), "native socket") as found:
+            place = _bound_at(found, message)
+            cookie = proof.socket_cookie(found)
+        if place != self._netns_cookie:  # on one interface only, or in another network, which does not lead here
+            refusal = Refusal.NO_PROTOCOL if place is None else Refusal.FOREIGN_NETNS
+            return Answer(errno.EADDRNOTAVAIL) if message.protocol else Answer(refusal=refusal)
+        try:
+            self._reaching.ask(client, message, request, cookie, opener)
+        except LimitReached:
+            return Answer(errno.ENOBUFS) if message.protocol else Answer(refusal=Refusal.TOO_MANY)
+        return None
+
+    def _name(self, _client: Client, packet: Packet) -> Answer:
+        found = self._names.of(packet.descriptors.take_first())
+        return Answer(errno.ENOENT) if found is None else Answer(names=found)
 
     def _insist(self, number: int, endpoint: Endpoint, verdict: Verdict, unable: int) -> Answer:
         """The answer to who wants that protocol or none."""
@@ -163,6 +201,8 @@ class ExplicitSockets:
     def _wanted(self, number: int, endpoint: Endpoint) -> Iterator[OffloadProtocol]:
         """The protocols that an explicit socket of this number and family is for."""
         for protocol in self._protocols.each():
+            if not (protocol.capabilities.local or self._services.remote):
+                continue  # it is for other hosts, of which there are none
             fits = endpoint.address.version in protocol.capabilities.families
             if fits and number in (IPPROTO_OFFLOAD_ANY, protocol.ip_protocol):
                 yield protocol
@@ -246,11 +286,36 @@ class ExplicitSockets:
         for fd, _ in poller.poll(0) if of_port else ():
             self._end(of_port[fd])
 
-    _HANDLERS: Final[dict[Ask, Callable[[ExplicitSockets, Client, Packet], Answer]]] = {
+    _HANDLERS: Final[dict[Ask, Callable[[ExplicitSockets, Client, Packet], Answer | None]]] = {
         Ask.OPEN: _open,
         Ask.BIND: _bind,
         Ask.LISTEN: _listen,
         Ask.CONNECT: _connect,
+        Ask.NAMES: _name,
+    }
+
+
+_DESCRIPTORS: Final = {Ask.BIND: 2, Ask.CONNECT: 1, Ask.NAMES: 1}
+
+
+def _opener(verdict: Verdict, number: int) -> OffloadProtocol | None:
+    """The protocol that opens a connection in the place of TCP: it is named, by the program or by a rule."""
+    protocol = verdict.protocol
+    if protocol is None or not (protocol.capabilities.opens and verdict.leaves):
+        return None
+    return protocol if number or verdict.ruling.target == protocol.name else None
+
+
+def _as_fields(names: Ends | None) -> dict[str, Any]:
+    """As the record has them."""
+    if names is None:
+        return {}
+    local, remote = names.local, names.remote
+    return {
+        "local_addr": proof.mapped_address(str(local.address)),
+        "local_port": local.port,
+        "remote_addr": proof.mapped_address(str(remote.address)),
+        "remote_port": remote.port,
     }
 
 
@@ -269,11 +334,15 @@ def _check_bound(fd: int, message: Message) -> int | None:
         PeerViolation: It is bound elsewhere, or is no such socket.
     """
     with possession.as_socket(os.dup(fd), "native socket") as found:
-        if (found.type, found.proto) != (socket.SOCK_STREAM, socket.IPPROTO_TCP):
-            raise PeerViolation("a request to bind came with another socket than TCP's", rule="descriptor")
-        host, port = found.getsockname()[:2]
-        if not port or (proof.mapped_address(host), port) != (message.local_addr, message.local_port):
-            raise PeerViolation(
-                f"a request to bind port {message.local_port} came with a socket bound to {port}", rule="unproven"
-            )
-        return None if possession.bound_to_interface(found) else proof.netns_cookie_of(found)
+        return _bound_at(found, message)
+
+
+def _bound_at(found: socket.socket, message: Message) -> int | None:
+    if (found.type, found.proto) != (socket.SOCK_STREAM, socket.IPPROTO_TCP):
+        raise PeerViolation("a request came with another socket than TCP's", rule="descriptor")
+    host, port = found.getsockname()[:2]
+    if not port or (proof.mapped_address(host), port) != (message.local_addr, message.local_port):
+        raise PeerViolation(
+            f"a request about port {message.local_port} came with a socket bound to {port}", rule="unproven"
+        )
+    return None if possession.bound_to_interface(found) else proof.netns_cookie_of(found)

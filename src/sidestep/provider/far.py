@@ -26,12 +26,17 @@ the connection.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.native import _channel
-from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
+from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Seen, Side, Words
 from sidestep.switch.link import Link, Say
+
+_RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us
+_DEMOTE: Final = int(Notice.DEMOTE)
+_SEEN_RESET: Final = int(Seen.RESET)
 
 
 def _nothing() -> None:
@@ -62,6 +67,7 @@ class Far(Joint):
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
         self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
         self.attached_told = self.ready_told = self.switched = self.demote_told = self.recalled = False
+        self.dying = False  # its TCP is dead
         self.fin_told = False
         self.stopped = False  # recalled by the other: nothing more is sent
         self.back_told = self.shut_told = self.closed_told = self.ended_told = False
@@ -75,6 +81,9 @@ class Far(Joint):
         self.failed = False  # reset, for a reason that the other end may not know
         self.taken_at: int | None = None  # the count from which we have asked for all by TCP, as a provider goes
         self.took_back = False  # that was granted
+        self.resends = False  # whatever was recalled comes by TCP
+        self._kept = bytearray()  # what has come from there on, until it is known whether that is granted
+        self._keeping: bytearray | None = None  # where the next of it goes
         self.leads = False  # our provider is the one that goes
         self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
         self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
@@ -83,6 +92,11 @@ class Far(Joint):
     def side(self) -> Side:
         """Ours."""
         return self.sides[0]
+
+    @property
+    def memory(self) -> memoryview:
+        """Our application's ring."""
+        return self.side.channel.ring()
 
     def details(self) -> dict[str, object]:
         """How it is now, for people."""
@@ -120,7 +134,10 @@ class Far(Joint):
         if words.fin_seen and not self.fin_told:
             self.fin_told = True
             self.link.say(Say.FIN_SEEN)
-        if words.rx_ready and not self.ready_told and not self.left:
+        if words.fin_seen & _SEEN_RESET and not self.dying:
+            self.dying = True
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._check_dead)
+        if words.rx_ready and not self.ready_told and not self.left and self.settled_at is None:
             self.ready_told = True
             side.channel.publish("handed_on", Handed.READY)
             self.link.say(Say.READY)
@@ -130,13 +147,15 @@ class Far(Joint):
                 return
             self.switched = True
             self.link.say(Say.SWITCHED, words.tx_switch_offset)
-        if words.notice & Notice.RECALL and not self.recalled:
+        if words.notice & _RECALL and not self.recalled:
             self.recalled = True
             if self.taken_at is None:
                 self._recall(side, words)
             elif words.rx_frozen != self.taken_at:
                 self.reset("recall")  # the other end sends again what follows later bytes
-        elif words.notice & Notice.DEMOTE and not self.demote_told:
+            else:
+                self.frozen = self.taken_at
+        elif words.notice & _DEMOTE and not self.demote_told:
             self.demote_told = True
             self.link.say(Say.ASK)
         if words.back == Back.BACK and words.tx_back_at != words.tail:
@@ -149,6 +168,11 @@ class Far(Joint):
         self._show_end(side)
         if self.end_shown[1] and self.ended_told and not self.lost:
             self._hub.drop(self)
+
+    def _check_dead(self) -> None:
+        """Its TCP is dead, as keepalive finds, and the other end would have said by now how it ended."""
+        if not (self.lost or self._taken or self.side.closed):
+            self.reset("link_lost")
 
     def _tell_attached(self, side: Side, words: Words) -> None:
         if words.attached and not self.attached_told:
@@ -217,7 +241,7 @@ class Far(Joint):
             self.link.say(Say.CLOSED, side.read_count)
         if not self._drained:
             return
-        if words.back == Back.BACK and not self.back_told and not self.stopped:
+        if words.back == Back.BACK and not (self.back_told or self.shut_told or self.stopped):
             self.back_told = True
             self._tell_read(side, all_of_it=True)
             self.link.say(Say.BACK, words.tail)
@@ -293,9 +317,9 @@ class Far(Joint):
         if length > self.side.channel.tx_size:
             self.reset("violation")
             raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_size}", rule="link_data")
-        if self._drops:
+        if self._drops and not self._keeps:
             return None
-        room, found = length, []
+        room, found = length + len(self._kept), []
         try:
             for piece in self.side.channel.writable():
                 if part := piece[:room]:
@@ -307,14 +331,25 @@ class Far(Joint):
         if room:
             self.reset("violation")
             raise PeerViolation(f"{length} bytes of data, {room} more than there is room for", rule="link_data")
+        if self._keeps:
+            self._keeping = bytearray(length)
+            return (memoryview(self._keeping),)
         return tuple(found)
 
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""
-        if self.lost or self._drops:
+        if self._keeping is not None:
+            kept, self._keeping = self._keeping, None
+            if self._keeps:
+                self._kept += kept
             return
         side = self.side
         try:
+            if self._keeps and not self.lost:  # it was for the ring, until just now
+                self._kept += b"".join(side.channel.writable())[len(self._kept) :][:length]
+                return
+            if self.lost or self._drops:
+                return
             side.channel.commit(length)
             side.bell.ring()
             self._tell_read(side)
@@ -369,16 +404,21 @@ class Far(Joint):
         if not channel.received <= count <= self.sent or self.stopped:
             raise PeerViolation(f"a recall from byte {count}, of {self.sent} that were sent", rule="link_count")
         if not self._stop_at(side, count):
-            self.reset("recall")  # it has gone back by itself, or ended, and will not send again
+            # It has gone back by itself, or ended, and will not send again. When a provider goes, who has asked keeps
+            # what comes until it hears of that (`_check_count`).
+            if not self.left:
+                self.reset("recall")
             return
         side.bell.ring()
         self.link.say(Say.HANDED, Handed.ASKED)
         self.link.say(Say.RESENDS)
 
     def _on_resends(self, side: Side, _count: int) -> None:
+        self.resends = True
         if self.taken_at is None or self.took_back:
             return
         self.took_back = True
+        self._kept.clear()
         self._read_tcp(side)
 
     def _read_tcp(self, side: Side) -> None:
@@ -433,10 +473,31 @@ class Far(Joint):
         self.link.say(Say.ARRIVED, count)
 
     def _check_count(self, count: int) -> bool:
-        """That all has arrived, unless some is recalled and we drop what comes. False: by us, and it resets that."""
-        if not self._drops and count != self.side.channel.sent:
+        """That all has arrived, unless some is recalled and we drop what comes. False: it is reset."""
+        if self._keeps and count != self.taken_at:
+            self._give_kept()  # it will not send it again
+        elif self.recalled and not self.resends and count != self.frozen:
+            self.reset("recall")  # nor what our application wants again
+        if not self.lost and not self._drops and count != self.side.channel.sent:
             raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
-        return self.taken_at in (None, count)
+        return not self.lost
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether data that comes now may come again by TCP, or may not: not our application has asked for that."""
+        return self.taken_at is not None and not (self.resends or self.recalled)
+
+    def _give_kept(self) -> None:
+        """What was kept goes where it would have gone."""
+        side = self.side
+        self.taken_at = None
+        kept, self._kept = memoryview(bytes(self._kept)), bytearray()
+        for piece in side.channel.writable():  # it was seen that there is room
+            part = kept[: len(piece)]
+            piece[: len(part)] = part
+            kept = kept[len(part) :]
+            side.channel.commit(len(part))
+        side.bell.ring()
 
     @property
     def _drops(self) -> bool:
@@ -474,7 +535,10 @@ class Far(Joint):
         if self.settled_at is None:
             self.settled_at = self.side.channel.sent if self.frozen is None else self.frozen
         if self.side.words.fin_seen and not self.side.end_of.held():
-            self.reset("link_lost")  # TCP has been reset, as it is where the other provider has died
+            if self._free:
+                self._hub.drop(self)  # all has arrived, or went by TCP
+            else:
+                self.reset("link_lost")  # TCP has been reset, as it is where the other provider has died
             return None
         if self.left and self._free:
             self._hub.drop(self)
@@ -539,8 +603,12 @@ class Far(Joint):
 
     def bid_farewell(self) -> None:
         """Nothing more goes over the link."""
-        self.link.finish()
+        self._hub.finishing[self] = None
+        self.link.finish(self._finished)
         self.on_over()
+
+    def _finished(self) -> None:
+        self._hub.finishing.pop(self, None)
 
     def handle_gone(self) -> None:
         """No process holds our end any more: the other end is to hear how it ended."""
@@ -551,8 +619,8 @@ class Far(Joint):
         if self.lost or self.left:
             return
         self.leads = True
-        self._leave(self.side)
         self.link.say(Say.LEAVE)
+        self._leave(self.side)
 
     def _leave(self, side: Side) -> None:
         self.left = True
@@ -567,6 +635,7 @@ class Far(Joint):
         self._hub.mark(side)
 
     def _on_leave(self, side: Side, _count: int) -> None:
+        self.leads = False  # if both providers go, neither waits for the other one's farewell
         if not self.left:
             self._leave(side)
 
@@ -575,8 +644,11 @@ class Far(Joint):
 
     @property
     def settled(self) -> bool:
-        """Whether neither application depends on the provider any more, and the other provider knows."""
-        return self._free and (not self.leads or self.settled_at is not None)
+        """Whether neither application depends on the provider any more, and the other provider knows.
+
+        Who does not lead is dropped then, which is what is to be waited for.
+        """
+        return self.leads and self._free and self.settled_at is not None
 
     @property
     def _free(self) -> bool:
@@ -593,7 +665,8 @@ class Far(Joint):
     @property
     def _taken(self) -> bool:
         """Whether our application needs nothing by ring any more but what is there."""
-        return not self.ready_told or self.far_back or self.recalled or self.took_back or any(self.end_shown)
+        resent = self.took_back or (self.recalled and self.resends)
+        return not self.ready_told or self.far_back or resent or any(self.end_shown)
 
     _HEARD = {  # noqa: RUF012 - not to be changed
         Say.ATTACHED: _on_attached,

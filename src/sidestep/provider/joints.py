@@ -31,6 +31,17 @@ class Notice(IntFlag):
     DEMOTE = 2
     RECALL = 4
     RESET = 8
+    OVER = 16
+
+
+_CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
+
+
+class Seen(IntFlag):
+    """CHANNEL_SEEN_* bits."""
+
+    END = 1
+    RESET = 2
 
 
 class Handed(IntFlag):
@@ -107,7 +118,7 @@ class Side:
     @property
     def closed(self) -> bool:
         """Nobody holds that end of the connection any more."""
-        return self.gone or bool(self.words.notice & Notice.CLOSED)
+        return self.gone or bool(self.words.notice & _CLOSED)
 
     @property
     def final(self) -> bool:
@@ -215,8 +226,10 @@ class Relays:
         self.counters = counters
         self._joints_max = relays_max
         self._leaving = False
+        self.refused: set[str] = set()  # protocols that are about to go
         self._guarded = guarded
         self._joints: dict[int, Joint] = {}
+        self.finishing: dict[Joint, None] = {}  # over, but for last words that are still on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
         self._news: dict[Side, None] = {}  # in order
         self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
@@ -241,8 +254,8 @@ class Relays:
 
         `make` gets the joint, an end, its bell, and the number by which hints name the side it makes.
         """
-        if self._leaving:
-            raise Unavailable("the provider is going away")
+        if self._leaving or joint.protocol in self.refused:
+            raise Unavailable("the provider, or its protocol, is going away")
         if len(self._joints) >= self._joints_max:
             raise Unavailable(f"{self._joints_max} connections already go through this provider")
         made: list[SideT] = []
@@ -313,6 +326,11 @@ class Relays:
         if self._bell is None or not self._joints:
             return False
         self._bell.sleep()
+        return self.news
+
+    @property
+    def news(self) -> bool:
+        """Whether an application, or a side that was marked, waits for the next turn."""
         return bool(self._news) or any(feed.bell.news for feed in self._feeds.values())
 
     def handle_turn(self) -> None:
@@ -378,7 +396,8 @@ class Relays:
 
     def settled(self, protocol: str | None = None) -> bool:
         """Whether the provider, or that protocol, can go without a connection being reset."""
-        return all(joint.settled for joint in self._joints.values() if protocol in (None, joint.protocol))
+        settled = all(joint.settled for joint in self._joints.values() if protocol in (None, joint.protocol))
+        return settled and not any(protocol in (None, joint.protocol) for joint in self.finishing)
 
     def drop(self, joint: Joint) -> None:
         """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
@@ -388,6 +407,8 @@ class Relays:
         del self._joints[id(joint)]
         joint.on_drop()
         for side in joint.sides:
+            side.channel.publish("notice", Notice.OVER)  # it may just be asking for something
+            side.bell.ring()
             self._forget(side)
         joint.bid_farewell()
 

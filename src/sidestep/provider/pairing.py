@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from ipaddress import IPv6Address
 from typing import Final
 
 from sidestep import limits
@@ -21,20 +20,20 @@ from sidestep.native import _channel, layout
 from sidestep.native.layout import Attach, Refusal, Rpc
 from sidestep.provider import arena as arenas
 from sidestep.provider import far as fars
-from sidestep.provider import memory
+from sidestep.provider import memory, rpc
 from sidestep.provider.clients import Arena, Brought, Client
 from sidestep.provider.decisions import Decisions
 from sidestep.provider.evidence import Evidence, Examiner
 from sidestep.provider.far import Far
 from sidestep.provider.joints import End, Relays
+from sidestep.provider.lending import Lent, LentClaim, LentEnd, LentOffer
 from sidestep.provider.path import PathProofs, Proof, Way
-from sidestep.provider.proof import SocketProver
+from sidestep.provider.proof import SocketProver, endpoint_of
 from sidestep.provider.proof import mapped_address as proof_address
 from sidestep.provider.registry import Registry
 from sidestep.provider.relay import open_relay
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
-from sidestep.routing import plain_address
 from sidestep.switch.budget import ChannelBudget
 from sidestep.switch.link import Link
 from sidestep.switch.modules import Protocols
@@ -42,6 +41,7 @@ from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
 from sidestep.switch.protocol import Awaited, Endpoint, Incoming, OffloadProtocol, Request, Services
 from sidestep.switch.stream import Stream
 
+_NOBODY_HOLDS_IT: Final = "nobody under sidestep has claimed it there: start that end with 'sidestep run', too"
 _SWEEP_SLOTS_MAX: Final = 1 << 18  # slots read in one sweep; beyond it the sweep is given up and nothing released
 
 
@@ -87,6 +87,7 @@ class Pairing:
         self._netns_cookie = netns_cookie
         self._paths = PathProofs(services, pending_max=proofs_max)
         self._searches: dict[tuple[ClientId, int], _Search] = {}
+        self._lent: dict[tuple[ClientId, int], LentClaim] = {}  # claims that a worker is about to serve
         self._offers: OfferTable[Brought] = OfferTable(
             expiry_s=settings.offer_expiry_s, total_max=offers_max, owner_max=lambda uid: users.share(offers_max, uid)
         )
@@ -284,6 +285,8 @@ class Pairing:
         expect(packet, 0)
         if search := self._searches.get((client.client_id, packet.message.token)):
             search.end()
+        if lent := self._lent.get((client.client_id, packet.message.token)):
+            lent.withdraw()
         offer = self._offers.handle_withdraw(client.client_id, packet.message.token)
         if offer is not None:
             self._release(offer)
@@ -360,20 +363,41 @@ class Pairing:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
         far = fars.enter(self._relays, end, protocol=offer.protocol, on_drop=_nothing, link=link,
                         segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
+        self.tell_offerer(offer, self._relays.bell_id, own_bell)
+        return far
+
+    def tell_offerer(self, offer: Offer[Brought], bell_id: bytes, bell: Sequence[int]) -> bool:
+        """Its channel has another end, which that bell rings; False: the offer, or its maker, is gone."""
+        if offer not in self._offers:
+            return False
+        offerer = self._clients[offer.client]
         self._offers.handle_claimed(offer)
         self._registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
-        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=self._relays.bell_id)
-        if self._send(offerer, claimed, own_bell):
-            self._counters.add("remote_joined", "connect")
-        return far
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=bell_id)
+        if not self._send(offerer, claimed, bell):
+            return False
+        self._counters.add("remote_joined", "connect")
+        return True
+
+    def lend_offered(self, offer: Offer[Brought]) -> Lent:
+        """What a worker needs to be the other end of an offered channel; raises Unavailable."""
+        if offer not in self._offers:
+            raise Unavailable("the connection does not wait any more")
+        self._need_home(offer.key)
+        end = LentEnd(
+            offer.key, offer.brought.evidence.cookie, 1, offer.segment_id, offer.bell_page_id, offer.bell_index
+        )
+        return LentOffer(self, offer, end, self._clients[offer.client])
 
     def refuse_offered(self, offer: Offer[Brought], why: str) -> None:
         """It stays on TCP."""
         if offer in self._offers:
             self._offers.handle_claimed(offer)
             self._release(offer)
-            self._refuse_offer(self._clients[offer.client], offer.token, Refusal.NO_PROTOCOL)
+            client, key = self._clients[offer.client], offer.key
+            self._decisions.fail(client.subject, endpoint_of(key.remote_addr, key.remote_port), offer.protocol, why)
+            self._refuse_offer(client, offer.token, Refusal.NO_PROTOCOL)
 
     def await_end(
         self,
@@ -394,14 +418,14 @@ class Pairing:
             remote.port,
         )
         if key in self._sought:
-            raise Unavailable("that very connection is looked for already")
+            raise Unavailable(_NOBODY_HOLDS_IT)  # that very connection is looked for already
         if len(self._sought) >= limits.REMOTE_SOUGHT_MAX:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
         bucket = self._registry.bucket(key)
         sought = _Sought(self, key, bucket, carrier, on_found, on_failed)
         self._sought[key] = sought
         self._registry.handle_added(bucket)
-        self._services.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail("nobody here holds it, or it is idle"))
+        self._services.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail(_NOBODY_HOLDS_IT))
         return sought
 
     def forget_sought(self, sought: _Sought) -> None:
@@ -417,7 +441,7 @@ class Pairing:
         incoming = _Incoming(self, sought, client, packet)
         if verdict.refusal:
             self._refuse_claim(client, packet.message.token, verdict.refusal)
-            sought.fail("a policy keeps it on TCP")
+            sought.fail("its policy keeps it on TCP: change the line that 'sidestep policy trace' names there")
             return
         sought.find(incoming)
         if not incoming.carried:
@@ -426,13 +450,8 @@ class Pairing:
     def carry_found(self, sought: _Sought, client: Client, packet: Packet, link: Link) -> Far:
         """Hands the end that accepted a connection a channel with the provider; raises Unavailable."""
         message, key = packet.message, sought.key
-        ring_size = self._ring_size
-        segment_id = os.urandom(16)
-        if not self._reserve(segment_id, limits.CHANNEL_HEADER_SIZE + sum(ring_size), client.uid):
-            raise Unavailable("the budget for channel memory is used up")
-        self._second_segments.add(segment_id)
+        segment_id, made = self._make_segment(client.uid)
         try:
-            made = _channel.create(*ring_size)
             try:
                 own_bell = self._relays.descriptors()
                 end = self._end(made, 0, client, key, message.cookie, client.bell_name(message.bell_page_id),
@@ -442,23 +461,69 @@ class Pairing:
                     on_drop=lambda: self._release_second(segment_id), link=link,
                     segment_id=segment_id, uid=client.uid,
                 )  # fmt: skip
-                attach = Message(
-                    type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=ring_size,
-                    segment_id=segment_id, bell_page_id=self._relays.bell_id,
-                )  # fmt: skip
-                if not self._send(client, attach, (made, *own_bell)):
+                if not self.tell_claimer(client, message.token, segment_id, made, self._relays.bell_id, own_bell):
                     self._relays.drop(far)
                     raise Unavailable("the end that claimed it has gone")
             finally:
                 os.close(made)
         except OSError as error:
             self._release_second(segment_id)
-            raise Unavailable(f"no memory for a channel: {error.strerror}") from error
+            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
         except BaseException:
             self._release_second(segment_id)
             raise
-        self._counters.add("remote_joined", "accept")
         return far
+
+    def _make_segment(self, uid: int) -> tuple[bytes, int]:
+        """A segment for an end that accepted a connection, and its id; raises Unavailable."""
+        segment_id = os.urandom(16)
+        if not self._reserve(segment_id, limits.CHANNEL_HEADER_SIZE + sum(self._ring_size), uid):
+            raise Unavailable("the budget for channel memory is used up")
+        try:
+            made = _channel.create(*self._ring_size)
+        except OSError as error:
+            self.budget.release(segment_id)
+            raise Unavailable(f"no memory for a channel: {error.strerror}") from error
+        self._second_segments.add(segment_id)
+        return segment_id, made
+
+    def tell_claimer(
+        self, client: Client, token: int, segment_id: bytes, segment: int, bell_id: bytes, bell: Sequence[int]
+    ) -> bool:
+        """Gives an end that accepted a connection its channel, whose other end that bell rings; False: it is gone."""
+        attach = Message(
+            type=Rpc.ATTACH, token=token, flags=Attach.RELAYED, ring_size=self._ring_size, segment_id=segment_id,
+            bell_page_id=bell_id,
+        )  # fmt: skip
+        if not self._send(client, attach, (segment, *bell)):
+            return False
+        self._counters.add("remote_joined", "accept")
+        return True
+
+    def lend_found(self, sought: _Sought, client: Client, packet: Packet) -> Lent:
+        """What a worker needs to be the other end of a channel for an end that was found; raises Unavailable."""
+        message = packet.message
+        if (client.client_id, message.token) in self._lent:
+            raise Unavailable("that very claim is served already")
+        segment_id, made = self._make_segment(client.uid)
+        end = LentEnd(
+            sought.key, message.cookie, 0, segment_id, client.bell_name(message.bell_page_id), message.bell_index
+        )
+        lent = LentClaim(self, end, client, message.token, rpc.Descriptors([made]), packet.descriptors.take())
+        self._lent[client.client_id, message.token] = lent
+        return lent
+
+    def handle_lent(self, lent: LentClaim) -> None:
+        """Its claim has been answered, or is off."""
+        self._lent.pop((lent.client.client_id, lent.token), None)
+
+    def refuse_lent(self, lent: LentClaim) -> None:
+        """It stays on TCP."""
+        self._refuse_claim(lent.client, lent.token, Refusal.PROTOCOL_FAILED)
+
+    def release_lent(self, segment_id: bytes) -> None:
+        """Nobody carries that end any more; twice is allowed."""
+        self._release_second(segment_id)
 
     def _need_home(self, key: ConnectionKey) -> None:
         if key.netns_cookie != self._netns_cookie:
@@ -660,6 +725,10 @@ class _Outgoing:
         """It stays on TCP."""
         self.pairing.refuse_offered(self.offer, why)
 
+    def lend(self) -> Lent:
+        """A worker carries it, or refuses it; raises Unavailable."""
+        return self.pairing.lend_offered(self.offer)
+
 
 @dataclass(slots=True, eq=False)
 class _Sought:
@@ -711,6 +780,12 @@ class _Incoming:
         far = self.pairing.carry_found(self.sought, self.claimer, self.claim, link)
         self.carried = True
         return far
+
+    def lend(self) -> Lent:
+        """A worker carries it, or refuses it; raises Unavailable."""
+        lent = self.pairing.lend_found(self.sought, self.claimer, self.claim)
+        self.carried = True  # the claim is answered later
+        return lent
 
 
 @dataclass(slots=True)
@@ -767,11 +842,6 @@ def expect(packet: Packet, fds_count: int) -> None:
             f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors, not {fds_count}",
             rule="malformed",
         )
-
-
-def endpoint_of(address: bytes, port: int) -> Endpoint:
-    """An address of a record, and a port."""
-    return Endpoint(plain_address(IPv6Address(address)), port)
 
 
 def _geometry_ok(ring_size: tuple[int, int], segment_len: int) -> bool:

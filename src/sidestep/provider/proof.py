@@ -10,10 +10,13 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from ipaddress import IPv6Address
 from typing import Final
 
 from sidestep.errors import InternalError, Unavailable
+from sidestep.routing import plain_address
 from sidestep.switch.offers import ConnectionKey
+from sidestep.switch.protocol import Endpoint
 
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -62,6 +65,11 @@ def mapped_address(host: str) -> bytes:
     if ":" in host:
         return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
     return _MAPPED + socket.inet_pton(socket.AF_INET, host)
+
+
+def endpoint_of(address: bytes, port: int) -> Endpoint:
+    """An address of a record, and a port."""
+    return Endpoint(plain_address(IPv6Address(address)), port)
 
 
 def connection_key(sock: socket.socket, netns: int) -> ConnectionKey:

@@ -45,6 +45,7 @@ class Registry:
         self._view = memoryview(self._map)
         words = self._view.cast("I")
         self._closing_index = layout.offsets("registry_header")["closing"] // 4
+        self._asks_index = layout.offsets("registry_header")["asks_connect"] // 4
         self._orders_index = layout.offsets("registry_header")["orders"] // 4
         self._header_words = words
         self._words = words[layout.REGISTRY_BUCKETS_OFFSET // 4 :]
@@ -71,6 +72,10 @@ class Registry:
     def set_closing(self) -> None:
         """Tells all shims to make no more offers."""
         self._header_words[self._closing_index] = 1
+
+    def set_asks_connect(self, asks: bool) -> None:
+        """Tells all shims whether ordinary sockets are to ask before they connect."""
+        self._header_words[self._asks_index] = int(asks)
 
     def bump_orders(self) -> None:
         """Tells all shims, those that are awake, to look at their sockets."""

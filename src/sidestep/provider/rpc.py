@@ -45,6 +45,8 @@ class Message:
     segment_id: bytes = _NO_ID
     protocol: int = 0
     error: int = 0
+    wait_ms: int = 0
+    pad: int = 0
 
     @classmethod
     def decode(cls, packet: bytes) -> Self:
@@ -133,16 +135,11 @@ def receive(sock: socket.socket, *, fds_max: int = limits.FDS_PER_MESSAGE) -> Pa
         BlockingIOError: There is none (only if the socket is non-blocking).
         OSError: The connection is broken.
     """
-    # Not socket.recv_fds: it drops its flags argument in Python 3.11, so descriptors would leak into children.
-    data, ancillary, flags, _ = sock.recvmsg(
-        _PACKET_MAX, socket.CMSG_LEN(fds_max * _FD.itemsize), socket.MSG_CMSG_CLOEXEC
-    )
-    descriptors = Descriptors(_passed(ancillary))
+    received = receive_bytes(sock, _PACKET_MAX, fds_max)
+    if received is None:
+        return None
+    data, descriptors = received
     try:
-        if not data and not len(descriptors):
-            return None
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise PeerViolation("a packet is too large or brings too many descriptors", rule="malformed")
         message = Message.decode(data)
         body = data[layout.RPC_MSG_SIZE :]
         if body and message.type not in (Rpc.CONTROL, Rpc.CONTROL_REPLY):
@@ -150,6 +147,19 @@ def receive(sock: socket.socket, *, fds_max: int = limits.FDS_PER_MESSAGE) -> Pa
         return Packet(message, body, descriptors.take())
     finally:
         descriptors.close()
+
+
+def receive_bytes(sock: socket.socket, size_max: int, fds_max: int) -> tuple[bytes, Descriptors] | None:
+    """The next packet, whatever it says; None at the end of the connection. Raises as `receive`."""
+    # Not socket.recv_fds: it drops its flags argument in Python 3.11, so descriptors would leak into children.
+    data, ancillary, flags, _ = sock.recvmsg(size_max, socket.CMSG_LEN(fds_max * _FD.itemsize), socket.MSG_CMSG_CLOEXEC)
+    descriptors = Descriptors(_passed(ancillary))
+    if not data and not len(descriptors):
+        return None
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        descriptors.close()
+        raise PeerViolation("a packet is too large or brings too many descriptors", rule="malformed")
+    return data, descriptors
 
 
 def _passed(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -162,7 +172,11 @@ def _passed(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = (), body: bytes = b"") -> None:
     """Sends one packet; OSError (BlockingIOError among them) if the kernel does not take it at once."""
-    data = message.encode() + body
+    send_bytes(sock, message.encode() + body, fds)
+
+
+def send_bytes(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """The same of any packet."""
     if fds:
         socket.send_fds(sock, [data], list(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     else:

@@ -38,7 +38,7 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import arena as arenas
-from sidestep.provider import orders, possession, proof, rpc
+from sidestep.provider import links, orders, possession, proof, rpc
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
@@ -46,12 +46,16 @@ from sidestep.provider.far import Far
 from sidestep.provider.joints import Relays
 from sidestep.provider.listeners import Listeners
 from sidestep.provider.log import Log, Source, Writer, to_stderr
+from sidestep.provider.names import Names
 from sidestep.provider.pairing import Pairing, expect
 from sidestep.provider.policy_files import PolicyFiles
+from sidestep.provider.polling import Waiting
+from sidestep.provider.reaching import Reaching
 from sidestep.provider.registry import Registry
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.services import ProviderServices
 from sidestep.provider.users import ROOT, Lineage, Users
+from sidestep.provider.workers import Crews, Row
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
 from sidestep.switch.offers import ClientId
@@ -69,6 +73,7 @@ _NOT_ALLOWED: Final = {
     "remedy": "be root, outside of containers",
 }
 _ACCEPTS_PER_TURN: Final = 64
+_LINKS_OF_ONE: Final = 1 << 20  # more connections than one process carries: the next one's are counted from here on
 _ACCEPT_PAUSE_S: Final = 0.1  # after the kernel ran out of descriptors or memory
 
 
@@ -93,7 +98,7 @@ class Provider:
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self._arenas: dict[bytes, Arena] = {}
         self._ids = 0
-        room = _capacity()
+        room = _capacity(remote=settings.remote is not None)
         self._clients_max = room.clients
         self.counters = Counters()
         self._log = Log(
@@ -105,7 +110,10 @@ class Provider:
         self._services = ProviderServices(self._selector, clock, partial(self._tell, writer=Source.MODULES))
         self._network: Network | None = None
         owners = frozenset({0, os.geteuid()}) if settings.system else None
-        self._policy = PolicyFiles(settings.policy, log=partial(self._tell, writer=Source.PROVIDER), owners=owners)
+        self._policy = PolicyFiles(
+            settings.policy, log=partial(self._tell, writer=Source.PROVIDER), on_change=self._follow_policy,
+            owners=owners,
+        )  # fmt: skip
         if (policy_fd := self._policy.fileno()) is not None:
             self._services.watch(policy_fd, self._policy.handle_readable)
         self._users = Users(system=settings.system, policy=self._policy_pairs)
@@ -129,6 +137,7 @@ class Provider:
             self._protocols, lambda: self._policy.policy, self._router, time.time, settings.remote
         )
         self._relays = Relays(self._services, self.counters, relays_max=room.relays, guarded=self._call)
+        self._waiting = Waiting(self._selector, self._services, self._relays)
         self._pairing = Pairing(
             settings,
             registry=self._registry,
@@ -148,7 +157,14 @@ class Provider:
             relays=self._relays,
         )
         self._services.find_end = self._pairing.await_end
+        self._crews = Crews(
+            settings.workers, settings.remote, self._services, self.counters,
+            partial(self._tell, writer=Source.MODULES),
+        )  # fmt: skip
+        self._services.hires = self._crews.hire
         self._services.listeners = self._listeners = Listeners(self.decisions, self.counters)
+        self._services.names = names = Names(self._netns_cookie)
+        self._reaching = Reaching(protocols=self._protocols, users=self._users, counters=self.counters, send=self._send)
         self._explicit = ExplicitSockets(
             protocols=self._protocols,
             decisions=self.decisions,
@@ -156,6 +172,8 @@ class Provider:
             counters=self.counters,
             netns_cookie=self._netns_cookie,
             leases_max=room.leases,
+            reaching=self._reaching,
+            names=names,
         )
         self._wake_reader, self._wake_writer = socket.socketpair()
         for sock in (listener, self._wake_reader, self._wake_writer):
@@ -174,6 +192,8 @@ class Provider:
         if self._settings.remote:
             for carrier in self._protocols.each():  # those of other hosts may ask before anybody here does
                 self._tell(f"{carrier.name} is ready", Source.PROVIDER)
+            self._router()  # a connect() waits for what is decided by it: better now than then
+        self._follow_policy()
         while not self._stopping:
             self._turn(self._timeout())
         self._leave_relays()
@@ -185,13 +205,14 @@ class Provider:
         self._registry.set_closing()
         self._pairing.closing = True
         self._relays.leave()
+        self._crews.leave()
         deadline = self._clock() + limits.RELAY_LEAVE_S
-        while not self._relays.settled() and (left_s := deadline - self._clock()) > 0:
+        while not (self._relays.settled() and self._crews.settled()) and (left_s := deadline - self._clock()) > 0:
             self._turn(left_s)
         self._relays.let_go()
 
     def _turn(self, timeout_s: float | None) -> None:
-        ready = self._selector.select(0 if self._relays.about_to_wait() else timeout_s)
+        ready = self._waiting.wait(timeout_s)
         with _interrupted():
             for key, _ in ready:
                 if isinstance(key.data, Client):
@@ -220,7 +241,11 @@ class Provider:
 
     def _idle_deadline(self) -> float | None:
         idle_exit_s = self._settings.idle_exit_s
-        if not idle_exit_s or self._clients or self._explicit or self._relays or self._listeners.visitors:
+        if not idle_exit_s or self._clients or self._explicit or self._relays:
+            return None
+        if self._reaching or self._listeners.visitors:
+            return None
+        if self._crews.connections:
             return None
         return self._idle_since + idle_exit_s
 
@@ -256,6 +281,13 @@ class Provider:
         self._relays.leave(name)
         self._tell("".join(traceback.format_exception(error)), Source.MODULES)
 
+    def _follow_policy(self) -> None:
+        """Whether ordinary sockets have to ask before they connect: a rule names a protocol that opens connections."""
+        self._registry.set_asks_connect(bool(self._settings.remote) and any(
+            rule.role is Role.CONNECT and (named := self._protocols.get(rule.target)) and named.capabilities.opens
+            for rule in self._policy.policy.rules
+        ))  # fmt: skip
+
     def _router(self) -> Network:
         """The network, followed from the first time that somebody wants to know it: most providers never do."""
         if self._network is None:
@@ -286,9 +318,12 @@ class Provider:
         self._explicit.close()
         self._lineage.close()
         self._protocols.stop()
+        self._crews.close()
         self._transports.stop()
+        self._reaching.close()
         self._relays.close()
         self._pairing.close()
+        self._waiting.close()
         self._listeners.close()
         self._policy.close()
         if self._network is not None:
@@ -380,6 +415,8 @@ class Provider:
             del self._of_user[client.uid]
         self._silent.pop(client.client_id, None)
         self._pairing.handle_disconnect(client)
+        self._crews.handle_disconnect(client)
+        self._reaching.handle_disconnect(client)
         if client.arena:
             client.arena.clients.discard(client.client_id)
             if not client.arena.clients:
@@ -449,7 +486,8 @@ class Provider:
         self._send(client, welcome, [self._registry.fd])
 
     def _on_ask(self, client: Client, packet: Packet) -> None:
-        self._send(client, self._explicit.handle_ask(client, packet))
+        if (answer := self._explicit.handle_ask(client, packet)) is not None:
+            self._send(client, answer)
 
     def _on_control(self, client: Client, packet: Packet) -> None:
         if len(packet.descriptors):
@@ -496,6 +534,7 @@ class Provider:
             "offer_expiry_s": settings.offer_expiry_s,
             "idle_exit_s": settings.idle_exit_s,
             "proves_paths": bool(settings.wants & layout.Welcome.PATH),
+            "workers": self._crews.as_json(),
             "policy": self._policy.as_json(),
             "counters": self.counters.as_json(),
         }
@@ -525,16 +564,26 @@ class Provider:
         self._reply(client, token, document, [arena.fd for arena in page])
 
     def _control_links(self, client: Client, token: int, request: dict[str, Any]) -> None:
-        """One page of the connections with other hosts."""
+        """One page of the connections with other hosts: of those that are carried here, then of each worker's."""
         after = request.get("after", 0)
-        if not isinstance(after, int) or after < 0:
+        if not isinstance(after, int) or not 0 <= after < _LINKS_OF_ONE * limits.WORKERS_MAX:
             self._reply(client, token, {"error": "'after' is not a number"})
             return
-        fars = [one for one in self._relays if isinstance(one, Far) and self._users.sees_user(client, one.uid)]
-        page = fars[after : after + limits.LINKS_PER_REPLY]
-        later = after + len(page)
-        document = {"links": [far.details() for far in page], "next": later if later < len(fars) else None}
-        self._reply(client, token, document)
+        place, begin = divmod(after, _LINKS_OF_ONE)
+        seats = self._crews.seats
+
+        def show(rows: list[Row], more: bool) -> None:
+            later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place < len(seats) else None
+            page = [details for uid, details in rows if self._users.sees_user(client, uid)]
+            self._reply(client, token, {"links": page, "next": later})
+
+        if place:
+            if place <= len(seats):
+                seats[place - 1].show(begin, show)
+            else:
+                show([], False)
+            return
+        show(*links.page(self._relays, begin))
 
     def _control_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
         found = [
@@ -564,12 +613,17 @@ class Provider:
             for one in self._relays:
                 if isinstance(one, Far) and one.protocol == name:
                     one.leave()
+            self._relays.refused.add(name)
+            self._crews.leave(name)
 
         def remove() -> None:
             far = any(isinstance(one, Far) and one.protocol == name for one in self._relays)
-            if far and not self._relays.settled(name) and self._clock() < deadline:
+            waits = (far and not self._relays.settled(name)) or not self._crews.settled(name)
+            if waits and self._clock() < deadline:
                 self._services.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
-            elif self._change_module(client, token, "remove", request):
+                return
+            self._relays.refused.discard(name)
+            if self._change_module(client, token, "remove", request):
                 self._relays.leave(name)
 
         remove()
@@ -587,6 +641,7 @@ class Provider:
             except Unavailable as error:
                 self._reply(client, token, {"error": error.message, "remedy": error.remedy})
             else:
+                self._follow_policy()
                 self._reply(client, token, {"done": True})
                 return modules is self._protocols
         return False
@@ -693,11 +748,12 @@ class _Room:
     relays: int  # connections through the provider
 
 
-def _capacity() -> _Room:
+def _capacity(*, remote: bool) -> _Room:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = max(0, (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE)
     leases_max = min(limits.EXPLICIT_BINDS_TOTAL_MAX, free // 16)
-    relays_max = min(limits.RELAYS_MAX, free // 4 // limits.RELAY_DESCRIPTORS)
+    for_relays = free // (2 if remote else 4)  # there all connections with other hosts are among them
+    relays_max = min(limits.RELAYS_MAX, for_relays // limits.RELAY_DESCRIPTORS)
     free -= leases_max + relays_max * limits.RELAY_DESCRIPTORS
     clients_max = max(1, min(limits.CLIENTS_MAX, free // 4))
     proofs_max = max(1, min(limits.PATH_PROOFS_MAX, free // 64))

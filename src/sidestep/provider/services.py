@@ -12,12 +12,26 @@ from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.errors import LimitReached
 from sidestep.provider.listeners import Listeners
+from sidestep.provider.names import Names
 from sidestep.switch.modules import Transports
-from sidestep.switch.protocol import Awaited, Driven, Endpoint, Incoming, OffloadProtocol, OffloadTransport
+from sidestep.switch.protocol import (
+    Awaited,
+    Driven,
+    Endpoint,
+    Ends,
+    Incoming,
+    OffloadProtocol,
+    OffloadTransport,
+    PortMapper,
+    Visited,
+    Workers,
+)
 
 EndFinder: TypeAlias = Callable[
     [OffloadProtocol, Endpoint, Endpoint, Callable[[Incoming], None], Callable[[str], None]], Awaited
 ]
+
+Hire: TypeAlias = Callable[[OffloadProtocol, PortMapper], Workers | None]
 
 
 class ProviderServices:
@@ -33,8 +47,11 @@ class ProviderServices:
         self._numbers = count()
         self.transports_known: Transports | None = None  # set once there are any to ask
         self.remote: RemoteSettings | None = None
+        self.port_mapper: PortMapper | None = None  # set in a worker
+        self.hires: Hire | None = None  # set in a provider that may have workers
         self.find_end: EndFinder | None = None  # set once there is a pairing
         self.listeners: Listeners | None = None  # likewise
+        self.names: Names | None = None
         self._driven: list[Driven] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -61,6 +78,10 @@ class ProviderServices:
         self._driven.remove(driven)
         self._selector.unregister(driven.fileno())
 
+    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+        """Workers that run this protocol, too; None: it carries everything itself."""
+        return self.hires(carrier, mapper) if self.hires else None
+
     def await_end(
         self,
         carrier: OffloadProtocol,
@@ -78,10 +99,15 @@ class ProviderServices:
         assert self.listeners is not None
         self.listeners.check(carrier, local)
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
-        """The same for one connection; to be called once that is over."""
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+        """The same for one connection."""
         assert self.listeners is not None
         return self.listeners.visit(carrier, local)
+
+    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+        """What programs see of a connection, until what this gives is called."""
+        assert self.names is not None
+        return self.names.add(ends, names)
 
     def transports(self) -> Iterator[OffloadTransport]:
         """The transports that work, in order of preference; one is loaded only when it is reached."""
@@ -107,6 +133,11 @@ class ProviderServices:
     def poll_due(self, now: float) -> Callable[[], None] | None:
         """The next callback whose time has come; call until None."""
         return heapq.heappop(self._timers)[2] if self._timers and self._timers[0][0] <= now else None
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether anything takes its turns here, as what goes to other hosts does."""
+        return bool(self._driven)
 
     def driven_due(self) -> list[Driven]:
         """What has something to do without its descriptor being readable."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
 from typing import TYPE_CHECKING, Final
 
+from sidestep.rdma.iwarp.tcp import RESET
 from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h
 _NO_MARK: Final = bytes(4)
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _SEND: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -79,7 +78,7 @@ class Bridge:
         self.why = why
         for side in self._sides:
             with suppress(OSError):  # it may be over by itself
-                side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._end()
 
     def _end(self) -> None:

@@ -6,14 +6,17 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeAlias
 
+from sidestep.rdma.iwarp.tcp import RESET
 from sidestep.rdma.soft.loop import WRITE
+from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop
     from sidestep.routing import Address
-    from sidestep.switch.protocol import Endpoint
 
 Dialled: TypeAlias = Callable[[socket.socket | None, str], object]  # the connection, or None and a half sentence
 
@@ -52,6 +55,15 @@ class Dial:
         else:
             loop.watch(sock.fileno(), WRITE, self._ready)
 
+    @property
+    def local(self) -> Endpoint | None:
+        """Where it comes from; None: it has not even begun."""
+        try:
+            host, port = self._sock.getsockname()[:2] if self._sock is not None else ("", 0)
+        except OSError:
+            return None
+        return Endpoint(ip_address(host), port) if port else None
+
     def cancel(self) -> None:
         """Gives it up."""
         self._stop()
@@ -81,3 +93,10 @@ class Dial:
         self._timer.cancel()
         if self._sock is not None and self._sock.fileno() >= 0:
             self._loop.forget(self._sock.fileno())
+
+
+def reset(sock: socket.socket) -> None:
+    """Closes a connection in a way that its other end hears as an error."""
+    with suppress(OSError):  # it may be over by itself
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    sock.close()

@@ -14,10 +14,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +26,7 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
-from sidestep.remote.dial import Dial
+from sidestep.remote.dial import Dial, reset
 from sidestep.remote.gateway_rules import Rule, check_rules
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
@@ -47,7 +45,6 @@ _BACKLOG: Final = 512
 _ACCEPTS_PER_TURN: Final = 64
 _PAUSE_S: Final = 0.1  # after an accept() that failed for want of something
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _VISIT_S: Final = limits.MPA_DECISION_S - 1.0  # who asks by iWARP hears in time that nobody answers
 Log = Callable[[str], None]
 
@@ -64,6 +61,15 @@ class Tally:
     reset: int = 0  # by either end
     to_target: int = 0  # bytes
     to_client: int = 0
+
+
+def with_running(tally: Tally, running: Iterable[tuple[int, int]]) -> Tally:
+    """The counts, and the bytes that connections have moved so far: there, and back."""
+    to_target, to_client = tally.to_target, tally.to_client
+    for there, back in running:
+        to_target += there
+        to_client += back
+    return replace(tally, to_target=to_target, to_client=to_client)
 
 
 class _At:
@@ -114,18 +120,51 @@ class Gateway:
         self.draining = False
         self._stacks: dict[Address, _At] = {}
         self._served: list[_FromTcp | _FromSdp] = []
+        self._gone: list[_FromTcp | _FromSdp] = []  # whose rule is no more; their connections go on
         self._mapped: dict[Endpoint, _FromSdp] = {}
         try:
             self.peers = Peers(self.loop, self._port_for, log)
             for rule in rules:
-                if rule.listens_tcp:
-                    self._served.append(_FromTcp(self, rule))
-                else:
-                    self._mapped[rule.listen] = made = _FromSdp(self, rule)
-                    self._served.append(made)
+                self._serve(rule)
         except BaseException:
             self.close()
             raise
+
+    def _serve(self, rule: Rule) -> None:
+        if rule.listens_tcp:
+            self._served.append(_FromTcp(self, rule))
+        else:
+            self._mapped[rule.listen] = made = _FromSdp(self, rule)
+            self._served.append(made)
+
+    def reload(self, rules: list[Rule]) -> None:
+        """Goes over to these rules. No connection ends: those whose rule is gone go on without it.
+
+        A rule that cannot listen is told to the log, and the others go on.
+
+        Raises:
+            Misuse: There are none, too many, or two for one place; then nothing has changed.
+        """
+        check_rules(rules)
+        if self.draining:
+            return
+        wanted, kept = list(rules), []
+        for each in self._served:
+            if each.rule in wanted:
+                wanted.remove(each.rule)
+                kept.append(each)
+            else:
+                each.stop()
+                self._gone.append(each)
+        self._served = kept
+        self._gone = [each for each in self._gone if each.tally.active]
+        self._mapped = {each.rule.listen: each for each in kept if isinstance(each, _FromSdp)}
+        for rule in wanted:
+            try:
+                self._serve(rule)
+            except SidestepError as why:
+                self.log(f"'{rule}' is not relayed: {why}")
+        self.log(f"{len(self._served)} rules are relayed, {sum(each in kept for each in self._served)} as before")
 
     def at(self, address: Address) -> Stack:
         """The stack at an address of this host; raises Unavailable."""
@@ -138,7 +177,7 @@ class Gateway:
     @property
     def active(self) -> int:
         """Connections there are."""
-        return sum(each.tally.active for each in self._served)
+        return sum(each.tally.active for each in (*self._served, *self._gone))
 
     @property
     def drained(self) -> bool:
@@ -153,7 +192,7 @@ class Gateway:
 
     def close(self) -> None:
         """Ends everything at once."""
-        for each in self._served:
+        for each in (*self._served, *self._gone):
             each.stop()
             each.abort()
         for at in self._stacks.values():
@@ -170,7 +209,7 @@ class Gateway:
             "active": self.active,
             "rules": [
                 {"rule": str(each.rule), "listening": str(each.listening), "rdma_port": each.rdma_port}
-                | asdict(each.tally)
+                | asdict(each.counted)
                 for each in self._served
             ],
         }
@@ -230,6 +269,11 @@ class _FromTcp:
             del self._crossings[crossing]
             self.tally.active -= 1
             self._watch()
+
+    @property
+    def counted(self) -> Tally:
+        """With the bytes of connections that there are."""
+        return with_running(self.tally, (crossing.counts for crossing in self._crossings))
 
     def _watch(self) -> None:
         """While there is room for one more."""
@@ -297,6 +341,14 @@ class _Crossing:
         else:
             self._give_up(why)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Bytes to the target, and to the client."""
+        carrier = self._carrier
+        if isinstance(carrier, Pump):
+            return carrier.to_sdp, carrier.to_tcp
+        return carrier.counts if carrier is not None else (0, 0)
+
     # ---- by SDP ----
 
     def _begin(self) -> None:
@@ -349,7 +401,7 @@ class _Crossing:
         elif event.kind is EventKind.BROKEN:
             stream.tell = _nobody
             self._gateway.peers.doubt(self._rule.target, self._port)
-            self._fall_back(event.error.message if event.error is not None else "it was refused")
+            self._fall_back(str(event.error or "it was refused"))
 
     def _pumped(self, pump: Pump) -> None:
         self._tell_end(pump.to_sdp, pump.to_tcp, pump.why)
@@ -435,6 +487,12 @@ class _FromSdp:
         for visit in list(self._visits):
             visit.abandon("the gateway stops")
 
+    @property
+    def counted(self) -> Tally:
+        """With the bytes of connections that there are."""
+        pumps = (visit.pump for visit in self._visits)
+        return with_running(self.tally, ((pump.to_tcp, pump.to_sdp) for pump in pumps if pump is not None))
+
     def _requested(self, request: ConnectionRequest) -> None:
         host = ip_address(request.remote_address.partition("%")[0])
         try:
@@ -445,7 +503,7 @@ class _FromSdp:
             settings = settings_for(request.private_data, host, self.rule.listen.address)
         except (PeerViolation, Unavailable, LimitReached) as why:
             self.tally.refused += 1
-            self._log(host, f"is refused: {why.message}")
+            self._log(host, f"is refused: {why}")
             request.reject()
             return
         place = Place(self.gateway.loop, self._stack, self.gateway.pieces)
@@ -469,13 +527,6 @@ class _FromSdp:
 
     def _log(self, host: Address, what: str) -> None:
         self.gateway.log(f"{host} by '{self.rule}' {what}")
-
-
-def reset(sock: socket.socket) -> None:
-    """Closes a connection in a way that its other end hears as an error."""
-    with suppress(OSError):  # it may be over by itself
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    sock.close()
 
 
 def _nobody(_stream: Stream, _event: Told) -> None:

@@ -2,35 +2,49 @@
 
 The stream begins with nothing but this: each word is 16 bytes, its number first and its count last, big-endian; behind
 DATA so many bytes of the connection follow. Data goes out from where the application wrote it and comes in where the
-other application reads it: no byte of it is copied here.
+other application reads it: no byte of it is copied here, but for some that are as short as the words.
 
 Words that come together go out together, with the data behind them.
+
+An end that has said all waits for the other's end, and reads until then: a close with words unread would be a reset,
+which overtakes what was said last.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
-from sidestep.errors import PeerViolation
+from sidestep.errors import PeerViolation, SidestepError
+from sidestep.rdma.work import Access
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.switch.link import Carried, Say
 
 if TYPE_CHECKING:
+    from sidestep.rdma.soft.loop import Loop, Timer
+    from sidestep.rdma.verbs import MemoryRegion
     from sidestep.sdp.endpoint import Stream
 
-_WORD: Final = Struct(">B7xQ")
+WORD: Final = Struct(">B7xQ")
 _ENDS: Final = frozenset({EventKind.BROKEN, EventKind.CLOSED})  # after END_OF_STREAM there may be words to read
+_TOGETHER: Final = 224  # bytes of words, and short data behind one of them, that go inline
+_LARGE: Final = 4  # messages of the present size: data that would fill more of them asks for larger ones
+_SCRATCH: Final = 4096  # bytes read at once that nobody wants
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 class SdpLink:
     """One link. `stream.tell` is its own from now on.
 
     Args:
-        soon: Makes a call at the end of this turn or the next, once however often it is asked to.
+        loop: Drives the stream.
         on_lost: The stream is over, and the connection was not; or it was reset, and that may not have got through.
         log: Hears of rules that the other provider broke.
         device: The name of the one that it goes over.
@@ -39,25 +53,29 @@ class SdpLink:
     def __init__(
         self,
         stream: Stream,
-        soon: Callable[[Callable[[], object]], None],
+        loop: Loop,
         on_lost: Callable[[Carried], None],
         log: Callable[[str], None],
         device: str = "",
     ) -> None:
         self._stream = stream
-        self._soon = soon
+        self._loop = loop
         self._on_lost = on_lost
         self._log = log
         self._device = device
         self._far: Carried | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
-        self._sending: set[StreamSend] = set()  # those of data
-        self._words_on_way: dict[StreamSend, int] = {}  # how many each brings
+        self._on_way: dict[StreamSend, int] = {}  # the words that each brings; 0: it is data
         self._words = 0  # queued and on their way
-        self._header = memoryview(bytearray(_WORD.size))
+        self._header = memoryview(bytearray(WORD.size))
         self._due: list[int] = []  # bytes of data that each outstanding receive brings; empty: a header is awaited
-        self._established = self._finishing = self._over = self._lost = False
+        self._established = self._finishing = self._ended = self._over = self._lost = False
+        self._on_gone: Callable[[], None] = _nothing
+        self._large = False  # larger private buffers have been asked for
+        self._region: MemoryRegion | None = None  # the memory that data goes out from
+        self._gone = False  # the stream is no more
+        self._patience: Timer | None = None  # for the other's end
         stream.tell = self._told
 
     # ---- for the connection ----
@@ -80,9 +98,9 @@ class SdpLink:
         """Queues a word."""
         if self._ending:
             return
-        self._out.append(_WORD.pack(word, count))
+        self._out.append(WORD.pack(word, count))
         self._words += 1
-        self._soon(self._flush if self._words <= limits.LINK_WORDS_MAX else self._overflow)
+        self._loop.soon(self._flush if self._words <= limits.LINK_WORDS_MAX else self._overflow)
 
     def send(self, piece: memoryview) -> None:
         """Queues a piece of data."""
@@ -92,11 +110,16 @@ class SdpLink:
         self._out.append(piece)
         self._pieces += 1
 
-    def finish(self) -> None:
-        """Nothing more is said or sent."""
+    def finish(self, on_gone: Callable[[], None]) -> None:
+        """Nothing more is said or sent; `on_gone` is called once the other end has all of it, or will never have."""
+        if self._gone:
+            on_gone()
+            return
+        self._on_gone = on_gone
         if not self._ending:
             self._finishing = True
-            self._soon(self._flush)
+            self._loop.soon(self._flush)
+            self._patience = self._loop.call_later(limits.LINK_FINISH_S, self.abandon)
 
     def abandon(self) -> None:
         """Everything ends at once."""
@@ -119,15 +142,19 @@ class SdpLink:
     def carry(self, far: Carried) -> None:
         """Belongs to that connection from now on."""
         self._far = far
+        if self._gone:
+            return
+        with suppress(SidestepError):  # else each piece is registered by itself
+            self._region = self._stream.stack.register(far.memory, Access.LOCAL_READ)
 
     def handle_established(self) -> None:
         """The stream stands."""
         self._established = True
         self._flush()
-        if self._ending:
+        if self._over:
             return
-        self._await_word()
-        if self._far is not None:
+        self._read_on()
+        if self._far is not None and not self._finishing:
             self._far.handle_room()
 
     # ---- out ----
@@ -139,72 +166,93 @@ class SdpLink:
 
     def _send_all(self) -> None:
         out, self._out = self._out, []
+        parts: list[bytes | memoryview] = []
+        counts: list[int] = []  # words in each part; 0: it is data
         words: list[bytes] = []
+        room = _TOGETHER
+        full = self._pieces >= limits.LINK_PIECES_MAX
         for each in out:
             if isinstance(each, bytes):
                 words.append(each)
-                continue
-            self._send_words(words)
-            words.clear()
-            send = self._stream.send(each)
-            self._sending.add(send)
-            if send.done:  # it was told before we knew it
-                self._sent(send)
+                room -= len(each)
+            elif len(each) <= room:  # a copy costs less than a place of its own in a message
+                words[-1] += each
+                room -= len(each)
+                self._pieces -= 1
+            else:
+                parts += b"".join(words), each
+                counts += len(words), 0
+                words, room = [], _TOGETHER
+                if not self._large and len(each) > _LARGE * self._stream.connection.remote_size:
+                    self._large = True
+                    with suppress(SidestepError):  # it may have such buffers, or its request be on its way
+                        self._stream.resize_remote(limits.REMOTE_RECEIVE_SIZE_MAX)
         if words:
-            self._send_words(words)
-        if self._finishing and not self._over:
-            self._over = True
-            self._stream.close()
-
-    def _send_words(self, words: list[bytes]) -> None:
-        send = self._stream.send(memoryview(b"".join(words)))
-        self._words_on_way[send] = len(words)
-        if send.done:
-            self._sent(send)
+            parts.append(b"".join(words))
+            counts.append(len(words))
+        if parts:
+            sends = self._stream.send_together(map(memoryview, parts))
+            for send, count in zip(sends, counts, strict=True):
+                self._on_way[send] = count
+                if send.done:  # it was told before we knew it
+                    self._sent(send)
+        if full and self._pieces < limits.LINK_PIECES_MAX and self._far is not None:
+            self._far.handle_room()
+        if self._finishing and not (self._ended or self._over):
+            self._ended = True
+            self._stream.shutdown_write()
 
     def _sent(self, send: StreamSend) -> None:
-        if send in self._sending:
-            self._sending.discard(send)
+        words = self._on_way.pop(send, None)
+        if words:
+            self._words -= words
+        elif words is not None:
             full = self._pieces >= limits.LINK_PIECES_MAX
             self._pieces -= 1
             if full and self._far is not None:
                 self._far.handle_room()
-        else:
-            self._words -= self._words_on_way.pop(send, 0)
 
     # ---- in ----
 
-    def _await_word(self) -> None:
-        self._stream.receive(self._header, waitall=True)
-
     def _received(self, receive: StreamReceive) -> None:
         far = self._far
-        if self._ending or far is None:
+        if self._over or far is None:
             return
-        if receive.filled < receive.length:
-            self._lose()
+        if receive.filled < (receive.length if receive.waitall else 1):
+            if self._finishing:
+                self._close()
+            else:
+                self._lose()
             return
         try:
             if self._due:
                 length = self._due.pop(0)
-                far.handle_data(length)
-                if not (self._due or self._ending):
-                    self._await_word()
-                return
-            number, count = _WORD.unpack(self._header)
-            if number == Say.DATA:
-                self._await_data(far, count)
-                return
-            try:
-                word = Say(number)
-            except ValueError:
-                raise PeerViolation(f"word {number} of a link", rule="link_word") from None
-            far.handle_word(word, count)
+                if not self._finishing:
+                    far.handle_data(length)
+            elif not self._finishing:
+                self._take_word(far)
         except PeerViolation as why:
             self._break(far, why)
+        if not (self._due or self._over):
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Nothing is outstanding: the next word, or what nobody wants any more."""
+        if self._finishing:
+            self._stream.receive(memoryview(bytearray(_SCRATCH)))
+        else:
+            self._stream.receive(self._header, waitall=True)
+
+    def _take_word(self, far: Carried) -> None:
+        number, count = WORD.unpack(self._header)
+        if number == Say.DATA:
+            self._await_data(far, count)
             return
-        if not self._ending:
-            self._await_word()
+        try:
+            word = Say(number)
+        except ValueError:
+            raise PeerViolation(f"word {number} of a link", rule="link_word") from None
+        far.handle_word(word, count)
 
     def _await_data(self, far: Carried, length: int) -> None:
         if not 0 < length <= limits.RING_SIZE_MAX:
@@ -238,6 +286,8 @@ class SdpLink:
                 self.handle_established()
             elif event.kind in _ENDS:
                 self._lose(broken=event.kind is EventKind.BROKEN)
+                if event.kind is EventKind.CLOSED:
+                    self._go()
 
     def _contained(self, call: Callable[..., object], *arguments: object) -> None:
         """We are called in the midst of what other streams are told: what we raise would keep that from them."""
@@ -249,6 +299,21 @@ class SdpLink:
                 self._far.reset("fault")
             self.abandon()
 
+    def _close(self) -> None:
+        """All has been said and heard."""
+        self._over = True
+        self._stream.close()
+
+    def _go(self) -> None:
+        self._gone = True
+        if self._region is not None:
+            self._stream.stack.deregister(self._region)
+            self._region = None
+        if self._patience is not None:
+            self._patience.cancel()
+        on_gone, self._on_gone = self._on_gone, _nothing
+        on_gone()
+
     def _lose(self, *, broken: bool = False) -> None:
         """The stream is over: that was to be, or the connection goes on without it."""
         far = self._far
@@ -256,8 +321,7 @@ class SdpLink:
             return
         self._lost = True
         if not self._over:
-            self._over = True
             self._out.clear()
-            self._stream.close()
+            self._close()
         if far.break_off() is not None or far.failed:
             self._on_lost(far)

@@ -24,7 +24,7 @@ from sidestep.errors import PeerViolation
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.routing import Address
 from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap, pm_time_of
-from sidestep.switch.protocol import Endpoint
+from sidestep.switch.protocol import Endpoint, NotYet
 
 Answer: TypeAlias = Callable[[int | None], None]
 Serve: TypeAlias = Callable[[Address, Address, int], tuple[int, float] | None]
@@ -43,6 +43,7 @@ class _Known:
 
     until: float
     port: int | None  # None: it has said no, or nothing
+    denied: bool = False  # it has said no; else nothing
 
 
 @dataclass(slots=True)
@@ -62,11 +63,12 @@ class Peers:
     Args:
         loop: That watches its sockets.
         serve: Gives the RDMA port at an address of this host for a service, for who asks from an address, and for how
-            long he may use it; None: not for him.
+            long he may use it, 0 s: for one connection; None: not for him. May raise NotYet.
+            Without it nobody is answered, and the port is left to others.
         log: For what keeps this host from being found.
     """
 
-    def __init__(self, loop: Loop, serve: Serve, log: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, serve: Serve | None, log: Callable[[str], None]) -> None:
         self._loop = loop
         self._serve = serve
         self._known: dict[Endpoint, _Known] = {}
@@ -91,10 +93,13 @@ class Peers:
             sock.close()
         self._sockets.clear()
 
-    def ask(self, local: Endpoint, remote: Endpoint, answer: Answer) -> None:
-        """Calls `answer`, now or soon, with the RDMA port for that service there, or None; port 0: the provider's."""
+    def ask(self, local: Endpoint, remote: Endpoint, answer: Answer, *, anew: bool = False) -> None:
+        """Calls `answer`, now or soon, with the RDMA port for that service there, or None; port 0: the provider's.
+
+        `anew`: a host that has said no, or nothing, is asked again.
+        """
         known = self._known.get(remote)
-        if known is not None and known.until > self._loop.now:
+        if known is not None and known.until > self._loop.now and not (anew and known.port is None):
             answer(known.port)
             return
         asking = self._asking.get(remote)
@@ -112,6 +117,11 @@ class Peers:
             asking.waiting.append(answer)
         else:
             answer(None)
+
+    def denied(self, remote: Endpoint) -> bool:
+        """Whether the host has said, not long ago, that there is no such service; silence is not that."""
+        known = self._known.get(remote)
+        return known is not None and known.denied and known.until > self._loop.now
 
     def doubt(self, remote: Endpoint, port: int) -> None:
         """Nobody answers at that port: the host is asked anew."""
@@ -143,16 +153,19 @@ class Peers:
             if error.errno in (errno.EBADF, errno.ENOTSOCK):
                 raise
 
-    def _settle(self, asking: _Asking, port: int | None, lasts_s: float) -> None:
+    def _settle(self, asking: _Asking, port: int | None, lasts_s: float, *, denied: bool = False) -> None:
         remote = Endpoint(asking.request.ap_ip, asking.request.ap_port)
         if asking.timer is not None:
             asking.timer.cancel()
         self._asking.pop(remote, None)
         self._handles.pop(asking.request.assoc_handle, None)
         if lasts_s > 0:
-            self._keep(remote, _Known(self._loop.now + lasts_s, port))
-        for answer in asking.waiting:
+            self._keep(remote, _Known(self._loop.now + lasts_s, port, denied))
+        answered = len(asking.waiting) if lasts_s > 0 or port is None else 1  # PmTime 0: for one connection only
+        for answer in asking.waiting[:answered]:
             answer(port)
+        for answer in asking.waiting[answered:]:
+            self.ask(Endpoint(asking.local, asking.request.cp_port), remote, answer)
 
     def _keep(self, remote: Endpoint, known: _Known) -> None:
         if len(self._known) >= limits.PEERS_KNOWN_MAX and remote not in self._known:
@@ -171,7 +184,7 @@ class Peers:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
             try:
-                sock.bind(("", UDP_PORT))
+                sock.bind(("", 0 if self._serve is None else UDP_PORT))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
@@ -223,13 +236,17 @@ class Peers:
             self._send(acknowledged, asking.local, host, UDP_PORT)
             self._settle(asking, message.ap_port, min(message.lifetime_s, limits.PEER_KNOWN_MAX_S))
         elif message.kind is Kind.DENY:
-            self._settle(asking, None, limits.PEER_ABSENT_S)
+            self._settle(asking, None, limits.PEER_ABSENT_S, denied=True)
 
     def _answer(self, asked: PortMap, local: Address, host: Address, port: int) -> None:
         """Never more bytes than were asked with, and nothing is kept: the mapping is the same for all."""
-        if asked.ap_ip != local or asked.cp_ip != host:
+        if self._serve is None or asked.ap_ip != local or asked.cp_ip != host:
             return
-        mapped = self._serve(local, host, asked.ap_port)
+        try:
+            mapped = self._serve(local, host, asked.ap_port)
+        except NotYet as why:
+            why.wait(lambda: self._answer(asked, local, host, port))
+            return
         reply = PortMap(Kind.DENY, 0, asked.cp_port, asked.assoc_handle, asked.cp_ip, asked.ap_ip)
         if mapped is not None:
             port_there, lasts_s = mapped

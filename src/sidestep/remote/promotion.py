@@ -13,6 +13,9 @@ Where many services share one RDMA port, as behind the port mapper, it is told h
 | 16 | 8 | SETTLE, ARRIVED: bytes that have arrived |
 | 24 | 16 | name of the link, random, chosen by the client |
 | 40 | 32 | HMAC-SHA256 of the Hello and all above, by the key that both have; zeros without one |
+
+Who refuses to carry a connection says why, for people: "why-not:" and a sentence in UTF-8, as private data of the
+refusal. It proves nothing, and nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from typing import Final, Self
 from sidestep.errors import Misuse, PeerViolation
 
 _MAGIC: Final = b"sidestep"
+_WHY_NOT: Final = b"why-not:"
+_WHY_NOT_MAX: Final = 240  # bytes of the sentence
 _VERSION: Final = 1
 _LAYOUT: Final = Struct(">8sBBHIQ16s")
 _MAC_LEN: Final = 32
@@ -47,6 +52,7 @@ class Purpose(IntEnum):
     SETTLED = 4  # a request: what you miss comes by TCP, too
     FAILED = 5  # a request: it is reset
     HEARD = 6  # the answer to these two
+    VISIT = 7  # a request: an ordinary connection to the service at that port; its client is who the Hello says
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,27 @@ class Promotion:
             return cls(Purpose(purpose), port, name, arrived)
         except ValueError:
             raise PeerViolation(f"purpose {purpose}", rule="promotion_purpose") from None
+
+    @staticmethod
+    def port_in(private_data: bytes) -> int | None:
+        """The server's port, for who only looks on and believes anybody; None: nothing that can be read."""
+        if len(private_data) < SIZE:
+            return None
+        magic, version, _, port, *_ = _LAYOUT.unpack_from(private_data, len(private_data) - SIZE)
+        return port if (magic, version) == (_MAGIC, _VERSION) else None
+
+
+def why_not(sentence: str) -> bytes:
+    """Private data of a refusal."""
+    return _WHY_NOT + sentence.encode()[:_WHY_NOT_MAX]
+
+
+def why_not_in(private_data: bytes) -> str:
+    """The sentence in those of another provider, as it may be printed; empty if there is none."""
+    if not private_data.startswith(_WHY_NOT):
+        return ""
+    text = private_data[len(_WHY_NOT) :][:_WHY_NOT_MAX].rstrip(b"\0").decode(errors="replace")
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _mac(text: bytes, key: bytes | None) -> bytes:

@@ -9,7 +9,9 @@ there.
 A host is believed if it is among those that the provider was told of, and has the key, if there is one; what it asks
 for must concern a connection between the very addresses that it asks from.
 
-A request for a service, with nothing beside its Hello, is one of ordinary SDP: `serving` hands it to who listens there.
+A request for a service, with nothing beside its Hello or with `Purpose.VISIT`, is one of ordinary SDP: `serving` hands
+it to who listens there. `reach` makes such connections for programs of this host that begin with SDP: those whose
+socket names IPPROTO_SDP, and those of whom a rule of the policy says so.
 
 If the SDP connection breaks while the TCP connection lives, the connecting end's provider asks the other up to which
 byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
@@ -19,52 +21,63 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import ClassVar, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.remote.link import SdpLink
 from sidestep.remote.peers import PROVIDER_PORT, Peers
-from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key
+from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
+from sidestep.remote.reach import Reaches
 from sidestep.remote.serving import Serving
 from sidestep.remote.settle import Answers, Asker, Route
+from sidestep.remote.visit import settings_for
 from sidestep.routing import Address
 from sidestep.sdp.endpoint import Stack, Stream
 from sidestep.sdp.header import BSDH_LEN
 from sidestep.sdp.hello import Hello
+from sidestep.sdp.portmapper import UDP_PORT
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
+    Asked,
     Capabilities,
     Endpoint,
     Incoming,
     OffloadProtocol,
     Outgoing,
     Pair,
+    PortMapper,
     Request,
     Services,
+    Workers,
 )
 
-_SETTINGS: Final = Settings(
+LINK_SETTINGS: Final = Settings(
     receive_count=limits.REMOTE_RECEIVES,
     receive_size=limits.REMOTE_RECEIVE_SIZE,
-    receive_size_max=limits.REMOTE_RECEIVE_SIZE,
+    receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
 )
-_HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
+HELLO_LEN: Final = BSDH_LEN + Hello.LENGTH
 
 
 class Sdp(OffloadProtocol):
     """What the switch knows of it."""
 
     name: ClassVar[str] = "sdp"
-    capabilities: ClassVar[Capabilities] = Capabilities(rdma=True, local=False, remote=True, self_routing=True)
+    ip_protocol: ClassVar[int] = IPPROTO_SDP
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        rdma=True, local=False, remote=True, self_routing=True, opens=True
+    )
 
     def start(self, services: Services) -> None:
         """Listens for other hosts, if there are any to be believed."""
@@ -73,12 +86,20 @@ class Sdp(OffloadProtocol):
         self._carried: set[Carried] = set()
         self._askers: set[Asker] = set()
         self._key: bytes | None = None
+        self._peers: PortMapper
+        self._workers: Workers | None = None
+        self._reaches: Reaches | None = None
         if services.remote is None:
             return
         if services.remote.key_file is not None:
             self._key = read_key(services.remote.key_file)
         self._loop = Loop()
-        self._peers = Peers(self._loop, self._port_for, services.log)
+        if services.port_mapper is not None:
+            self._peers = services.port_mapper
+        else:
+            self._peers = peers = Peers(self._loop, self._port_for, services.log)
+            self._workers = services.hire(self, peers)
+            self._reaches = Reaches(self, peers, lambda local: self._at(local).stack)
         services.drive(self._loop)
 
     def stop(self) -> None:
@@ -86,6 +107,10 @@ class Sdp(OffloadProtocol):
         if self.services.remote is None:
             return
         self.services.release_driven(self._loop)
+        if self._workers is not None:
+            self._workers.dismiss()
+        if self._reaches is not None:
+            self._reaches.close()
         self._peers.close()
         for asker in self._askers:
             asker.close()
@@ -100,8 +125,10 @@ class Sdp(OffloadProtocol):
         remote = self.services.remote
         if remote is None:
             return "connections with other hosts are not asked for: sidestep provider start --remote NETWORKS"
+        if request.local == request.remote:  # a listener, anywhere: who comes is judged then
+            return None
         if not remote.trusts(request.remote.address):
-            return f"{request.remote.address} is none of the hosts given with --remote"
+            return f"{request.remote.address} is none of the hosts given with --remote: name it there, on both hosts"
         return None
 
     def join(self, pair: Pair) -> None:
@@ -109,18 +136,34 @@ class Sdp(OffloadProtocol):
         raise Unavailable("both ends are on this host")
 
     def connect(self, outgoing: Outgoing) -> None:
-        """Reaches out for the other end."""
-        self.reach(outgoing, None)
+        """Reaches out for the other end, or has a worker do that."""
+        if self._workers is None or not self._workers.hand_over(outgoing):
+            self.reach(outgoing, None)
+
+    def port_at(self, local: Address) -> int:
+        """Where other providers call."""
+        return self._at(local).port
+
+    def open(self, asked: Asked) -> None:
+        """Begins with SDP."""
+        assert self._reaches is not None  # what programs ask for comes to the provider, not to a worker
+        self._reaches.open(asked)
 
     def reach(self, outgoing: Outgoing, vain: int | None) -> None:
         """Asks for the other provider's port and calls there; `vain`: where nobody answered."""
+        host = outgoing.request.remote.address
+        absent = (
+            f"no provider answers at {host}: start one there with 'sidestep provider start --remote', which names this "
+            f"host, and let UDP port {UDP_PORT} through"
+        )
+        unreached = f"the provider at {host} does not answer at TCP port {vain}, which it told: let it through"
         request = outgoing.request
         assert request.local is not None
         local = request.local
 
         def answered(port: int | None) -> None:
             if port is None or port == vain:
-                outgoing.refuse(f"no provider answers at {request.remote.address}")
+                outgoing.refuse(absent if port is None else unreached)
             elif outgoing.wanted:
                 try:
                     _Reaching(self, self._at(local.address), outgoing, port, again=vain is not None).begin()
@@ -179,9 +222,14 @@ class Sdp(OffloadProtocol):
     def _port_for(self, local: Address, host: Address, service: int) -> tuple[int, float] | None:
         if not self.trusts(host):
             return None
+        if service == PROVIDER_PORT and self._workers is not None:
+            port = self._workers.port(local)
+            if port is not None:
+                return port, 0.0  # for one connection: the next one may be another worker's
         try:
             at = self._at(local)
-            return (at.port, limits.PEER_TOLD_S) if service == PROVIDER_PORT else at.serving.port_for(service)
+            told_s = limits.PEER_TOLD_S if self._workers is None else 0.0
+            return (at.port, told_s) if service == PROVIDER_PORT else at.serving.port_for(service)
         except SidestepError as why:
             self.services.log(f"{host} is not answered: {why}")
             return None
@@ -197,7 +245,7 @@ class _At:
         self._timer: Timer | None = None
         try:
             self.stack = Stack(
-                self._device, lambda: sdp.loop.now, _SETTINGS, wake_at=self._wake_at,
+                self._device, lambda: sdp.loop.now, LINK_SETTINGS, wake_at=self._wake_at,
                 private_bytes_max=limits.REMOTE_PRIVATE_BYTES,
             )  # fmt: skip
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
@@ -251,7 +299,16 @@ class _At:
 
     def _refuse(self, request: ConnectionRequest, why: SidestepError) -> None:
         self.sdp.services.log(f"a request of {request.remote_address} is refused: {why}")
-        request.reject()
+        if isinstance(why, PeerViolation) and why.rule == "promotion_host":
+            request.reject()  # a stranger is told nothing
+        elif isinstance(why, PeerViolation) and why.rule == "promotion_key":
+            self._decline(request, "its key is another one: give both providers the same file with --remote-key")
+        else:
+            self._decline(request, f"{why.message}: {why.remedy}" if why.remedy else why.message)
+
+    def _decline(self, request: ConnectionRequest, why: str) -> None:
+        """Another provider is told why not."""
+        request.reject(private_data=why_not(why))
 
     def _judge(self, request: ConnectionRequest) -> None:
         """Whom a request is for, and whether it is believed."""
@@ -259,12 +316,16 @@ class _At:
         if not self.sdp.trusts(host):
             raise PeerViolation("it is none of the hosts given with --remote", rule="promotion_host")
         found = Promotion.find(request.private_data, self.sdp.key)
-        if found is None or len(request.private_data) != _HELLO_LEN + SIZE:
+        if found is None or len(request.private_data) != HELLO_LEN + SIZE:
             raise Unavailable("no connection of programs is meant")
         told = request.private_data[:-SIZE]
         hello = Hello.decode(memoryview(told))
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
+        if found.purpose is Purpose.VISIT:
+            client = Endpoint(host, hello.local_port)
+            self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
+            return
         if found.purpose is not Purpose.CARRY:
             self.answers.answer(request, found, told, self.sdp.key)
             return
@@ -282,13 +343,13 @@ class _At:
             else:
                 self.stack.serve(request, accepted, self.port, beside_hello=SIZE)
 
-        self.sdp.services.await_end(self.sdp, local, remote, found_end, lambda _why: request.reject())
+        self.sdp.services.await_end(self.sdp, local, remote, found_end, partial(self._decline, request))
 
     def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
         def broken(_far: Carried) -> None:
             self.answers.handle_broken(name)
 
-        link = SdpLink(stream, self.sdp.loop.soon, broken, self.sdp.services.log, self.device_name)
+        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, self.device_name)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -332,9 +393,7 @@ class _Reaching:
         if not isinstance(event, Event):
             return
         if event.kind is EventKind.ESTABLISHED:
-            link = SdpLink(
-                stream, self._sdp.loop.soon, self._handle_broken, self._sdp.services.log, self._at.device_name
-            )
+            link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log, self._at.device_name)
             try:
                 far = self._outgoing.carry(link)
             except Unavailable as why:
@@ -345,10 +404,13 @@ class _Reaching:
                 self._sdp.carried(far, _nothing)
                 link.handle_established()
         elif event.kind is EventKind.BROKEN:
-            if not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
+            host = self._outgoing.request.remote.address
+            if said := why_not_in(stream.refused_with):
+                self._outgoing.refuse(f"the provider at {host} refuses: {said}")
+            elif not self._again and isinstance(event.error, Unavailable) and self._outgoing.wanted:
                 self._sdp.reach(self._outgoing, self._port)  # its provider may have been started anew, at another port
             else:
-                self._outgoing.refuse("the other host's provider has not joined in")
+                self._outgoing.refuse(f"the provider at {host} has not joined in: its log says why")
 
     def _handle_broken(self, far: Carried) -> None:
         route = Route(self._at.stack, self._address, self._port, self._hello)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
+from sidestep.rdma.iwarp.tcp import RESET
 from sidestep.rdma.soft.loop import READ, WRITE
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import OPEN
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
 
 _SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h
 _NO_MARK: Final = bytes(4)
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
+_LARGE: Final = 4  # messages of the present size: a piece that would fill more of them asks for larger ones
+_LINGER: Final = bytes(8)  # the same: close() does not wait, and the kernel sends what is left
 _SEND: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -119,6 +121,7 @@ class Pump:
         self._stream_over = False
         # From TCP to SDP:
         self._sending: dict[StreamSend, memoryview] = {}
+        self._asked = False  # for larger private buffers
         self._tcp_ended = False
         self._closing = False  # nothing more is asked of the stream
         # From SDP to TCP:
@@ -130,9 +133,11 @@ class Pump:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # who sent has decided that it is time to
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Whoever ends us without a word closes the socket: that must not look like the end of what SDP has brought.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         stream.tell = self._told
         self._watch()
-        loop.soon(self._turn)
+        loop.soon(self._go_on)
 
     @property
     def held(self) -> int:
@@ -146,6 +151,9 @@ class Pump:
     # ---- from TCP ----
 
     def _on_tcp(self, events: int) -> None:
+        self._contained(self._ready, events)
+
+    def _ready(self, events: int) -> None:
         if self._sock.fileno() < 0:
             return
         if events & select.EPOLLERR:
@@ -185,6 +193,10 @@ class Pump:
             self._settle()
             return
         try:
+            if not self._asked and count > _LARGE * self._stream.connection.remote_size:
+                self._asked = True
+                with suppress(SidestepError):  # its own request may be on its way
+                    self._stream.resize_remote(limits.REMOTE_RECEIVE_SIZE_MAX)
             send = self._stream.send(piece[:count], urgent=urgent)
         except SidestepError:  # it broke, which is told
             self._pieces.give(piece)
@@ -205,6 +217,9 @@ class Pump:
 
     # ---- to TCP ----
 
+    def _go_on(self) -> None:
+        self._contained(self._turn)
+
     def _turn(self) -> None:
         """What SDP has brought, as far as TCP takes it."""
         budget = limits.PUMP_TURN
@@ -217,7 +232,7 @@ class Pump:
             if self._sock.fileno() < 0 or len(self._waiting) >= limits.PUMP_PIECES_MAX:
                 break
             if budget <= 0:
-                self._loop.soon(self._turn)
+                self._loop.soon(self._go_on)
                 break
             self._receive()
         self._write()
@@ -244,7 +259,7 @@ class Pump:
             self._pieces.give(piece)
             if not receive.filled and receive.error is None and self._stream.connection.ended:
                 self._sdp_ended = True
-        self._loop.soon(self._turn)
+        self._loop.soon(self._go_on)
 
     def _write(self) -> None:
         waiting, sock = self._waiting, self._sock
@@ -288,9 +303,7 @@ class Pump:
 
     def _reset_tcp(self) -> None:
         if self._sock.fileno() >= 0:
-            with suppress(OSError):  # it may be over by itself
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._close_tcp()
+            self._close_tcp()  # which resets
         while self._waiting:
             self._pieces.give(self._waiting.popleft().piece)
 
@@ -303,6 +316,8 @@ class Pump:
     def _settle(self) -> None:
         """Gives up what is at its end."""
         if self._tcp_ended and self._fin_sent and self._sock.fileno() >= 0:
+            with suppress(OSError):  # it may be over by itself
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
             self._close_tcp()  # what it has not sent yet, the kernel still sends
         if self._sock.fileno() < 0 and not (self._sending or self._closing):
             self._closing = True
@@ -327,6 +342,16 @@ class Pump:
     # ---- what the stream tells ----
 
     def _told(self, _stream: Stream, event: Told) -> None:
+        self._contained(self._take, event)
+
+    def _contained(self, call: Callable[..., object], *arguments: object) -> None:
+        """Others share our loop, and we are called in the midst of what their streams are told: a fault stays here."""
+        try:
+            call(*arguments)
+        except Exception:
+            self._end_badly(f"a fault of ours: {traceback.format_exc()}")
+
+    def _take(self, event: Told) -> None:
         if type(event) is StreamSend:
             self._sent(event)
         elif type(event) is StreamReceive:
@@ -336,9 +361,9 @@ class Pump:
                 self._open = True
                 self._watch()
             elif event.kind is EventKind.READABLE or event.kind is EventKind.END_OF_STREAM:
-                self._loop.soon(self._turn)
+                self._loop.soon(self._go_on)
             elif event.kind is EventKind.BROKEN:
-                self._end_badly(f"SDP: {event.error.message if event.error is not None else 'reset'}")
+                self._end_badly(f"SDP: {event.error or 'reset'}")
             elif event.kind is EventKind.CLOSED:
                 self._stream_over = True
                 if not self._tcp_ended:

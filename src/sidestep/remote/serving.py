@@ -1,30 +1,33 @@
-"""Ordinary SDP connections of other hosts for programs of this one that know only TCP.
+"""Ordinary SDP connections of other hosts for programs of this one, which know only TCP.
 
 Who obeys nothing but the standard asks the port mapper for a service, that is a TCP port, and gets an RDMA port, where
 it sends its Hello: that of iWARP (docs/wire/sdp.md §23.2), which names neither address nor port, or the longer one of
 InfiniBand (§5.1). So each service that is asked for has an RDMA port of its own, for as long as who asked may use it.
-What other providers ask for comes at another port, the provider's own, and has a `Promotion` beside its Hello.
+Other providers ask at another port, the provider's own, for any service: the `Promotion` beside their Hello says which.
 
 A request is answered once TCP has connected with the listener, at the very address that was asked for: nobody listens,
-or its queue is full, and the request is rejected. Then a `Pump` joins the two. The listener sees a connection from this
-host: who it really is, the provider logs.
+or its queue is full, and the request is rejected. Then a `Pump` joins the two. To the kernel it is a connection from
+this host. A listener under the shim is told who it really is: it recognises such connections by the address that they
+come from, of `NAMED_ADDRESS`'s network, or, with IPv6, the listener's own, and asks the provider.
 
-Who may come in: hosts that are trusted, to listeners that the policy leaves to SDP. Where providers have a key nobody
-may, since an ordinary request cannot show that it has it.
+Who may come in: hosts that are trusted, to listeners that the policy leaves to SDP; to those that do not see who comes
+only if a rule says so. Where providers have a key it must be shown, which ordinary requests cannot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Protocol
+from ipaddress import IPv4Address, ip_address
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep import limits
-from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
+from sidestep.errors import LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
+from sidestep.native.layout import NAMED_ADDRESS
 from sidestep.remote.pump import Pieces
 from sidestep.remote.visit import Place, Visit, settings_for
-from sidestep.switch.protocol import Endpoint, OffloadProtocol, Services
+from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Services
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest, Listener
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import Stack
     from sidestep.sdp.settings import Settings
+
+NAMED: Final = IPv4Address(NAMED_ADDRESS)
 
 
 class Provider(Protocol):
@@ -117,36 +122,54 @@ class Serving:
             known.listener.close()
 
     def _requested(self, service: int, request: ConnectionRequest) -> None:
+        try:
+            port = request.transport[1][1] if request.transport is not None else 0
+            client = Endpoint(ip_address(request.remote_address.partition("%")[0]), port)
+            settings = self._judge(request, client.address)
+        except (PeerViolation, Unavailable, Misuse, LimitReached) as why:
+            self._refuse(request, service, why)
+        else:
+            self.take(request, service, client, settings)
+
+    def take(
+        self, request: ConnectionRequest, service: int, client: Endpoint, settings: Settings, *, beside_hello: int = 0
+    ) -> None:
+        """Joins a request that is in order, of that client, with the service; or rejects it."""
         local = Endpoint(self._address, service)
         try:
-            settings = self._judge(request)
-            leave = self._provider.services.visit(self._provider.as_protocol, local)
+            if len(self._visits) >= limits.SERVED_MAX:
+                raise LimitReached(f"{limits.SERVED_MAX} connections are served")
+            visited = self._provider.services.visit(self._provider.as_protocol, local)
         except (PeerViolation, Unavailable, Misuse, LimitReached) as why:
-            self.log(request, service, f"is refused: {why}")
-            request.reject()
+            self._refuse(request, service, why)
             return
         place = Place(self._provider.loop, self._stack, self._pieces)
 
         def over(visit: Visit) -> None:
             self._visits.pop(visit, None)
-            leave()
+            visited.leave()
+
+        def name(comes_from: Endpoint) -> Callable[[], None]:
+            return self._provider.services.name_ends(Ends(local, comes_from), Ends(local, client))
 
         visit = Visit(
             place, request, settings, local, over, partial(self.log, request, service),
-            timeout_s=limits.SERVICE_CONNECT_S, source=self._address,
+            timeout_s=limits.SERVICE_CONNECT_S, beside_hello=beside_hello, name=name if visited.named else None,
+            source=NAMED if visited.named and self._address.version == NAMED.version else self._address,
         )  # fmt: skip
         self._visits[visit] = None
 
-    def _judge(self, request: ConnectionRequest) -> Settings:
-        """Whether a request is in order and believed, and the settings for its kind of Hello."""
-        host = ip_address(request.remote_address.partition("%")[0])
+    def _judge(self, request: ConnectionRequest, host: Address) -> Settings:
+        """Whether an ordinary request is in order and believed, and the settings for its kind of Hello."""
         if not self._provider.trusts(host):
             raise PeerViolation("it is none of the hosts given with --remote", rule="service_host")
         if self._provider.key is not None:
             raise Unavailable("ordinary SDP cannot show that it has the key")
-        if len(self._visits) >= limits.SERVED_MAX:
-            raise LimitReached(f"{limits.SERVED_MAX} connections are served")
         return settings_for(request.private_data, host, self._address)
+
+    def _refuse(self, request: ConnectionRequest, service: int, why: SidestepError) -> None:
+        self.log(request, service, f"is refused: {why}")
+        request.reject()
 
     def log(self, request: ConnectionRequest, service: int, what: str) -> None:
         """One line about a request."""

@@ -227,7 +227,7 @@ class Answers:
             far.handle_settled()
         else:
             settling.link.abandon()
-            far.reset("far")
+            far.handle_arrived(None)
         self._settled[asked.name] = hello, now + limits.SETTLED_KEPT_S
         while len(self._settled) > limits.SETTLED_MAX:
             self._settled.popitem(last=False)

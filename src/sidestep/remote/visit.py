@@ -12,7 +12,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.remote.dial import Dial
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.sdp.hello import Hello, IwarpHello
+from sidestep.sdp.hello import Hello, IwarpHello, hello_refusal
 from sidestep.sdp.private_data import whole
 from sidestep.sdp.settings import Carrier, Settings
 from sidestep.sdp.wire import decode
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SETTINGS: Final = Settings(
     receive_count=limits.REMOTE_RECEIVES,
     receive_size=limits.REMOTE_RECEIVE_SIZE,
-    receive_size_max=limits.REMOTE_RECEIVE_SIZE,
+    receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
     remote_size=limits.REMOTE_RECEIVE_SIZE,
     urgent_inline=True,
 )
@@ -54,6 +54,8 @@ class Visit:
         tell: Gets half sentences for a log.
         timeout_s: For the target to take the connection.
         source: The address that TCP connects from; None leaves it to the kernel.
+        name: Called with where TCP comes from, before anybody can ask; what it gives is called at the end.
+        beside_hello: Bytes at the end of the request's private data that are not the Hello's.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Visit:
         *,
         timeout_s: float,
         source: IPv4Address | IPv6Address | None = None,
+        name: Callable[[Endpoint], Callable[[], None]] | None = None,
+        beside_hello: int = 0,
     ) -> None:
         self.pump: Pump | None = None
         self.refused = ""  # why nothing came of it
@@ -77,7 +81,11 @@ class Visit:
         self._on_over = on_over
         self._tell = tell
         self._over = False
+        self._beside_hello = beside_hello
+        self._unname: Callable[[], None] | None = None
         self._dial = Dial(place.loop, target, self._dialled, timeout_s=timeout_s, source=source)
+        if name is not None and (comes_from := self._dial.local) is not None:
+            self._unname = name(comes_from)
 
     def abandon(self, why: str) -> None:
         """Ends it at once."""
@@ -103,7 +111,9 @@ class Visit:
             self.pump = Pump(self._place.loop, stream, sock, self._place.pieces, self._pumped)
 
         self._tell(f"goes to {self._target} by TCP")
-        self._place.stack.serve(self._request, accepted, self._target.port, self._settings)
+        self._place.stack.serve(
+            self._request, accepted, self._target.port, self._settings, beside_hello=self._beside_hello
+        )
         if self.pump is None:  # the Hello was refused, or there was no queue pair
             self.refused = "there is no stream for it"
             sock.close()
@@ -117,6 +127,8 @@ class Visit:
     def _end(self) -> None:
         if not self._over:
             self._over = True
+            if self._unname is not None:
+                self._unname()
             self._on_over(self)
 
 
@@ -126,13 +138,14 @@ def settings_for(
     """The settings of a stream that begins with this Hello.
 
     Raises:
-        PeerViolation: It is none, or names other addresses than those that it comes from and goes to.
+        PeerViolation: It is none, or one that must be refused, so that nobody has to listen to its connection; or it
+            names other addresses than those that it comes from and goes to.
     """
-    _, hello, _ = decode(memoryview(whole(private_data)))
-    if isinstance(hello, IwarpHello):
-        return BY_CARRIER[Carrier.IWARP]
-    if not isinstance(hello, Hello):
-        raise PeerViolation("no Hello", rule="hello_wrong_message")
-    if hello.src_ip != host or local not in (None, hello.dst_ip):
+    bsdh, hello, _ = decode(memoryview(whole(private_data)))
+    iwarp = isinstance(hello, IwarpHello)
+    reason = hello_refusal(bsdh, hello, iwarp=iwarp, majors=frozenset({1 if iwarp else 2}))
+    if reason is not None:
+        raise PeerViolation(f"a Hello that is refused: {reason.value}", rule=f"hello_{reason.value}")
+    if isinstance(hello, Hello) and (hello.src_ip != host or local not in (None, hello.dst_ip)):
         raise PeerViolation("it concerns other addresses than it comes from", rule="service_host")
-    return BY_CARRIER[Carrier.INFINIBAND]
+    return BY_CARRIER[Carrier.IWARP if iwarp else Carrier.INFINIBAND]

@@ -45,8 +45,11 @@ class Link(Protocol):
     def send(self, piece: memoryview) -> None:
         """Queues a piece of data; its memory stays as it is until the other end has told READ."""
 
-    def finish(self) -> None:
-        """Nothing more is said or sent; what is queued still goes out, and what the other end says is dropped."""
+    def finish(self, on_gone: Callable[[], None]) -> None:
+        """Nothing more is said or sent; what is queued still goes out, and what the other end says is dropped.
+
+        `on_gone` is called once, when the other end has all of it or will never have, in some seconds at most.
+        """
 
     def abandon(self) -> None:
         """Everything ends at once."""
@@ -60,6 +63,10 @@ class Carried(Protocol):
 
     lost: bool  # it is over, or carried no more
     on_over: Callable[[], None]  # called once when it is
+
+    @property
+    def memory(self) -> memoryview:
+        """Where all pieces of data lie that it sends; for registering it."""
 
     @property
     def failed(self) -> bool:

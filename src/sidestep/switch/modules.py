@@ -21,11 +21,15 @@ from sidestep.switch.protocol import (
     Capabilities,
     Driven,
     Endpoint,
+    Ends,
     Incoming,
     OffloadModule,
     OffloadProtocol,
     OffloadTransport,
+    PortMapper,
     Services,
+    Visited,
+    Workers,
 )
 
 if TYPE_CHECKING:
@@ -116,6 +120,15 @@ class _Guarded:
         """As of the switch."""
         return self._services.remote
 
+    @property
+    def port_mapper(self) -> PortMapper | None:
+        """As of the switch."""
+        return self._services.port_mapper
+
+    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+        """As of the switch."""
+        return self._services.hire(carrier, mapper)
+
     def drive(self, driven: Driven) -> None:
         """As of the switch."""
         self._driven[driven] = guarded = _GuardedDriven(driven, self._run)
@@ -141,9 +154,13 @@ class _Guarded:
         """As of the switch."""
         self._services.check_listener(carrier, local)
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
         """As of the switch."""
         return self._services.visit(carrier, local)
+
+    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+        """As of the switch."""
+        return self._services.name_ends(ends, names)
 
     def transports(self) -> Iterator[OffloadTransport]:
         """As of the switch."""

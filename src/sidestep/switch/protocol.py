@@ -36,6 +36,7 @@ class Capabilities:
     rdma: bool = False  # places bytes into the peer's memory by itself
     local: bool = True  # can carry a connection both of whose ends are on this host
     remote: bool = False  # and one that leaves it
+    opens: bool = False  # opens a connection by itself, in the place of TCP, for who names it: see `Asked`
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,14 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
         return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The two ends of a TCP connection, as one of them sees it."""
+
+    local: Endpoint
+    remote: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +111,83 @@ class Incoming(Protocol):
         """Its bytes go over that link from now on; raises Unavailable."""
 
 
+class Asked(Protocol):
+    """A program that waits in connect() for a connection that a protocol is to open in the place of TCP.
+
+    Whoever has it calls `redirect` or `refuse`, once, and `over` once nothing is left of it. `on_gone` is called when
+    the program has left the provider.
+    """
+
+    on_gone: Callable[[], None]
+
+    @property
+    def request(self) -> Request:
+        """The connection; its local address is the unspecified one where the program leaves it to the kernel."""
+
+    @property
+    def insists(self) -> bool:
+        """Whether TCP is of no use: the program has named the protocol, not a rule of the policy."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds within which it is to be answered."""
+
+    def redirect(self, place: Endpoint) -> None:
+        """The program's socket connects to that place of this provider's."""
+
+    def refuse(self, error: int, why: str) -> None:
+        """Nothing comes of it: who insists gets the errno, others TCP."""
+
+    def is_from(self, local: Endpoint, place: Endpoint) -> bool:
+        """Whether a TCP connection that came from `local` to `place` is of the very socket of the program."""
+
+    def over(self) -> None:
+        """Nothing is left of it; does nothing the second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """A listener that takes a connection of another host."""
+
+    named: bool  # its program asks the provider who is at the other end
+    leave: Callable[[], None]  # to be called once it is over
+
+
 class Awaited(Protocol):
     """An accepting end that is looked for."""
 
     def cancel(self) -> None:
         """Nobody looks any more; does nothing once it has come or the time is up."""
+
+
+class PortMapper(Protocol):
+    """Where other hosts serve what is asked for (docs/wire/sdp.md §23.4)."""
+
+    def ask(self, local: Endpoint, remote: Endpoint, answer: Callable[[int | None], None]) -> None:
+        """Calls `answer`, now or soon, with the port for that service there; None: there is none."""
+
+    def doubt(self, remote: Endpoint, port: int) -> None:
+        """Nobody answers at that port: the host is asked anew."""
+
+    def close(self) -> None:
+        """Those who ask hear that there is nothing."""
+
+
+class Workers(Protocol):
+    """Processes that carry a protocol's connections with other hosts, so that they share several processors."""
+
+    def hand_over(self, outgoing: Outgoing) -> bool:
+        """One of them carries it, or refuses it; False: none is there to do that."""
+
+    def port(self, local: Address) -> int | None:
+        """Where one of them takes the next connection with that address of this host; None: none is there.
+
+        Raises:
+            NotYet: It will soon be known.
+        """
+
+    def dismiss(self) -> None:
+        """They take what they carry back to TCP, and end."""
 
 
 class Driven(Protocol):
@@ -129,6 +210,13 @@ class Services(Protocol):
     @property
     def remote(self) -> RemoteSettings | None:
         """With which other hosts connections may be carried; None: with none."""
+
+    @property
+    def port_mapper(self) -> PortMapper | None:
+        """What a worker asks; None: this is no worker, and a protocol that needs one has its own."""
+
+    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+        """Workers that run this protocol, too, and ask `mapper`; None: it carries everything itself."""
 
     def drive(self, driven: Driven) -> None:
         """Lets something that has its own readiness and timers take its turns, until `release_driven`."""
@@ -157,12 +245,15 @@ class Services(Protocol):
             Unavailable: Nobody listens there, or the policy keeps the listener on TCP, or it cannot be told.
         """
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Callable[[], None]:
-        """The same for one connection, which counts; what it gives is to be called once, when that is over.
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+        """The same for one connection, which counts.
 
         Raises:
             Unavailable: As `check_listener`.
         """
+
+    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+        """Programs under the shim see `names` where a TCP socket has `ends`, until what it gives is called."""
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
@@ -220,12 +311,34 @@ class OffloadProtocol(OffloadModule):
     def join(self, pair: Pair) -> None:
         """Carries a connection both of whose ends have been found; raises Unavailable to leave it on TCP."""
 
+    def port_at(self, local: Address) -> int:
+        """Where it takes connections of other hosts with that address of this one; raises Unavailable.
+
+        Only for protocols that have hired workers, in such a one.
+        """
+        raise Unavailable(f"{self.name} carries no connections to other hosts")
+
     def connect(self, outgoing: Outgoing) -> None:
         """Carries a connection to another host, if its provider joins in; raises Unavailable to leave it on TCP.
 
         Only for protocols that are `remote`.
         """
         raise Unavailable(f"{self.name} carries no connections to other hosts")
+
+    def open(self, asked: Asked) -> None:
+        """Opens a connection to another host in the place of TCP; raises Unavailable if that cannot be tried.
+
+        Only for protocols that say that they can, by `opens`.
+        """
+        raise Unavailable(f"{self.name} opens no connections by itself")
+
+
+class NotYet(Unavailable):
+    """It is not known at this moment; `wait` takes a call that is made once, when to ask again, or never."""
+
+    def __init__(self, message: str, wait: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__(message)
+        self.wait = wait
 
 
 class BrokenModule(Unavailable):
