@@ -5,6 +5,7 @@ Where it is not installed a test that needs it is skipped; in CI it fails, since
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -35,6 +36,12 @@ def shown(capture: bytes, folder: Path, fields: Sequence[str], only: str = "fram
         capture, folder, "-Y", only, "-T", "fields", "-E", "separator=|", "-E", "occurrence=f", *columns, *options
     )  # fmt: skip
     return [line.split("|") for line in text.splitlines()]
+
+
+def messages_seen(capture: bytes, folder: Path, protocol: str, only: str) -> list[bytes]:
+    """The bytes that it takes for a message of one protocol, in each frame that a filter lets through."""
+    found = json.loads(_output(capture, folder, "-Y", only, "-T", "jsonraw", "-j", protocol))
+    return [bytes.fromhex(frame["_source"]["layers"][f"{protocol}_raw"][0]) for frame in found]
 
 
 def told(capture: bytes, folder: Path, protocol: str) -> str:

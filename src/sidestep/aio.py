@@ -2,6 +2,8 @@
 
 Without `sidestep.install()` only connections made by these two are taken over. They work with asyncio's own loop at
 any time, and with others, such as uvloop's, if the loop was made after the shim was loaded: call `install()` first.
+
+With `protocol="sdp"` both use SDP over an RDMA device in this very process; see `sidestep.api.streams`.
 """
 
 from __future__ import annotations
@@ -10,14 +12,47 @@ import asyncio
 import ssl as ssl_module
 from collections.abc import Awaitable, Callable
 from socket import SOCK_STREAM
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sidestep import embed
+from sidestep import embed, limits
+from sidestep.errors import Misuse
 from sidestep.socket import socket
+
+if TYPE_CHECKING:
+    from sidestep.api.streams import SdpReader, SdpServer, SdpWriter
 
 __all__ = ["open_connection", "start_server"]
 
 STREAM_LIMIT = 64 << 10  # bytes that a StreamReader buffers, as in asyncio
+
+
+@overload
+async def open_connection(
+    host: str | None = ...,
+    port: int | str | None = ...,
+    *,
+    limit: int = ...,
+    ssl: ssl_module.SSLContext | bool | None = ...,
+    family: int = ...,
+    proto: int = ...,
+    flags: int = ...,
+    local_addr: tuple[str, int] | None = ...,
+    server_hostname: str | None = ...,
+    protocol: Literal["tcp"] = ...,
+    **options: Any,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+
+@overload
+async def open_connection(
+    host: str,
+    port: int,
+    *,
+    family: int = ...,
+    local_addr: tuple[str, int] | None = ...,
+    protocol: Literal["sdp"],
+    rdma_port: int | None = ...,
+) -> tuple[SdpReader, SdpWriter]: ...
 
 
 async def open_connection(
@@ -31,15 +66,26 @@ async def open_connection(
     flags: int = 0,
     local_addr: tuple[str, int] | None = None,
     server_hostname: str | None = None,
+    protocol: Literal["tcp", "sdp"] = "tcp",
+    rdma_port: int | None = None,
     **options: Any,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | tuple[SdpReader, SdpWriter]:
     """Connects to a host; as `asyncio.open_connection`, but the addresses of the host are tried one after another.
 
-    `options` go to `asyncio.open_connection`, such as `ssl_handshake_timeout` (seconds) or `sock`.
+    `options` go to `asyncio.open_connection`, such as `ssl_handshake_timeout` (seconds) or `sock`. With
+    `protocol="sdp"` it gives `SdpReader` and `SdpWriter`; `rdma_port` spares the question to the port mapper.
 
     Raises:
         OSError: No address could be connected to; the first error.
     """
+    if protocol != "tcp":
+        if not isinstance(host, str) or not isinstance(port, int) or ssl or options:
+            raise Misuse("SDP takes a host, a number and few options", remedy="see docs/python-api.md")
+        from sidestep.api import streams
+
+        return await streams.open_connection(host, port, local_addr=local_addr, family=family, rdma_port=rdma_port)
+    if rdma_port is not None:
+        raise Misuse("an RDMA port without SDP", remedy='protocol="sdp"')
     embed.adopt_running_loop()
     if host is not None or port is not None:
         options["sock"] = await _connect(host, port, family, proto, flags, local_addr)
@@ -53,16 +99,52 @@ async def open_connection(
         raise
 
 
+@overload
 async def start_server(
     client_connected_cb: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
+    host: str | list[str] | None = ...,
+    port: int | str | None = ...,
+    *,
+    limit: int = ...,
+    start_serving: bool = ...,
+    protocol: Literal["tcp"] = ...,
+    **options: Any,
+) -> asyncio.Server: ...
+
+
+@overload
+async def start_server(
+    client_connected_cb: Callable[[SdpReader, SdpWriter], Awaitable[None] | None],
+    host: str | list[str] | None = ...,
+    port: int = ...,
+    *,
+    family: int = ...,
+    backlog: int = ...,
+    protocol: Literal["sdp"],
+) -> SdpServer: ...
+
+
+async def start_server(
+    client_connected_cb: Callable[[Any, Any], Awaitable[None] | None],
     host: str | list[str] | None = None,
     port: int | str | None = None,
     *,
     limit: int = STREAM_LIMIT,
     start_serving: bool = True,
+    protocol: Literal["tcp", "sdp"] = "tcp",
     **options: Any,
-) -> asyncio.Server:
-    """Serves connections; as `asyncio.start_server`, to which `options` go."""
+) -> asyncio.Server | SdpServer:
+    """Serves connections; as `asyncio.start_server`, to which `options` go.
+
+    With `protocol="sdp"` it calls back with `SdpReader` and `SdpWriter`; options are then `family` and `backlog`.
+    """
+    if protocol != "tcp":
+        family, backlog = options.pop("family", 0), options.pop("backlog", limits.RDMA_BACKLOG_DEFAULT)
+        if not isinstance(port, int | None) or not start_serving or options:
+            raise Misuse("SDP takes a host, a number and few options", remedy="see docs/python-api.md")
+        from sidestep.api import streams
+
+        return await streams.start_server(client_connected_cb, host, port or 0, family=family, backlog=backlog)
     embed.adopt_running_loop()
     server: asyncio.Server = await asyncio.start_server(
         client_connected_cb, host, port, limit=limit, start_serving=False, **options

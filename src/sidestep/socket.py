@@ -8,13 +8,16 @@ sidestep, so what works with a `socket.socket` works with these: selectors, `ssl
 Beyond the standard ones a socket has `peek` and `consume`, `reserve` and `commit`, which work on ring memory in place.
 
 Where the shim cannot work in this process a RuntimeWarning says why, once, and the sockets are plain ones.
+
+With `protocol="sdp"`, `create_connection` and `create_server` give an `SdpSocket` instead: SDP over an RDMA device in
+this very process, from and into the caller's own memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket as _stdlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from sidestep import constants, embed
 from sidestep.constants import AF_INET6_DIRECT as AF_INET6_DIRECT
@@ -29,16 +32,22 @@ from sidestep.rings import Window
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidestep.api.blocking import SdpSocket
+
 # No timeout was given: new sockets have that of setdefaulttimeout(). Callers such as http.client pass it on.
 _GLOBAL_DEFAULT: Final[Any] = getattr(_stdlib, "_GLOBAL_DEFAULT_TIMEOUT")  # noqa: B009 - unknown to the type checker
 
-__all__ = [*_stdlib.__all__, *constants.__all__]
+__all__ = [*_stdlib.__all__, *constants.__all__, "SdpSocket"]
 
 _EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_DIRECT)
 
 
 def __getattr__(name: str) -> Any:
-    """Whatever else the standard module has."""
+    """Whatever else the standard module has, and what is imported when it is first used."""
+    if name == "SdpSocket":
+        from sidestep.api.blocking import SdpSocket
+
+        return SdpSocket
     return getattr(_stdlib, name)
 
 
@@ -150,18 +159,74 @@ class socket(_stdlib.socket):  # noqa: N801 - the name of the class it stands in
         super()._real_close(*closer)  # type: ignore[misc]
 
 
+@overload
+def create_connection(
+    address: tuple[str | None, int],
+    timeout: float | None = ...,
+    source_address: tuple[bytearray | bytes | str, int] | None = ...,
+    *,
+    all_errors: bool = ...,
+    protocol: Literal["tcp"] = ...,
+) -> socket: ...
+
+
+@overload
+def create_connection(
+    address: tuple[str | None, int],
+    timeout: float | None = ...,
+    source_address: tuple[bytearray | bytes | str, int] | None = ...,
+    *,
+    all_errors: bool = ...,
+    protocol: Literal["sdp"],
+    rdma_port: int | None = ...,
+) -> SdpSocket: ...
+
+
 def create_connection(
     address: tuple[str | None, int],
     timeout: float | None = _GLOBAL_DEFAULT,
     source_address: tuple[bytearray | bytes | str, int] | None = None,
     *,
     all_errors: bool = False,
-) -> socket:
+    protocol: Literal["tcp", "sdp"] = "tcp",
+    rdma_port: int | None = None,
+) -> socket | SdpSocket:
     """Connects to (host, port), trying each address that the host has; as `socket.create_connection`.
+
+    With `protocol="sdp"` by SDP over an RDMA device in this process; `rdma_port` spares asking the port mapper.
 
     Raises:
         OSError: No address could be connected to: the last error, or with `all_errors` an ExceptionGroup of them all.
     """
+    made, errors = _connect_each(address, timeout, source_address, protocol, rdma_port)
+    if made is not None:
+        return made
+    try:
+        if not errors:
+            raise OSError("getaddrinfo returns an empty list")
+        if all_errors:
+            raise ExceptionGroup("create_connection failed", errors)
+        raise errors[-1]
+    finally:
+        errors.clear()  # their tracebacks hold this frame
+
+
+def _connect_each(
+    address: tuple[str | None, int],
+    timeout: float | None,
+    source_address: tuple[bytearray | bytes | str, int] | None,
+    protocol: str,
+    rdma_port: int | None,
+) -> tuple[socket | SdpSocket | None, list[OSError]]:
+    """What is connected, or what came of each address."""
+    if protocol == "sdp":
+        from sidestep.api import blocking
+
+        if timeout is _GLOBAL_DEFAULT:
+            timeout = _stdlib.getdefaulttimeout()
+        return blocking.create_connection(address, timeout, source_address, rdma_port)
+    if protocol != "tcp" or rdma_port is not None:
+        raise Misuse(f"protocol {protocol!r}, RDMA port {rdma_port}", remedy='"tcp", or "sdp" with or without a port')
     host, port = address
     errors: list[OSError] = []
     for family, kind, proto, _, peer in _stdlib.getaddrinfo(host, port, 0, _stdlib.SOCK_STREAM):
@@ -177,15 +242,30 @@ def create_connection(
                 errors.append(error)
                 continue
             stack.pop_all()  # it stays open
-            return sock
-    try:
-        if not errors:
-            raise OSError("getaddrinfo returns an empty list")
-        if all_errors:
-            raise ExceptionGroup("create_connection failed", errors)
-        raise errors[-1]
-    finally:
-        errors.clear()  # their tracebacks hold this frame
+            return sock, []
+    return None, errors
+
+
+@overload
+def create_server(
+    address: tuple[str, int] | tuple[str, int, int, int],
+    *,
+    family: int = ...,
+    backlog: int | None = ...,
+    reuse_port: bool = ...,
+    dualstack_ipv6: bool = ...,
+    protocol: Literal["tcp"] = ...,
+) -> socket: ...
+
+
+@overload
+def create_server(
+    address: tuple[str, int] | tuple[str, int, int, int],
+    *,
+    family: int = ...,
+    backlog: int | None = ...,
+    protocol: Literal["sdp"],
+) -> SdpSocket: ...
 
 
 def create_server(
@@ -195,8 +275,17 @@ def create_server(
     backlog: int | None = None,
     reuse_port: bool = False,
     dualstack_ipv6: bool = False,
-) -> socket:
-    """A socket that listens at `address`; as `socket.create_server`."""
+    protocol: Literal["tcp", "sdp"] = "tcp",
+) -> socket | SdpSocket:
+    """A socket that listens at `address`; as `socket.create_server`, and with `protocol="sdp"` for SDP."""
+    if protocol == "sdp":
+        from sidestep.api import blocking
+
+        if reuse_port or dualstack_ipv6:
+            raise Misuse("an SDP listener has a port for itself, and one family")
+        return blocking.create_server(address, family, backlog)
+    if protocol != "tcp":
+        raise Misuse(f"protocol {protocol!r}", remedy='"tcp" or "sdp"')
     plain = _stdlib.create_server(
         address, family=family, backlog=backlog, reuse_port=reuse_port, dualstack_ipv6=dualstack_ipv6
     )

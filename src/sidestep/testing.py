@@ -85,11 +85,15 @@ class Sidestep:
         policy: Path | None = None,
         prove_by: Proof = Proof.LOOKUP,
         remote: RemoteSettings | None = None,
+        workers: int = 0,
+        log: Path | None = None,
     ) -> None:
         """The first three are for the shims, None leaves the defaults; the others for the provider.
 
-        `policy` is a file of rules, which may come later; this machine's own are not looked at.
+        `policy` is a file of rules, which may come later; this machine's own are not looked at. The provider's log is
+        added to the file `log`.
         """
+        self._log = log
         self._directory = tempfile.TemporaryDirectory(prefix="sidestep-")
         self.socket = Path(self._directory.name) / "private" / "provider"
         after = PromoteAfter.parse(promote_after) if promote_after is not None else None
@@ -102,6 +106,7 @@ class Sidestep:
             policy=(PolicyPlace(policy),) if policy else (),
             proof=prove_by,
             remote=remote,
+            workers=workers,
         )
         self._provider: subprocess.Popen[bytes] | None = None
         self._programs: list[subprocess.Popen[Any]] = []
@@ -218,7 +223,9 @@ class Sidestep:
     def restart_provider(self) -> None:
         """Ends the provider, if there is one, and starts a new one at the same place."""
         self.kill_provider()
-        self._provider = control.spawn(self._provider_settings, background=False)
+        with contextlib.ExitStack() as closing:
+            log = closing.enter_context(self._log.open("ab")) if self._log is not None else None
+            self._provider = control.spawn(self._provider_settings, background=False, log=log)
 
 
 @dataclass(frozen=True, slots=True)

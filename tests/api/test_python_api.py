@@ -150,6 +150,27 @@ def test_example(name: str, said: str, provider: Sidestep) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("sdp_blocking", "4000000 numbers came back\n"), ("sdp_asyncio", "16 blocks came back, pipelined\n")],
+)
+def test_example_of_sdp(name: str, said: str) -> None:
+    """They need no provider."""
+    port = str(free_port())
+    program = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    with subprocess.Popen([*program, "server", port], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "listening\n"
+            done = subprocess.run(
+                [*program, "client", port], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+            )
+            assert done.stdout == said
+        finally:
+            server.kill()
+
+
+@pytest.mark.slow
 def test_a_provider_is_started_on_demand(tmp_path: Path) -> None:
     """And leaves when it is told to."""
     path = tmp_path / "private" / "provider"

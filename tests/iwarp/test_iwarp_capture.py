@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from iwarp_pair import IwarpPair
 
 from dissector import numbers, shown, told
 from sidestep.errors import Unavailable
+from sidestep.native._framing import FPDU_MAX
 from sidestep.observe.capture.cutter import Cutter
 from sidestep.observe.capture.files import read_frames
 from sidestep.observe.capture.frame import Frame
@@ -309,3 +311,46 @@ def test_both_ends_in_one_capture_are_one_connection() -> None:
     writer.see("a", Seen(What.RESET, 1, 10**18))
     writer.see("b", Seen(What.OPENED, 2, 10**18, ends=Ends(there, here, False, "iwarp", False)))
     assert writer.connections == 2
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_behind_a_loss_the_next_frame_is_found(data: st.DataObject) -> None:
+    """By its checksum, whatever the bytes before it are: pieces of one are no frames."""
+    request, reply = request_and_reply(False)
+    frames = [
+        fpdu(Segment(RdmapOp.WRITE, True, data.draw(st.binary(max_size=300)), 7, 9).encode(), 0) for _ in range(6)
+    ]
+    stream, ends = request + b"".join(frames), [len(request)]
+    for frame in frames:
+        ends.append(ends[-1] + len(frame))
+    lost = data.draw(st.integers(ends[0], ends[3] - 1)), data.draw(st.integers(ends[1], ends[4] - 1))
+    begin, end = min(lost), max(lost) + 1
+    other = StartFrame.decode(reply)
+    assert other is not None
+    cutter, pieces = Cutter(begins_late=False), []
+    for first, last in ((0, begin), (end, len(stream))):
+        at = first
+        while at < last:
+            size = min(data.draw(st.integers(1, 700)), last - at)
+            pieces += cutter.feed(Seen(What.BYTES, 1, 0, offset=at, data=stream[at : at + size]), other[0])
+            at += size
+    whole = [piece.offset for piece in pieces if piece.whole]
+    expected = [0, *(at for at, until in itertools.pairwise(ends) if until <= begin or at >= end)]
+    assert whole == expected
+    assert sum(piece.missing for piece in pieces) == end - begin
+    assert sum(len(piece.data) for piece in pieces) == len(stream) - (end - begin)
+
+
+def test_what_never_becomes_a_frame_is_not_kept() -> None:
+    request, reply = request_and_reply(False)
+    other = StartFrame.decode(reply)
+    assert other is not None
+    cutter = Cutter(begins_late=False)
+    cutter.feed(Seen(What.BYTES, 1, 0, data=request), other[0])
+    dice, at = Random(1), 100_000
+    for _ in range(40):
+        data = dice.randbytes(10_000)
+        cutter.feed(Seen(What.BYTES, 1, 0, offset=at, data=data), other[0])
+        at += len(data)
+        assert len(cutter._pending) <= 2 * FPDU_MAX

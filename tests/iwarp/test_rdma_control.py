@@ -13,8 +13,9 @@ from tempfile import gettempdir
 import pytest
 from iwarp_pair import IwarpPair
 
-from sidestep import limits
+from sidestep import config, limits
 from sidestep.errors import PeerViolation
+from sidestep.observe import rdma
 from sidestep.rdma import control
 from sidestep.rdma.control import PACKET_MAX, Control
 from sidestep.rdma.iwarp.counting import EVENTS, NAMES, PRESENT
@@ -233,6 +234,27 @@ def test_what_a_killed_process_left_is_taken_away(pair: IwarpPair, tmp_path: Pat
     assert sorted(directory.iterdir()) == sorted([alive.path, other.path])
     alive.close()
     other.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root looks for devices of other users")
+def test_root_finds_those_of_the_system_wide_provider(
+    pair: IwarpPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sidestep").mkdir(mode=0o700)
+    made = Control(pair.loop, [], "provider", tmp_path / "sidestep" / "rdma")
+    monkeypatch.setattr(config, "SYSTEM_RUNTIME", tmp_path)
+    for user, found in (("root", True), ("nobody", False), ("no such user", False)):  # the directory is root's
+        monkeypatch.setattr(config, "SYSTEM_USER", user)
+        assert ((made.path, 0) in list(rdma.sockets())) == found
+    made.close()
+
+
+def test_a_process_that_has_nothing_to_tell_is_neither_waited_for_nor_left(
+    offered: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "RDMA_ASK_S", 0.01)
+    with rdma.Asked(offered.path, os.geteuid()) as asked:
+        assert asked.seen_now() is None
 
 
 def test_packets_of_a_capture() -> None:

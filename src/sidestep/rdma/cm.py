@@ -57,6 +57,7 @@ __all__ = [
     "Rejected",
     "RequestHandler",
     "TimewaitExit",
+    "Transport",
     "Unreachable",
 ]
 
@@ -108,6 +109,7 @@ class TimewaitExit:
     """The last event: the number of the queue pair may be used again. It comes even if that was destroyed before."""
 
 
+Transport: TypeAlias = tuple[tuple[str, int], tuple[str, int]]  # address and port of this end, and of the other one
 ConnectionEvent: TypeAlias = Established | Rejected | Unreachable | Disconnected | TimewaitExit
 ConnectionHandler: TypeAlias = (
     "Callable[[Connection, ConnectionEvent], object]"  # what handlers return is of no meaning
@@ -170,6 +172,8 @@ class ConnectionRequest(ABC):
 
     __slots__ = ()
 
+    transport: Transport | None = None  # the connection beneath, where it is TCP's
+
     service_id: int
     private_data: bytes
     remote_address: str
@@ -197,6 +201,8 @@ class Connection(ABC):
     """One side of a connection, from `connect` or `accept` on."""
 
     __slots__ = ()
+
+    transport: Transport | None = None  # the connection beneath, where it is TCP's
 
     qp: QueuePair
     state: CmState

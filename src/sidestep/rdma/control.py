@@ -8,6 +8,7 @@ and answers root and its own user, as the kernel tells who connects. A question 
     {"op": "list"}                     a packet of JSON for the process, each device, each queue pair; {"end": true}
     {"op": "capture", "device": NAME,  a packet of JSON, then one for each thing that is seen: `encode`
      "address": HOST, "port": PORT}    (all three may be left out, or null: any)
+    {"op": "leave_out", "wire": N}     of a capture: nothing more of that connection; no answer
 
 This is not the provider's RPC (`sidestep.provider.rpc`): that carries the shim's fixed records and descriptors, and a
 device must not need a provider.
@@ -117,10 +118,14 @@ class Wanted:
     def __call__(self, seen: Seen) -> bool:
         """Whether it is about one of them."""
         if seen.ends is not None and not self._fits(seen.ends):
-            self.left_out.add(seen.wire)
-            if len(self.left_out) > self._left_out_max:
-                self._forget_closed()
+            self.leave_out(seen.wire)
         return seen.wire not in self.left_out
+
+    def leave_out(self, wire: int) -> None:
+        """It is not."""
+        self.left_out.add(wire)
+        if len(self.left_out) > self._left_out_max:
+            self._forget_closed()
 
     def _forget_closed(self) -> None:
         """Nothing more is heard of them."""
@@ -160,16 +165,21 @@ class Control:
         config.make_private_dir(directory)
         _sweep(directory)
         self.path = directory / f"{os.getpid()}-{next(_numbers)}"
-        if len(os.fsencode(self.path)) > _PATH_MAX:
+        hidden = directory / f".{self.path.name}"
+        if len(os.fsencode(hidden)) > _PATH_MAX:
             raise Misuse(f"{self.path} is too long for a socket", remedy="set XDG_RUNTIME_DIR to a shorter path")
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
-            self.path.unlink(missing_ok=True)  # left by a process that had this number
-            self._sock.bind(os.fspath(self.path))
-            self.path.chmod(0o600)
+            # It gets its name once it listens: until then others would take it for left over, and sweep it away.
+            hidden.unlink(missing_ok=True)  # left by a process that had this number
+            self._sock.bind(os.fspath(hidden))
+            hidden.chmod(0o600)
             self._sock.listen(limits.RDMA_WATCHERS_MAX)
+            hidden.rename(self.path)
         except OSError as error:
             self._sock.close()
+            with contextlib.suppress(OSError):
+                hidden.unlink()
             raise Unavailable(f"cannot listen at {self.path}: {error.strerror}") from error
         self._watch()
 
@@ -254,7 +264,8 @@ class _Client:
             return
         try:
             asked = json.loads(packet)
-            answer = {"list": self._list, "capture": self._capture}[asked["op"]]
+            answers = {"list": self._list, "capture": self._capture, "leave_out": self._leave_out}
+            answer = answers[asked["op"]]
         except (ValueError, KeyError, TypeError, RecursionError):
             self.close()
             return
@@ -282,6 +293,13 @@ class _Client:
         for device in devices:
             self._tapped.append(device)
             device.taps.add(self._see)
+
+    def _leave_out(self, asked: dict[str, Any]) -> None:
+        wire = asked.get("wire")
+        if self._wanted is None or type(wire) is not int:
+            self.close()
+        else:
+            self._wanted.leave_out(wire)
 
     # --- answers ---
 
@@ -341,6 +359,8 @@ class _Client:
 def _sweep(directory: Path) -> None:
     """Takes away what processes left that were killed: nobody listens there."""
     for path in directory.iterdir():
+        if path.name.startswith(".") and Path("/proc", path.name[1:].partition("-")[0]).exists():
+            continue  # it is about to listen
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
             if path.is_socket() and probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED:
                 with contextlib.suppress(OSError):

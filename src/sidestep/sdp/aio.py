@@ -82,6 +82,25 @@ class AsyncStream:
         Raises:
             OSError: ConnectionResetError, BrokenPipeError and others.
         """
+        send = self.begin_send(data, urgent=urgent)
+        if send is None:
+            return 0
+        try:
+            await self._ended(send)
+        finally:
+            release(send.view)
+        if send.error is not None:
+            raise self._get()[1].why()
+        return send.passed
+
+    def begin_send(
+        self, data: Buffer, *, urgent: bool = False, ended: Callable[[StreamSend], None] | None = None
+    ) -> StreamSend | None:
+        """Queues it, and does not wait; `ended` is called when the memory is free. None: there is nothing to send.
+
+        Raises:
+            OSError: ConnectionResetError, BrokenPipeError and others.
+        """
         view = memoryview(data).cast("B")
         stream, reports = self._get()
         if self._write_shut or self._closed:
@@ -89,18 +108,25 @@ class AsyncStream:
         if (broken := reports.for_writing()) is not None:
             raise broken
         if not len(view):
-            return 0
+            return None
         try:
             send = stream.send(view, urgent=urgent)
         except LimitReached as why:
             raise error_of(why) from why
-        try:
-            await self._ended(send)
-        finally:
-            release(view)
-        if send.error is not None:
-            raise reports.why()
-        return send.passed
+        self._host.kick()
+        if ended is not None:
+            waiter = self._loop.create_future()
+
+            def over(_: object) -> None:
+                release(send.view)
+                ended(send)
+
+            waiter.add_done_callback(over)
+            if send.done:
+                waiter.set_result(None)
+            else:
+                self._waiters[send] = waiter
+        return send
 
     async def recv_into(self, buffer: Buffer, *, waitall: bool = False) -> int:
         """Receives into the buffer and tells how many bytes; 0 at the end of the stream.
@@ -199,6 +225,19 @@ class AsyncStream:
     async def wait_closed(self) -> None:
         """Ends when nothing of the connection is left: both ends have closed it, or it broke."""
         await asyncio.shield(self._over)
+
+    def on_over(self, callback: Callable[[], None]) -> None:
+        """Calls it when nothing of the connection is left."""
+        self._over.add_done_callback(lambda _: callback())
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection ended by an error, or was closed here."""
+        return self._closed or self._get()[0].connection.error is not None
+
+    def why(self) -> OSError:
+        """The error that it ended by."""
+        return self._get()[1].why()
 
     async def __aenter__(self) -> Self:
         return self

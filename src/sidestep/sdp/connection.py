@@ -210,8 +210,13 @@ class Connection:
             "receive_mode": sink.mode.name.lower(),
             "credit": flow.credit,
             "remote_credit": flow.remote_credit(),
+            "receives_posted": flow.posted,
             "adverts": len(source.adverts) + len(sink.shown),
             "remote_adverts": self._halves.adverts_of_peer(),
+            "read_zcopy_sent": source.read,
+            "write_zcopy_sent": source.written,
+            "read_zcopy_received": sink.read,
+            "write_zcopy_received": sink.written,
         }
 
     # --- the user ---

@@ -14,6 +14,7 @@ ways if that fails: an advertisement that cannot be read is refused, a write goe
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -34,36 +35,47 @@ class LastingMemory:
     """Memory that the user has registered for good, such as the rings of channels."""
 
     def __init__(self) -> None:
-        self._regions: dict[int, list[MemoryRegion]] = {}  # by id of the object, which lives as long as the region
+        self._regions: list[tuple[int, int, MemoryRegion]] = []  # first address and one behind the last, sorted
 
     def add(self, region: MemoryRegion) -> None:
         """It is registered until `remove`."""
-        self._regions.setdefault(id(region.view.obj), []).append(region)
+        first = buffer_address(region.view)
+        insort(self._regions, (first, first + region.length, region), key=_first_address)
 
     def remove(self, region: MemoryRegion) -> None:
         """It will not be any more."""
-        regions = self._regions[id(region.view.obj)]
-        regions.remove(region)
-        if not regions:
-            del self._regions[id(region.view.obj)]
+        at = bisect_left(self._regions, buffer_address(region.view), key=_first_address)
+        while self._regions[at][2] is not region:
+            at += 1
+        del self._regions[at]
 
     def take_all(self) -> list[MemoryRegion]:
         """Empties it."""
-        regions = [region for found in self._regions.values() for region in found]
+        regions = [region for _, _, region in self._regions]
         self._regions.clear()
         return regions
 
     def covers(self, view: memoryview, access: Access) -> bool:
-        """Whether one region holds all of it, with these rights."""
+        """Whether one region holds all of it, with these rights; of regions that overlap, the last to begin before it.
+
+        Nothing else can be at these addresses: a region keeps its memory.
+        """
         if not self._regions:
             return False
         start = buffer_address(view)
-        end = start + view.nbytes
-        for region in self._regions.get(id(view.obj), ()):
-            first = buffer_address(region.view)
-            if first <= start and end <= first + region.length and region.access & access == access:
+        at = bisect_right(self._regions, start, key=_first_address)
+        while at:
+            at -= 1
+            first, end, region = self._regions[at]
+            if start + view.nbytes <= end and region.access & access == access:
                 return True
+            if self._regions[at - 1][0] < first:
+                return False
         return False
+
+
+def _first_address(entry: tuple[int, int, MemoryRegion]) -> int:
+    return entry[0]
 
 
 class Cover:
@@ -150,31 +162,41 @@ class Covering:
         """Whether the device can send this; if not, what is missing has been asked for."""
         if not isinstance(request, Send):
             return True  # the connection has seen to it
-        parts = [part for part in request.gather if isinstance(part, memoryview)]
-        if not parts or self._goes_inline(request):
+        if self._goes_inline(request):
             return True
         senders = self._connection.senders(request.wr_id)
         if not senders:
             return True  # the payload of a SrcAvail lies in the region that it shows
-        if len(senders) != len(parts):
-            raise InternalError(f"{len(parts)} pieces of memory, {len(senders)} sends")
+        if len(senders) >= len(request.gather):  # the first is the header
+            raise InternalError(f"{len(request.gather)} pieces of memory, {len(senders)} sends")
         ready = True
-        for send, part in zip(senders, parts, strict=True):
-            if send.region is None and not self._lasting.covers(part, Access.LOCAL_READ):
-                if send not in self._refused:
-                    self._register(send)
-                if send in self._refused:
-                    return self._goes_by_spare(request)
-                ready = ready and send.region is not None
+        for send, part in zip(senders, request.gather[-len(senders) :], strict=True):
+            if isinstance(part, bytes) or send.region is not None or self._lasting.covers(part, Access.LOCAL_READ):
+                continue
+            if send not in self._refused:
+                self._register(send)
+            if send in self._refused:
+                return self._goes_by_spare(request)
+            ready = ready and send.region is not None
         return ready
 
     def _goes_inline(self, request: Send) -> bool:
-        """Whole `bytes` objects, if there is room: they are immutable, and the device copies them."""
-        gather = tuple(_whole_bytes(part) for part in request.gather)
-        if any(isinstance(part, memoryview) for part in gather) or sum(map(len, gather)) > self._inline_max:
-            return False
-        request.gather = gather
-        return True
+        """Makes whole `bytes` objects inline, as far as there is room: the device copies them. Whether that is all."""
+        gather = request.gather
+        if not any(isinstance(part, memoryview) for part in gather):
+            return True
+        room = self._inline_max - sum(len(part) for part in gather if isinstance(part, bytes))
+        found: list[memoryview | bytes] = []
+        whole = True
+        for part in gather:
+            if isinstance(part, memoryview) and (inline := _whole_bytes(part)) is not part and len(part) <= room:
+                room -= len(part)
+                found.append(inline)
+            else:
+                whole = whole and isinstance(part, bytes)
+                found.append(part)
+        request.gather = tuple(found)
+        return whole
 
     def _register(self, send: StreamSend) -> None:
         """Begins it; `send.region`, or its name among the refused, tells if it is done already."""
@@ -209,13 +231,11 @@ class Covering:
                 self._waits_for_spare = True
                 self._spares.get(self._spare_found)
             return False
-        header = b"".join(part for part in request.gather if isinstance(part, bytes))
         used = 0
-        for part in request.gather:
-            if isinstance(part, memoryview):
-                element.view[used : used + len(part)] = part
-                used += len(part)
-        request.gather = (header, element.view[:used])
+        for part in request.gather[1:]:
+            element.view[used : used + len(part)] = part
+            used += len(part)
+        request.gather = (request.gather[0], element.view[:used])
         request.signaled = True  # the buffer is wanted back
         self._spared[request.wr_id] = element
         self._connection.when_sent(request.wr_id, lambda: self._spare_done(request.wr_id))

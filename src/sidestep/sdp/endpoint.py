@@ -17,10 +17,10 @@ that it is disconnected, and the user's requests end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from sidestep import limits
@@ -69,7 +69,7 @@ from sidestep.sdp.requests import (
     Suspended,
     Told,
 )
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.states import State
 from sidestep.sdp.wire import BSDH_LEN, SinkAvail, service_id
 
@@ -422,7 +422,8 @@ class Stream:
 
     __slots__ = (
         "_cm", "_collected", "_lasts_out", "_lent", "_poster", "_running", "_settings", "_want", "_wr_id",
-        "address", "beside_hello", "connection", "deadline", "posted", "qp", "request", "stack", "tell", "timer",
+        "address", "beside_hello", "connection", "deadline", "posted", "qp", "refused_with", "request", "stack",
+        "tell", "timer",
     )  # fmt: skip
 
     def __init__(self, stack: Stack, settings: Settings, tell: Teller) -> None:
@@ -433,6 +434,7 @@ class Stream:
         self.address = ""
         self.beside_hello: Callable[[bytes], bytes] | None = None  # gives private data behind our Hello
         self.request: ConnectionRequest | None = None
+        self.refused_with = b""  # private data of who refused it
         self.qp: QueuePair | None = None
         self.posted: deque[Receive] = deque()  # in the order of posting, which is that of completion
         self.deadline: float | None = None
@@ -484,6 +486,18 @@ class Stream:
         send = self.connection.send(data, self.stack.clock(), urgent=urgent, bcopy_only=bcopy_only)
         self.run()
         return send
+
+    def send_together(self, parts: Iterable[memoryview]) -> list[StreamSend]:
+        """Queues bytes from several places, which go in as few messages as they fit in; see `Connection.send`."""
+        now = self.stack.clock()
+        sends = [self.connection.send(part, now) for part in parts]
+        self.run()
+        return sends
+
+    def resize_remote(self, size: int) -> None:
+        """Asks the other end for larger private buffers; see `Connection.resize_remote`."""
+        self.connection.resize_remote(size, self.stack.clock())
+        self.run()
 
     def receive(self, room: memoryview, *, waitall: bool = False) -> StreamReceive:
         """Offers room; see `Connection.receive`."""
@@ -732,6 +746,9 @@ class Stream:
             return  # of an attempt that was given up, or of what is over
         connection, now = self.connection, self.stack.clock()
         if isinstance(event, Established):
+            if told.transport is not None and self._settings.carrier is Carrier.IWARP:  # its Hello has no addresses
+                (local, local_port), (remote, remote_port) = told.transport
+                connection.addresses = Addresses(_ip(local), local_port, _ip(remote), remote_port)
             if connection.accepting:
                 connection.handle_established(now)
             else:
@@ -739,6 +756,7 @@ class Stream:
         elif isinstance(event, Disconnected):
             self._flush()
         elif isinstance(event, Rejected):
+            self.refused_with = bytes(event.private_data)
             connection.handle_refused(event.reason, now)
             self._flush()
         elif isinstance(event, Unreachable):
@@ -817,12 +835,19 @@ def _refused(stream: Stream, event: Told) -> None:
 
 def _addresses_of(request: ConnectionRequest, port: int) -> Addresses:
     """What the transport says; a Hello of InfiniBand knows better."""
+    if request.transport is not None and all(address for address, _ in request.transport):  # else it is gone again
+        own, other = request.transport
+        return Addresses(_ip(own[0]), port, _ip(other[0]), other[1])
     unknown = IPv4Address(0)
     try:
         remote = ip_address(request.remote_address)
     except ValueError:
         remote = unknown
     return Addresses(unknown, port, remote, 0)
+
+
+def _ip(address: str) -> IPv4Address | IPv6Address:
+    return ip_address(address.partition("%")[0])
 
 
 def _check(device: Device) -> None:

@@ -91,8 +91,9 @@ class Sink:
 
     __slots__ = (
         "_flow", "_host", "_resize", "_settings", "_strategy", "adverts", "cancel_sent", "cancel_wanted", "closed",
-        "due", "ended", "frozen", "last_read", "mode", "nd", "reads", "reads_max", "ready", "ready_bytes", "receives",
-        "refusal", "shown", "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
+        "due", "ended", "frozen", "last_read", "mode", "nd", "read", "reads", "reads_max", "ready", "ready_bytes",
+        "receives", "refusal", "shown", "unrefused", "untold", "urgent_byte", "urgent_pending", "withdrawing",
+        "written",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, resize: Resize, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
@@ -107,6 +108,7 @@ class Sink:
         self.adverts: deque[SinkAdvert] = deque()
         self.shown: deque[StreamReceive] = deque()
         self.reads = 0
+        self.read = self.written = 0  # bytes, by Read Zcopy and by Write Zcopy
         self.reads_max = settings.reads_max  # or what the other end serves, if its Hello says so and it is less
         self.reset()
 
@@ -473,6 +475,7 @@ class Sink:
 
     def _report(self, advert: SinkAdvert, flags: int) -> None:
         count, advert.unreported = advert.unreported, 0
+        self.read += count
         if advert.read == advert.left:
             self.untold -= 1
         self._flow.send_header(RdmaRdCompl(count), flags=flags)
@@ -585,6 +588,7 @@ class Sink:
         if length > receive.length:
             raise PeerViolation(f"RdmaWrCompl of {length} bytes into {receive.length}", rule="write_excess")
         self._use_up()
+        self.written += length
         if length and self._is_next(receive):
             self._end_shown(receive, length)
         elif length:

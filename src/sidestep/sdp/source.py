@@ -98,8 +98,7 @@ class Source:
     __slots__ = (
         "_flow", "_host", "_settings", "_strategy", "adverts", "announced", "cancel_mseq", "cancel_wanted",
         "change_mseq", "ended", "ending", "forced", "frozen", "hint", "mode", "mode_wanted", "one_advert", "passed",
-        "payload_max",
-        "pnd", "queue", "sinks", "transact", "urgent",
+        "payload_max", "pnd", "queue", "read", "sinks", "transact", "urgent", "written",
     )  # fmt: skip
 
     def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SourceHost) -> None:
@@ -113,6 +112,7 @@ class Source:
         self.ending = False  # the user sends no more
         self.ended = False  # DisConn was sent
         self.passed = 0  # bytes of the stream that are with the sink, or will be
+        self.read = self.written = 0  # of these, by Read Zcopy and by Write Zcopy
         self.payload_max = 0  # bytes of payload in one Data message
         self.one_advert = False  # the other end takes one: Pipelined mode would bring nothing, and OFED ignores it
         self.transact = False  # payload may take a SinkAvail of ours along
@@ -315,6 +315,7 @@ class Source:
                 break
         flow.send_write(tuple(views), sink.va, RKey(sink.rkey), None)
         self.passed += total
+        self.written += total
         flow.send_header(RdmaWrCompl(total))  # lands behind the Write: RC keeps their order
         self._strategy.saw_use()
         return True
@@ -406,6 +407,7 @@ class Source:
         oldest.acked += length
         oldest.send.passed += length
         self.passed += length
+        self.read += length
         self._strategy.saw_use()
         if oldest.payload + oldest.acked == oldest.length:
             self.adverts.popleft()

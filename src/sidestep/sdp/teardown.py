@@ -214,10 +214,11 @@ class Teardown:
         """Both directions have ended and this end was the first: it takes the transport connection down.
 
         But not what is still on its way: over iWARP a completed Send has not arrived yet. If both DisConn have crossed
-        there is nothing more that would acknowledge ours, and the other end waits as well.
+        there is nothing more that would acknowledge ours, and the other end waits as well: for as long as a message may
+        be on its way, not as long as a program may take to close.
         """
         if self._settings.carrier is Carrier.IWARP and not ge(self._flow.peer_ack, self._end_mseq):
-            self._arm("last_ack", self._leave_s)
+            self._arm("last_ack", self._settings.last_ack_s)
         else:
             self._flow.disconnect()
 

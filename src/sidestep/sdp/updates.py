@@ -37,7 +37,17 @@ class UpdatesHost(Protocol):
 class Updates:
     """Of one end."""
 
-    __slots__ = ("_flow", "_host", "_probe_wait", "_refresh_wait", "_settings", "_sink", "_source", "_timers")
+    __slots__ = (
+        "_flow",
+        "_host",
+        "_probe_wait",
+        "_probed",
+        "_refresh_wait",
+        "_settings",
+        "_sink",
+        "_source",
+        "_timers",
+    )
 
     def __init__(
         self, flow: Flow, halves: Halves, settings: Settings, timers: dict[str, float], host: UpdatesHost
@@ -46,6 +56,7 @@ class Updates:
         self._source, self._sink = halves.source, halves.sink
         self._probe_wait = settings.probe_s
         self._refresh_wait = settings.refresh_s
+        self._probed: tuple[object, int] | None = None  # what waited when the last one went
 
     def look(self) -> bool:
         """Does both, after all else has gone that may go; True if an update waits for room in the send queue."""
@@ -85,11 +96,21 @@ class Updates:
         flow = self._flow
         return 2 <= flow.credit < flow.payload_credit and bool(self._source.queue or self._source.forced)
 
+    def _first(self) -> tuple[object, int] | None:
+        """The bytes that go next: whose, and from where on."""
+        source = self._source
+        if source.forced:
+            return source.forced[0][:2]
+        return (source.queue[0], source.queue[0].offset) if source.queue else None
+
     def probe(self) -> None:
         """Starts or ends the wait for credit."""
         timers = self._timers
         if self._starved:
             if "probe" not in timers:
+                if self._probed is not None and self._probed != self._first():
+                    self._probed = None
+                    self._probe_wait = max(self._settings.probe_s, self._probe_wait / 2)  # bytes have gone since
                 # not both ends at the same moment, time and again: each would use up what the other one brings
                 timers["probe"] = self._host.now + self._probe_wait * (1.5 if self._host.accepting else 1.0)
         elif "probe" in timers:
@@ -98,6 +119,7 @@ class Updates:
 
     def probe_timeout(self) -> None:
         """It was in vain so far."""
+        self._probed = self._first()
         if self._starved and self._host.sendable and self._flow.may_send_bare():
             self._flow.send_update()
         self._probe_wait = min(2 * self._probe_wait, _PAUSE_MAX_S)

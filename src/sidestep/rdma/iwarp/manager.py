@@ -49,7 +49,7 @@ from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
-    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler
+    from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler, Transport
     from sidestep.rdma.iwarp.device import IwarpDevice
     from sidestep.rdma.verbs import QueuePair
 
@@ -60,7 +60,9 @@ _TCP_BACKLOG: Final = 256  # connections that the kernel holds for us
 class IwarpConnection(Connection):
     """One side of a connection."""
 
-    __slots__ = ("_closed", "_handler", "_manager", "_pending", "_private_data", "qp", "remote_address", "state")
+    __slots__ = (
+        "_closed", "_handler", "_manager", "_pending", "_private_data", "qp", "remote_address", "state", "transport",
+    )  # fmt: skip
 
     qp: IwarpQueuePair
 
@@ -70,6 +72,7 @@ class IwarpConnection(Connection):
         self._manager = manager
         self.qp = qp
         self.remote_address = remote_address
+        self.transport: Transport | None = None
         self._handler = handler
         self._pending: _Asking | None = None  # a start-up that goes on
         self._private_data = b""
@@ -225,6 +228,7 @@ class _Asking(Starting):
             self._connection.end(Rejected(REJECT_CONSUMER))
             return
         self._stop_timer()
+        self._connection.transport = self._tcp.wire.ends
         device, qp = self._manager.device, self._connection.qp
         stream = Stream(self._tcp, qp, agreed, self._loop, device.settings)
         qp.attach(stream, ready=True)
@@ -272,6 +276,7 @@ class IwarpRequest(Starting, SoftRequest):
         self._unsent = b""
         tcp.handler = self
         tcp.opened(manager.device.taps, active=False)
+        self.transport = tcp.wire.ends
         tcp.watch()
         self._arm()
 
@@ -296,6 +301,7 @@ class IwarpRequest(Starting, SoftRequest):
             return connection
         self._stop_timer()
         self._send()
+        connection.transport = self.transport
         stream = Stream(self._tcp, own, event, self._loop, manager.device.settings)
         own.attach(stream, ready=False)
         if self._unsent:  # a fresh connection has room for a frame; this one is broken

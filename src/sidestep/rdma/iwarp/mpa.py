@@ -49,6 +49,18 @@ def frame_len(payload_len: int, position: int, *, markers: bool) -> int:
     return content + MARKER_LEN * max(0, -((first - content) // (MARKER_SPACING - MARKER_LEN)))
 
 
+def payload_of(frame: bytes, position: int, *, markers: bool) -> bytes:
+    """What a frame that begins at `position` holds."""
+    content = bytearray(frame)
+    for offset in reversed(_markers_in(frame, position, markers=markers)):
+        del content[offset : offset + MARKER_LEN]
+    return bytes(content[2 : 2 + int.from_bytes(content[:2])])
+
+
+def _markers_in(frame: bytes, position: int, *, markers: bool) -> range:
+    return range(-position % MARKER_SPACING, len(frame), MARKER_SPACING) if markers else range(0)
+
+
 class Deframer:
     """The payloads of one direction.
 
@@ -86,13 +98,9 @@ class Deframer:
         return frame
 
     def _payload(self, frame: bytes) -> bytes:
-        content = bytearray(frame)
-        found = range(-self._position % MARKER_SPACING, len(frame), MARKER_SPACING) if self._markers else range(0)
-        for offset in reversed(found):
-            del content[offset : offset + MARKER_LEN]
         if self._check:
-            self._check_frame(frame, found)
-        return bytes(content[2 : 2 + int.from_bytes(content[:2])])
+            self._check_frame(frame, _markers_in(frame, self._position, markers=self._markers))
+        return payload_of(frame, self._position, markers=self._markers)
 
     def _check_frame(self, frame: bytes, markers: range) -> None:
         """RFC 5044 4.3, 4.4; the reserved half of a marker and the two low bits of its pointer say nothing."""

@@ -168,6 +168,11 @@ class Wire:
         self._taps, self._local, self._remote, self.active = taps, local, remote, active
         taps.opened(self)
 
+    @property
+    def ends(self) -> tuple[Address, Address]:
+        """This end and the other one, while it is open and after."""
+        return self._local, self._remote
+
     def streams(self, stream: Stream, leftover_len: int) -> None:
         """The start-up is over; so many bytes behind it were read along with it."""
         self._stream = stream

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
 _ACCEPTS_MAX: Final = 64  # of one turn
 _PAUSE_S: Final = 0.1  # after an accept() that failed
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
+RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _DISCARD: Final = 64 << 10  # bytes of one look at what nobody wants any more
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _log: Final = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Tcp:
         if not self.closed:
             self.wire.reset(outbound=True)
             with suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             self.close()
 
     def run(self, call: Callable[[], object]) -> None:

@@ -346,8 +346,8 @@ class Domain(ProtectionDomain):
         self._note_whole(region)
 
     def _note_whole(self, region: Region) -> None:
-        exporter = region.view.obj
-        if memoryview(exporter).nbytes == region.length:
+        exporter: Buffer | None = region.view.obj
+        if exporter is not None and memoryview(exporter).nbytes == region.length:  # None: memory of no Python object
             self.readable.add(id(exporter))
             if region.rights & _LOCAL_WRITE:
                 self.writable.add(id(exporter))

@@ -1,0 +1,197 @@
+"""Software RNICs of a program: one for each local address that it uses, with SDP on top, all in one loop.
+
+Whoever owns a `Rnics` drives its loop from one thread at a time: `service` from a thread of its own, `streams` from an
+asyncio event loop.
+
+Where a service is. A listener takes RDMA at the TCP port of the service's own number. Who connects asks the port mapper
+of the other host for the service (docs/wire/sdp.md §23.4). It names an RDMA port: that one. It says no: refused. Nobody
+answers: the service's own number, which is where a program of this API listens. `rdma_port` says it at once, and nobody
+is asked.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sidestep import limits
+from sidestep.errors import InternalError, Misuse, SidestepError, Unavailable
+from sidestep.rdma.control import Control
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.iwarp.qp import IwarpQueuePair
+from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.rdma.tools.devices import source_for
+from sidestep.remote.peers import Peers
+from sidestep.sdp.connection import Cause
+from sidestep.sdp.endpoint import Stack
+from sidestep.sdp.errnos import error_of, os_error
+from sidestep.sdp.host import Host
+from sidestep.sdp.settings import Carrier, Settings
+from sidestep.switch.protocol import Endpoint
+
+if TYPE_CHECKING:
+    from sidestep.routing import Address
+    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.requests import Told
+
+log: Final = logging.getLogger("sidestep")
+SETTINGS: Final = Settings(carrier=Carrier.IWARP, cancel_answer_s=limits.API_CANCEL_S)
+Found: TypeAlias = Callable[["int | None"], None]
+
+
+class Rnics:
+    """The devices of one loop; `kick` is called when something was asked of one from outside of a turn."""
+
+    def __init__(self, kick: Callable[[], None]) -> None:
+        self.loop = Loop()
+        self._kick = kick
+        self._at: dict[Address, _At] = {}
+        self._peers: Peers | None = None
+        self._forsaken = False
+
+    def at(self, address: Address) -> Host:
+        """SDP at an address of this host, or at all of a family.
+
+        Raises:
+            Unavailable: Too many are in use.
+        """
+        if address not in self._at:
+            if len(self._at) >= limits.REMOTE_ADDRESSES_MAX:
+                raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
+            self._at[address] = _At(self.loop, address, self._kick)
+        return self._at[address].host
+
+    def towards(self, remote: Address, local: Address | None = None) -> Host:
+        """SDP at the address that packets to there come from, or at this one."""
+        if local is None or local.is_unspecified:
+            local = ip_address(source_for(str(remote)))
+        elif local.version != remote.version:
+            raise Misuse(f"{local} and {remote} are of different families")
+        return self.at(local)
+
+    def find(self, host: Host, remote: Endpoint, found: Found) -> None:
+        """Tells, now or soon, at which RDMA port a service is; None: its host says that it is not."""
+        if self._peers is None:
+            self._peers = Peers(self.loop, None, log.debug)
+        peers = self._peers
+
+        def answered(port: int | None) -> None:
+            if not self._forsaken:
+                found(port if port is not None or peers.denied(remote) else remote.port)
+
+        peers.ask(Endpoint(host.addresses[0], 0), remote, answered)
+        self._kick()
+
+    def hide(self) -> None:
+        """Nobody looks on any more: the process ends."""
+        for at in self._at.values():
+            at.hide()
+
+    def streams(self) -> list[Stream]:
+        """All connections that are not over."""
+        return [stream for at in self._at.values() for stream in at.stack.streams.values()]
+
+    def turn(self) -> bool:
+        """Lets what is due happen; whether anything did. By a fault of ours all connections break: nobody waits."""
+        try:
+            return self.loop.turn(0)
+        except Exception as fault:
+            log.exception("a turn of the RDMA devices has failed")
+            error = InternalError(f"{type(fault).__name__}: {fault}")
+            for stream in self.streams():
+                stream.fail(error, Cause.TRANSPORT)
+            return True
+
+    def counters(self) -> dict[str, int]:
+        """Those of all devices, added up; see `sidestep rdma list`."""
+        whole: dict[str, int] = {}
+        for at in self._at.values():
+            for name, value in at.device.counters().items():
+                whole[name] = whole.get(name, 0) + value
+        return whole
+
+    def forsake(self) -> None:
+        """Those whom anything could be told are no more."""
+        self._forsaken = True
+        for stream in self.streams():
+            stream.tell = _nobody
+
+    def close(self) -> None:
+        """Ends everything at once."""
+        if self._peers is not None:
+            self._peers.close()
+        for at in self._at.values():
+            at.close()
+        self.loop.close()
+
+
+class _At:
+    """The device at one address."""
+
+    def __init__(self, loop: Loop, address: Address, kick: Callable[[], None]) -> None:
+        self._loop = loop
+        self._timer: Timer | None = None
+        self.device = IwarpDevice(str(address), loop, name=f"iwarp@{address}")
+        try:
+            self.stack = Stack(self.device, time.monotonic, SETTINGS, wake_at=self._wake_at)
+        except BaseException:
+            self.device.close()
+            raise
+        self.host = Host(self.stack, [address], kick=kick)
+        self.observed: Control | None = None
+        try:
+            self.observed = Control(loop, [self.device], program_name())
+        except (SidestepError, OSError) as why:
+            log.debug("%s cannot be listed or captured: %s", self.device.name, why)
+
+    def hide(self) -> None:
+        """`sidestep rdma list` and `capture` do not see it any more."""
+        if self.observed is not None:
+            self.observed.close()
+
+    def close(self) -> None:
+        """Ends everything at once."""
+        self.hide()
+        self.stack.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.device.close()
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, at - self._loop.now), self.stack.handle_timeouts)
+
+
+def program_name() -> str:
+    """For people."""
+    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+
+
+def _nobody(_stream: Stream, _event: Told) -> None:
+    """Its event loop has ended."""
+
+
+def details(stream: Stream) -> dict[str, object]:
+    """A connection at the moment: mode, mechanism, credit, advertisements, and what its queue pair has moved."""
+    qp = stream.qp
+    moved = qp.details() if isinstance(qp, IwarpQueuePair) else {}
+    return {**stream.connection.details(), "queue_pair": moved}
+
+
+def not_there(remote: Endpoint) -> OSError:
+    """What a connection fails with if the other host knows no such service."""
+    return os_error(errno.ECONNREFUSED, f"the port mapper of {remote.address} knows no RDMA port for {remote.port}")
+
+
+def raised(why: SidestepError) -> OSError:
+    """The exception for it: that of the system call beneath, if it was one that failed."""
+    if isinstance(why.__cause__, OSError) and why.__cause__.errno is not None:
+        return os_error(why.__cause__.errno, str(why))
+    return error_of(why)
