@@ -16,13 +16,19 @@ from typing import BinaryIO
 import click
 
 from sidestep.cli.options import json_option, parsed
-from sidestep.errors import Unavailable
+from sidestep.errors import Misuse, Unavailable
+from sidestep.observe.capture.conversation import ConversationWriter
+from sidestep.observe.capture.devices import DeviceWriter
+from sidestep.observe.capture.places import Place as End
 from sidestep.observe.capture.remote import RemoteCapture
 from sidestep.observe.capture.segments import SegmentWriter
+from sidestep.rdma.roce.packet import MTU_CODES
 from sidestep.rdma.tools.devices import Place, resolve
 
 _ANY_PORT = 0
 _TURN_S = 0.1
+_LAST_S = 1.0  # seconds, at most, for what came before the end
+_SNAPLEN_MIN = 14  # a header of Ethernet
 
 
 @click.command()
@@ -30,19 +36,51 @@ _TURN_S = 0.1
     "place", required=False, metavar="[HOST[:PORT]]", callback=parsed(lambda text: Place.parse(text, _ANY_PORT))
 )
 @click.option("-w", "--write", "file", required=True, metavar="FILE", help="Where to write pcapng; -: stdout.")
-@click.option("-i", "--interface", metavar="NAME", help="Only devices of this name, as `sidestep rdma list` shows it.")
+@click.option(
+    "-i",
+    "--interface",
+    metavar="HOST:PORT|NAME",
+    help="One end of a connection, a program's or a device's, to see SDP; or only devices of this name, as "
+    "`sidestep rdma list` shows it.",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(("sdp", "iwarp")),
+    help="As what it is written. [default: sdp with -i HOST:PORT, else iwarp]",
+)
+@click.option("-s", "--snaplen", type=click.IntRange(_SNAPLEN_MIN), metavar="BYTES", help="Keep so much of each frame.")
+@click.option(
+    "--mtu",
+    type=click.Choice([str(size) for size in MTU_CODES.values()]),
+    help="Cut SDP messages into packets of this path MTU; dissectors may not put them together.",
+)
 @click.option("-c", "--count", type=click.IntRange(1), help="End after so many frames.")
 @click.option("--duration", type=click.FloatRange(0), metavar="SECONDS", help="End after so long.")
 @json_option
 def capture(
-    place: Place | None, file: str, interface: str | None, count: int | None, duration: float | None, as_json: bool
+    place: Place | None,
+    file: str,
+    interface: str | None,
+    form: str | None,
+    snaplen: int | None,
+    mtu: str | None,
+    count: int | None,
+    duration: float | None,
+    as_json: bool,
 ) -> None:
     """Capture what the software RDMA devices of running processes send and receive, as pcapng for Wireshark.
 
-    Needs no privilege for processes of this user; root captures those of all. It is written from inside the devices:
-    the very bytes of each connection, both ways, as TCP segments with an FPDU each, also of connections that began
-    before, and of processes that start later. With HOST only connections to or from there. Between two processes that
-    are both captured one end is written.
+    Needs no privilege for processes of this user; root captures those of all. It is written from inside the devices,
+    also of connections that began before, and of processes that start later. With HOST or HOST:PORT only connections
+    to or from there. Between two processes that are both captured one end is written.
+
+    As iwarp: the very bytes of each connection, both ways, as TCP segments with an FPDU each.
+
+    As sdp: what SDP connections say, those that carry programs' connections to other hosts among them, as packets of
+    RoCEv2, since Wireshark knows SDP over InfiniBand only. Messages, RDMA, keys, times and addresses are what they
+    were; the packets around them are made up, and the file says so. HOST:PORT is an end of the programs' TCP connection
+    here, or of the connection between the devices.
 
     Ends at Ctrl-C, and says on stderr what there was (with --json on stdout, unless that has the capture). A reader
     that is too slow stops nobody: what is dropped is counted, in the file as well.
@@ -51,14 +89,27 @@ def capture(
     """
     if as_json and file == "-":
         raise click.UsageError("stdout cannot have the capture and the summary: leave --json out, or name a file")
-    places = None if place is None else [(one, place.port or None) for one in resolve(place.host)]
+    device, given = (None, _end(interface)) if interface is not None and _is_end(interface) else (interface, None)
+    if place is not None and given is not None:
+        raise click.UsageError("one HOST:PORT is enough: as the argument or with -i")
+    as_sdp = form == "sdp" or (form is None and given is not None)
+    if mtu is not None and not as_sdp:
+        raise click.UsageError("--mtu is for --as sdp")
+    ends = _ends(place or given)
     until = time.monotonic() + duration if duration is not None else float("inf")
     frames_max = count if count is not None else sys.maxsize
     with _opened(file) as stream, _stopped() as stopped:
         try:
-            writer = SegmentWriter(stream)
+            writer: DeviceWriter
+            if as_sdp:
+                writer = ConversationWriter(
+                    stream, places=ends, path_mtu=int(mtu) if mtu is not None else None, snaplen=snaplen or 0
+                )
+            else:
+                writer = SegmentWriter(stream, places=ends, snaplen=snaplen or 0)
             stream.flush()
-            with RemoteCapture(writer, interface, places) as remote:
+            # The port of a program is not one of the device's: only what is said there tells it.
+            with RemoteCapture(writer, device, _hosts(ends)) as remote:
                 remote.turn(0, frames_max)
                 if not remote.following:
                     click.echo("sidestep: no process has such a device yet; waiting", err=True)
@@ -66,6 +117,9 @@ def capture(
                     click.echo(f"capturing from {remote.processes} processes", err=True)
                 while not stopped and writer.frames < frames_max and (left := until - time.monotonic()) > 0:
                     remote.turn(min(left, _TURN_S), frames_max)
+                    stream.flush()
+                last = time.monotonic() + _LAST_S
+                while remote.turn(0, frames_max) and time.monotonic() < last:
                     stream.flush()
             writer.close()
         except BrokenPipeError:  # whoever read it has seen enough
@@ -76,7 +130,28 @@ def capture(
     _tell(writer, remote, as_json=as_json)
 
 
-def _tell(writer: SegmentWriter, remote: RemoteCapture, *, as_json: bool) -> None:
+def _is_end(text: str) -> bool:
+    """Whether it is HOST:PORT, and no device: the names of a provider's have an @."""
+    return ":" in text and "@" not in text
+
+
+def _end(text: str) -> Place:
+    try:
+        return Place.parse(text, _ANY_PORT)
+    except Misuse as error:
+        raise click.BadParameter(error.message, param_hint="-i") from error
+
+
+def _ends(place: Place | None) -> list[End] | None:
+    """All addresses of a place; None: any."""
+    return None if place is None else [(one, place.port or None) for one in resolve(place.host)]
+
+
+def _hosts(ends: list[End] | None) -> list[End] | None:
+    return None if ends is None else [(host, None) for host in dict.fromkeys(host for host, _ in ends)]
+
+
+def _tell(writer: DeviceWriter, remote: RemoteCapture, *, as_json: bool) -> None:
     if as_json:
         found = {
             "frames": writer.frames,

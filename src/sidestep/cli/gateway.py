@@ -14,11 +14,12 @@ from sidestep import limits
 from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import flush
 from sidestep.cli.shown import printable
+from sidestep.errors import Misuse
 from sidestep.rdma.tools.devices import signals
 from sidestep.remote.gateway import Gateway
 from sidestep.remote.gateway_rules import Rule, read_rules
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @click.command()
@@ -43,20 +44,30 @@ def gateway(rules: tuple[str, ...], files: tuple[Path, ...], drain: float, quiet
 
     SIGTERM or Ctrl-C: no more connections are taken, and the command ends when those there are have ended; a second
     signal ends it at once. SIGUSR1 prints the state and the counters, which are printed at the end as well.
+    SIGHUP reads the files of rules anew; no connection ends for that.
 
     Exit code 1 if it cannot listen somewhere, or had to reset connections at the end.
     """  # noqa: D301 - \b is for click
-    chosen = [Rule.parse(text) for text in rules]
-    for path in files:
-        chosen += read_rules(path)
+
+    def chosen() -> list[Rule]:
+        found = [Rule.parse(text) for text in rules]
+        for path in files:
+            found += read_rules(path)
+        return found
 
     def log(line: str) -> None:
         if not quiet:
             click.echo(printable(line), err=True)
 
-    made = Gateway(chosen, log)
+    def reload() -> None:
+        try:
+            made.reload(chosen())
+        except Misuse as why:
+            log(f"the rules stay as they are: {why}")
+
+    made = Gateway(chosen(), log)
     try:
-        cut = _run(made, drain, lambda: _show(made.status(), as_json=as_json))
+        cut = _run(made, drain, lambda: _show(made.status(), as_json=as_json), reload)
         _show(made.status(), as_json=as_json)
     finally:
         made.close()
@@ -64,7 +75,7 @@ def gateway(rules: tuple[str, ...], files: tuple[Path, ...], drain: float, quiet
         raise click.exceptions.Exit(1)
 
 
-def _run(made: Gateway, drain_s: float, show: Callable[[], None]) -> int:
+def _run(made: Gateway, drain_s: float, show: Callable[[], None], reload: Callable[[], None]) -> int:
     """Until it is told to end and has; how many connections had to be cut."""
     over = False
 
@@ -75,6 +86,8 @@ def _run(made: Gateway, drain_s: float, show: Callable[[], None]) -> int:
     def arrived(number: int) -> None:
         if number == signal.SIGUSR1:
             show()
+        elif number == signal.SIGHUP:
+            reload()
         elif made.draining:
             end()
         else:

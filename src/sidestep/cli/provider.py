@@ -56,6 +56,14 @@ def provider() -> None:
     metavar="FILE",
     help="What the providers of these hosts know and nobody else: at least 32 bytes, readable by you only.",
 )
+@click.option(
+    "--workers",
+    default="0",
+    metavar="N",
+    show_default=True,
+    help="Processes among which connections with other hosts are spread, so that they share several CPUs; "
+    "auto: one for each; 0: the provider carries them itself.",
+)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until a signal or `stop`.")
 @socket_option
 @json_option
@@ -69,6 +77,7 @@ def start(
     system: bool,
     remote: str | None,
     remote_key: str | None,
+    workers: str,
     foreground: bool,
     socket: Path | None,
     as_json: bool,
@@ -87,9 +96,12 @@ def start(
         policy = config.policy_places(os.environ)
     if remote_key and not remote:
         raise Misuse("--remote-key without --remote", remedy="name the hosts: --remote NETWORKS")
+    workers_count = config.parse_workers(workers)
+    if workers_count and not remote:
+        raise Misuse("--workers without --remote", remedy="name the hosts: --remote NETWORKS")
     settings = ProviderSettings(
         path, promote_after, ring_size, offer_expiry, idle_exit, budget, policy, system=system, proof=Proof(proof),
-        remote=RemoteSettings.parse(remote, remote_key) if remote else None,
+        remote=RemoteSettings.parse(remote, remote_key) if remote else None, workers=workers_count,
     )  # fmt: skip
 
     def tell(pid: int, started: bool, text: str) -> None:
@@ -131,6 +143,7 @@ def status(socket: Path | None, as_json: bool) -> None:
         return
     counters = found.pop("counters")
     found["policy"] = _policy_line(found["policy"])
+    found["workers"] = ", ".join(f"{each['pid']} ({each['connections']})" for each in found["workers"]) or "none"
     width = max(map(len, [*found, *counters]))
     for name, value in [*found.items(), *counters.items()]:
         click.echo(f"{name:<{width}}  {value}")

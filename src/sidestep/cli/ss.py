@@ -119,7 +119,10 @@ def _link(one: Connection) -> str:
     """What carries it to another host, if that is where it goes."""
     if (link := one.link) is None:
         return ""
-    return f"{link['protocol']} over {link['device']}, {link['send_mechanism']}, {link['send_mode']} mode"
+    return (
+        f"{link['protocol']} over {link['device']}, {link['send_mechanism']}, {link['send_mode']} mode, "
+        f"credit {link['credit']} of it and {link['remote_credit']} here"
+    )
 
 
 def _traffic(traffic: Traffic) -> list[str]:

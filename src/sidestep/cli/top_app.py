@@ -51,7 +51,7 @@ class TopApp(App[None]):
     """Connections, the busiest first."""
 
     CSS = """
-    #head { height: 6; }
+    #head { height: auto; min-height: 6; }
     #rows { height: 1fr; }
     #filter { display: none; height: 1; border: none; padding: 0; }
     #filter.open { display: block; }

@@ -8,6 +8,7 @@ from typing import Final
 
 from sidestep.cli.shown import per_message, percent, printable, short
 from sidestep.observe.connections import Connection
+from sidestep.observe.links import line, summary
 from sidestep.observe.traffic import Activity, Rate, View
 
 _STATES: Final = ("promoted", "attached", "offered", "native", "pinned")  # in the order in which they are told
@@ -21,7 +22,7 @@ SORTS: Final[Mapping[str, Callable[[Activity], tuple[object, ...]]]] = {
     "program": lambda one: (one.connection.program or "", one.connection.pid, one.connection.fd),
     "age": lambda one: (one.connection.age_s,),
 }
-HEAD_LINES: Final = 5  # before the column headings
+HEAD_LINES: Final = 5  # before the column headings; one more where connections go to other hosts
 _WHY_FROM: Final = 100  # columns; narrower, the reason has no column of its own
 _ELLIPSIS: Final = "\N{HORIZONTAL ELLIPSIS}"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"})
@@ -47,7 +48,7 @@ _COLUMNS: Final = (
     _Column("SLEEP", 5, lambda one: per_message(one.rate.sleeps_per_message)),
     _Column("SPIN", 5, lambda one: per_message(one.rate.spins_per_message)),
 )
-_WHY: Final = _Column("WHY", 20, lambda one: one.connection.reason or "", number=False)
+_WHY: Final = _Column("WHY", 20, lambda one: _why(one.connection), number=False)
 
 
 def ordered(view: View, sort: str, wanted: str, *, reverse: bool = False) -> list[Activity]:
@@ -57,7 +58,7 @@ def ordered(view: View, sort: str, wanted: str, *, reverse: bool = False) -> lis
 
 
 def head(view: View, path: str, width: int) -> list[str]:
-    """The lines of totals, `HEAD_LINES` of them."""
+    """The lines of totals, `HEAD_LINES` of them or one more."""
     status, total = view.status, view.total
     states = ", ".join(f"{view.states[name]:,} {name}" for name in _STATES if view.states.get(name))
     reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(view.reasons.items(), key=lambda one: -one[1]))
@@ -77,6 +78,7 @@ def head(view: View, path: str, width: int) -> list[str]:
         f"{f', refused: {refused}' if refused else ''}; memory: {short(status['budget_used_bytes'])}B of "
         f"{short(status['budget_bytes'])}B",
         f"why not: {reasons}" if reasons else "",
+        *([summary(links)] if (links := view.links) else []),
     )
     return [_cut(line, width) for line in lines]
 
@@ -128,8 +130,14 @@ def _ends(one: Connection) -> str:
     return f"{shown}:{port} {one.arrow} {'' if other_host == host else other_host}:{other_port}"
 
 
+def _why(one: Connection) -> str:
+    """The reason that keeps it on TCP, or what carries it to another host."""
+    return one.reason or (line(one.link) if one.link is not None else "")
+
+
 def _searched(one: Connection) -> str:
-    return f"{one.program or ''} {one.pid} {one.local} {one.remote} {one.state} {one.reason or ''}".lower()
+    link = " ".join(str(one.link.get(name)) for name in ("protocol", "device", "peer")) if one.link is not None else ""
+    return f"{one.program or ''} {one.pid} {one.local} {one.remote} {one.state} {one.reason or ''} {link}".lower()
 
 
 def _carried(one: Connection) -> int:

@@ -10,8 +10,10 @@ measures.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
+import random
 import select
 import shutil
 import signal
@@ -23,7 +25,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from sidestep import native_library
@@ -37,8 +40,9 @@ SECONDS: Final = 0.7  # measured a run; with starting and stopping all works end
 START_TIMEOUT_S: Final = 10.0  # for a program to come up
 END_TIMEOUT_S: Final = 20.0  # for a program to end once its work is done
 LOOK_S: Final = 0.1  # between looks at the connections of a running program
-RUNS_MAX: Final = 4  # of redis-benchmark, until one lasts long enough to be looked at
+RUNS_MAX: Final = 4  # of redis-benchmark, until one lasts long enough for all its connections to be seen offloaded
 TWO_HOSTS_PREFIX: Final = "198.18.0."  # RFC 2544: for tests between hosts
+FILE_LEN: Final = 16 << 20  # bytes
 REDIS_CALIBRATION: Final = 5_000  # requests, to learn how many fill the time
 
 _PROGRAMS: Final = [sys.executable, "-m", "sidestep.observe.demo_programs"]
@@ -144,6 +148,7 @@ class Site:
 
     address: str = "127.0.0.1"
     sidestep: Sidestep | None = None  # None: over kernel TCP
+    first: bool = False  # its connections begin with SDP, as its policy says
     namespace: Namespace | None = None  # None: on this very host
 
     def inside(self) -> AbstractContextManager[None]:
@@ -157,6 +162,7 @@ class Place:
     def __init__(self, name: str, server: Site, client: Site | None = None, *, cpu: int | None = None) -> None:
         self.name, self._cpu = name, cpu
         self._server, self._client = server, client or server
+        self._before = self._counted()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -195,12 +201,24 @@ class Place:
         providers = {id(site.sidestep): site.sidestep for site in (self._server, self._client) if site.sidestep}
         if not providers:
             return None
+        if self._client.first:
+            opened, refused = (now - before for now, before in zip(self._counted(), self._before, strict=True))
+            why = (f"{refused} connections came to TCP",) if refused else ()
+            return Look(0 if refused else 2 * min(opened, connections), 2 * connections, why, none=False)
         listed = [c for sidestep in providers.values() for c in sidestep.connections()]
         found = [c for c in listed if str(port) in (_port(c.local), _port(c.remote))]
         why_not = sorted({f"{c.state}, {c.why}" if c.why else c.state for c in found if not c.promoted})
         if not found:
             why_not = ["sidestep sees no such connection"]
         return Look(sum(c.promoted for c in found), 2 * connections, tuple(why_not), none=not found)
+
+    def _counted(self) -> tuple[int, int]:
+        """Of the client's connections that were to begin with SDP: those that did, and those that did not."""
+        if not self._client.first or self._client.sidestep is None:
+            return 0, 0
+        counters = self._client.sidestep.status()["counters"]
+        refused = sum(int(count) for name, count in counters.items() if name.startswith("reach_refused"))
+        return counters.get("reach_opened", 0), refused
 
 
 def plain_environment() -> dict[str, str]:
@@ -256,9 +274,9 @@ class _Redis:
             requests = max(REDIS_CALIBRATION, int(self._rates[place.name] * seconds))
             for _ in range(RUNS_MAX):
                 self._rates[place.name], look = self._ask(place, port, requests, 0.3 * seconds)
-                if look is None or not look.none:
+                if look is None or look.promoted:
                     break
-                requests *= 2  # it was faster than ever before, and over before it could be looked at
+                requests *= 2  # it was faster than ever before, and over before all could be seen
             server.end()
         return Run(self._rates[place.name], equal, look)
 
@@ -274,6 +292,39 @@ class _Redis:
         if len(rows) != 1 or "rps" not in rows[0]:
             raise client.fault("gave no figures")
         return float(rows[0]["rps"]), look
+
+
+_NGINX: Final = """
+daemon off; worker_processes 1; pid {folder}/pid; error_log stderr crit; {user}
+events {{ worker_connections 64; }}
+http {{
+    access_log off; keepalive_requests 100000; sendfile on;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    server {{ listen {address}:{port}; root {folder}/files; }}
+}}
+"""
+
+
+def _nginx(place: Place, seconds: float) -> Run:
+    """A large file from nginx, over one connection."""
+    with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as name:
+        folder, port = Path(name), free_port()
+        data = random.Random(2002).randbytes(FILE_LEN)  # noqa: S311 - any bytes will do
+        (folder / "files").mkdir()
+        (folder / "files" / "file").write_bytes(data)
+        user = "user root;" if os.geteuid() == 0 else ""  # the folder is ours alone
+        conf = folder / "nginx.conf"
+        conf.write_text(_NGINX.format(folder=folder, user=user, address=place.address, port=port))
+        server = place.serve(["nginx", "-p", name, "-e", "stderr", "-c", str(conf)])
+        _wait_for_port(place, server, port)
+        at = ["--address", place.address, "--port", str(port), "--seconds", str(seconds)]
+        client = place.start([*_PROGRAMS, "fetch", *at, "--sha256", hashlib.sha256(data).hexdigest()])
+        result = json.loads(client.line(seconds + END_TIMEOUT_S))
+        look = place.look(port, 1)
+        client.rest()
+        server.end()
+    return Run(result["value"], result["equal"], look)
 
 
 def _wait_for_port(place: Place, program: _Program, port: int) -> None:
@@ -299,14 +350,16 @@ class Work:
     needs: tuple[str, ...] = ()  # programs, by name
 
 
-def works() -> tuple[Work, ...]:
+def works(*, two_hosts: bool = False) -> tuple[Work, ...]:
     """What the demo runs, in its order."""
     redis = ("redis-server", "redis-benchmark")
+    nginx = Work("nginx", "nginx, 16 MiB files, SHA-256 checked", "MB/s", _nginx, needs=("nginx",))
     return (
         Work("redis-1", "redis-benchmark GET, 1 connection", "requests/s", _Redis(1), needs=redis),
         Work("redis-50", "redis-benchmark GET, 50 connections", "requests/s", _Redis(50), needs=redis),
         Work("echo", "64 B ping-pong in Python, median", "us", _talk("echo"), lower_is_better=True),
         Work("bulk", "16 MiB transfers in Python, SHA-256 checked", "MB/s", _talk("bulk")),
+        *((nginx,) if two_hosts else ()),
     )
 
 
@@ -325,18 +378,27 @@ class Line:
     def best_tcp(self) -> str:
         """The better of kernel TCP's placements."""
         pick = min if self.work.lower_is_better else max
-        return pick((place for place in self.runs if place != "sidestep"), key=self.median)
+        return pick((place for place in self.runs if place.startswith("tcp")), key=self.median)
 
     @property
     def ratio(self) -> float:
         """How many times faster sidestep was than kernel TCP's better placement."""
-        tcp, ours = self.median(self.best_tcp), self.median("sidestep")
+        return self.ratio_of("sidestep")
+
+    def ratio_of(self, place: str) -> float:
+        """The same of another way under sidestep."""
+        tcp, ours = self.median(self.best_tcp), self.median(place)
         return tcp / ours if self.work.lower_is_better else ours / tcp
 
     @property
     def promoted(self) -> bool:
-        """True when every run under sidestep had all its connections promoted."""
-        return all(run.look is not None and run.look.promoted for run in self.runs["sidestep"])
+        """True when every run under sidestep had all its connections offloaded."""
+        return all(run.look is not None and run.look.promoted for run in self._ours)
+
+    @property
+    def _ours(self) -> list[Run]:
+        """Those under sidestep, in whatever way."""
+        return [run for place, runs in self.runs.items() if not place.startswith("tcp") for run in runs]
 
     @property
     def equal(self) -> bool:
@@ -346,7 +408,7 @@ class Line:
     @property
     def why_not_promoted(self) -> list[str]:
         """In words, what the connections that were not promoted were instead."""
-        looks = [run.look for run in self.runs["sidestep"] if run.look and not run.look.promoted]
+        looks = [run.look for run in self._ours if run.look and not run.look.promoted]
         return sorted({why for look in looks for why in look.why_not})
 
     def as_json(self) -> dict[str, Any]:
@@ -391,7 +453,8 @@ def missing(work: Work) -> str | None:
     lacking = [name for name in work.needs if shutil.which(name) is None]
     if not lacking:
         return None
-    return f"{' and '.join(lacking)} not installed; apt-get install redis-server redis-tools"
+    packages = "nginx-light" if "nginx" in lacking else "redis-server redis-tools"
+    return f"{' and '.join(lacking)} not installed; apt-get install {packages}"
 
 
 def run_demo(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> Demo:
@@ -409,7 +472,7 @@ def run_demo(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> D
             "tcp-one-cpu": lambda name: Place(name, Site(), cpu=cpu),
             "sidestep": lambda name: Place(name, ours),
         }
-        return _run(places, rounds=rounds, seconds=seconds, tell=tell)
+        return _run(places, works(), rounds=rounds, seconds=seconds, tell=tell)
 
 
 def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> Demo:
@@ -420,28 +483,42 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
     """
     _library()
     with ExitStack() as stack:
-        bridge, namespaces = Bridge(), (Namespace(), Namespace())
-        for made in (bridge, *namespaces):
-            stack.callback(made.close)
-        sites: dict[bool, list[Site]] = {False: [], True: []}
-        for number, namespace in enumerate(namespaces, 1):
-            address = f"{TWO_HOSTS_PREFIX}{number}"
-            bridge.join(number, namespace, f"{address}/24")
-            with namespace.inside():
-                remote = RemoteSettings.parse(f"{TWO_HOSTS_PREFIX}0/24")
-                sidestep = stack.enter_context(Sidestep(promote_after=None, remote=remote))
-            sites[False].append(Site(address, None, namespace))
-            sites[True].append(Site(address, sidestep, namespace))
+        policy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidestep-demo-"))) / "libsdp.conf"
+        policy.write_text(f"use sdp connect * {TWO_HOSTS_PREFIX}0/24:*\n")
+        promoted, first = _two_hosts(stack), _two_hosts(stack, policy)
+        sites = {"tcp": [replace(site, sidestep=None) for site in promoted], "sidestep": promoted, "sdp": first}
         places: dict[str, Callable[[str], Place]] = {
-            "tcp": lambda name: Place(name, sites[False][1], sites[False][0]),
-            "sidestep": lambda name: Place(name, sites[True][1], sites[True][0]),
+            name: lambda name: Place(name, sites[name][1], sites[name][0]) for name in sites
         }
-        return _run(places, rounds=rounds, seconds=seconds, tell=tell)
+        return _run(places, works(two_hosts=True), rounds=rounds, seconds=seconds, tell=tell)
 
 
-def _run(places: Mapping[str, Callable[[str], Place]], *, rounds: int, seconds: float, tell: Tell) -> Demo:
+def _two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
+    """Two, joined by a bridge, with a provider each; by `policy` their connections begin with SDP."""
+    bridge, namespaces = Bridge(), (Namespace(), Namespace())
+    for made in (bridge, *namespaces):
+        stack.callback(made.close)
+    sites = []
+    for number, namespace in enumerate(namespaces, 1):
+        address = f"{TWO_HOSTS_PREFIX}{number}"
+        bridge.join(number, namespace, f"{address}/24")
+        with namespace.inside():
+            remote = RemoteSettings.parse(f"{TWO_HOSTS_PREFIX}0/24")
+            sidestep = stack.enter_context(Sidestep(promote_after=None, remote=remote, policy=policy))
+        sites.append(Site(address, sidestep, first=policy is not None, namespace=namespace))
+    return sites
+
+
+def _run(
+    places: Mapping[str, Callable[[str], Place]],
+    all_works: tuple[Work, ...],
+    *,
+    rounds: int,
+    seconds: float,
+    tell: Tell,
+) -> Demo:
     demo = Demo()
-    for work in works():
+    for work in all_works:
         if why := missing(work):
             demo.skipped[work.name] = why
             tell(f"{work.title}: skipped, {why}")

@@ -1,14 +1,15 @@
 """The small real programs that `sidestep demo` runs: they know TCP and nothing else.
 
 ``python -m sidestep.observe.demo_programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client,
-redis-check. A server prints its port on a line. A client prints one JSON object on a line and then keeps its connection
-open until its standard input ends, so that whoever runs it can look at the connection.
+redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line and then keeps its
+connection open until its standard input ends, so that whoever runs it can look at the connection.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
 import json
 import random
 import socket
@@ -17,6 +18,7 @@ import sys
 import time
 from typing import Any, Final
 
+ROLES: Final = ("echo-server", "echo-client", "bulk-server", "bulk-client", "redis-check", "fetch")
 ECHO_LEN: Final = 64  # bytes
 BULK_LEN: Final = 16 << 20  # bytes a transfer
 SEND_LEN: Final = 1 << 20  # bytes a send
@@ -142,6 +144,23 @@ def redis_check(address: str, port: int) -> None:
         _finish({"value": float(len(values)), "equal": stored and equal})
 
 
+def fetch(address: str, port: int, seconds: float, sha256: str) -> None:
+    """GETs /file of a web server again and again over one connection; the result has the median MB/s."""
+    rates: list[float] = []
+    equal = True
+    end = time.perf_counter() + WARMUP_S + seconds
+    client = http.client.HTTPConnection(address, port)
+    while time.perf_counter() < end or len(rates) < 2:
+        start = time.perf_counter()
+        client.request("GET", "/file")
+        answer = client.getresponse()
+        body = answer.read()
+        rates.append(len(body) / (time.perf_counter() - start) / 1e6)
+        equal = equal and answer.status == http.client.OK and hashlib.sha256(body).hexdigest() == sha256
+    _finish({"value": statistics.median(rates[1:]), "equal": equal})
+    client.close()
+
+
 def _command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
@@ -149,10 +168,11 @@ def _command(*words: bytes) -> bytes:
 def main() -> None:
     """Runs one role."""
     parser = argparse.ArgumentParser(prog="python -m sidestep.observe.demo_programs", description=__doc__)
-    parser.add_argument("role", choices=["echo-server", "echo-client", "bulk-server", "bulk-client", "redis-check"])
+    parser.add_argument("role", choices=[*ROLES])
     parser.add_argument("--address", default="127.0.0.1", help="the server's")
     parser.add_argument("--port", type=int, default=0, help="the server's port, for clients")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured, after a short warm-up")
+    parser.add_argument("--sha256", default="", help="what the file sums up to, for fetch")
     args = parser.parse_args()
     match args.role:
         case "echo-server":
@@ -165,6 +185,8 @@ def main() -> None:
             bulk_client(args.address, args.port, args.seconds)
         case "redis-check":
             redis_check(args.address, args.port)
+        case "fetch":
+            fetch(args.address, args.port, args.seconds, args.sha256)
 
 
 if __name__ == "__main__":

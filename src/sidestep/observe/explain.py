@@ -181,6 +181,8 @@ class Explainer:
             return Explanation(
                 subject, Verdict.CARRIED, carrier, None, "", "", tuple(_carried_facts(one) + facts), saved(one), one
             )
+        if one.reason == Reason.BY_SDP.name:  # from its first byte: there is no channel, and nothing to promote
+            return Explanation(subject, Verdict.CARRIED, "sdp", one.reason, one.why, "", tuple(facts), 0, one)
         verdict = Verdict.MOVING if one.state == "attached" else Verdict.TCP
         reason, cause, hint = self._why_tcp(one, ends, peer)
         return Explanation(subject, verdict, "tcp", reason, cause, hint, tuple(facts), saved(one), one)
@@ -189,11 +191,15 @@ class Explainer:
         self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None
     ) -> tuple[str | None, str, str]:
         cause, hint = one.why, self._remedy(one)
+        if failed := self._failed(one, ends):
+            return failed
         about_the_peer = one.reason in _ABOUT_THE_PEER
         if not about_the_peer and one.reason not in _DECIDED:
             return one.reason, cause, hint
         # A shim pins what leads elsewhere once it has heard the provider; the addresses are known at once.
         if about_the_peer and (peer is None or not self._pairs_namespaces) and not is_here(ends[1].address, one.pid):
+            if any(told["protocol"] not in (None, _LOCAL) for told in self._told_of(one, ends)):
+                return one.reason, cause, hint  # it is on its way to that host
             return Reason.REMOTE.name, REASON_TEXT[Reason.REMOTE], REMEDY[Reason.REMOTE]
         # Both ends wait for one another while they are young; anything else that the other end says is news.
         if peer is not None and peer.reason is not None and peer.reason not in _ABOUT_THE_PEER | _DECIDED:
@@ -243,6 +249,24 @@ class Explainer:
                 return Reason.POLICY.name, cause, f"put this line before line {rule['line']} of {rule['file']}: {line}"
             return Reason.NO_PROTOCOL.name, cause, REMEDY[Reason.NO_PROTOCOL]
         return None
+
+    def _failed(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> tuple[str, str, str] | None:
+        """What kept the connection from going to another host, as the provider remembers it: its last word on it."""
+        if one.role == "passive" or one.reason not in _ABOUT_THE_PEER | _DECIDED:
+            return None
+        for told in self._told_of(one, ends):
+            _, colon, why = str(told["why"]).removeprefix("it stays on TCP: ").partition(": ")
+            cause, found, hint = why.rpartition(": ")  # what a carrier says ends with what to do
+            if told["failed"] and colon and found:
+                return Reason.NO_PROTOCOL.name, cause, hint
+        return None
+
+    def _told_of(self, one: Connection, ends: tuple[Endpoint, Endpoint]) -> Iterator[dict[str, Any]]:
+        """What the provider remembers of such a connection, the last first."""
+        wanted = ("connect", one.program, str(ends[1]))
+        for told in reversed(self._decided_before):
+            if (told["role"], told["program"], told["endpoint"]) == wanted:
+                yield told
 
     def _decide(self, one: Connection, role: str, listener: Endpoint) -> dict[str, Any] | None:
         """The provider's dry run of a connection; None if it cannot be asked, or the program has gone."""
@@ -322,6 +346,20 @@ class Explainer:
             self._processes[pid] = Process(pid)
         return self._processes[pid]
 
+    @cached_property
+    def _decided_before(self) -> list[dict[str, Any]]:
+        """The provider's decisions, as far as it remembers them, the oldest first."""
+        found: list[dict[str, Any]] = []
+        try:
+            with ControlConnection(self._socket_path) as control:
+                after = 0
+                while page := (reply := control.document("trace", after=after))["decisions"]:
+                    found += page
+                    after = reply["next"]
+        except Unavailable:
+            pass  # there is nothing to be had then
+        return found
+
     @property
     def _pairs_namespaces(self) -> bool:
         """Whether the two ends of a connection may be in different network namespaces; True if nobody can tell."""
@@ -363,7 +401,15 @@ def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
     yield "sending", f"{link['send_mechanism']}, {link['send_mode']} mode, {link['held']:,} bytes not read there yet"
     yield "receiving", f"{link['receive_mechanism']}, {link['receive_mode']} mode"
     credit = f"{link['credit']} messages may go, {link['remote_credit']} may come"
+    credit += f" ({link['receives_posted']} receives posted)"
     yield "credit", f"{credit}; advertised: {link['adverts']} here, {link['remote_adverts']} there"
+    yield "over it", f"{_moved(link, 'sent', link['sent'])}; {_moved(link, 'received', link['arrived'])}"
+
+
+def _moved(link: dict[str, Any], way: str, count: int) -> str:
+    """The bytes of one direction, and how many of them without a copy by the providers."""
+    read, written = link[f"read_zcopy_{way}"], link[f"write_zcopy_{way}"]
+    return f"{count:,} bytes {way}, {read:,} by Read Zcopy and {written:,} by Write Zcopy"
 
 
 def _ago(one: Connection) -> str:

@@ -7,6 +7,7 @@ counted, and a connection that lived between two scrapes not at all; scrape more
 connection are counted where both are under sidestep.
 
 No label has an unbounded set of values: there are no series of single connections or programs; `sidestep top` has them.
+Links to other hosts are summed up by protocol, device and host (`sidestep.observe.links`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from socketserver import TCPServer
@@ -33,6 +34,7 @@ from sidestep import limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import State
+from sidestep.observe.links import LinkTotals, Sum, Way, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
 _COUNTER: Final = re.compile(r"(\w+)(?:\{(.*)\})?")
@@ -44,6 +46,18 @@ _GAUGES: Final = {
     "budget_used_bytes": ("sidestep_channel_budget_used_bytes", "Bytes that channels have reserved"),
     "uptime_s": ("sidestep_provider_uptime_seconds", "Seconds since the provider was started"),
 }
+
+
+_WAY: Final = ("protocol", "device", "peer")
+_LINK_GAUGES: Final[tuple[tuple[str, str, Callable[[Sum], int]], ...]] = (
+    ("s", "Links to other hosts, one for each connection that is carried there", lambda one: one.links),
+    ("_send_credits", "Messages that may be sent now, all links together", lambda one: one.credit),
+    ("_receive_credits", "Messages that the other ends may send now", lambda one: one.remote_credit),
+    ("_receives_posted", "Private buffers that wait for messages", lambda one: one.receives_posted),
+    ("_adverts", "Advertisements of this end that are outstanding", lambda one: one.adverts),
+    ("_remote_adverts", "Advertisements of the other ends that are outstanding", lambda one: one.remote_adverts),
+    ("_held_bytes", "Bytes that were sent and are not read at the other end", lambda one: one.held),
+)
 
 
 class Exporter(Collector):
@@ -75,8 +89,10 @@ class Exporter(Collector):
                 self._totals.handle(sample.connections.items())
             yield GaugeMetricFamily("sidestep_provider_up", "Whether the provider answers", value=sample is not None)
             yield from self._traffic()
+            yield from _link_traffic(self._totals.links)
             if sample is not None:
                 yield from _connections(sample)
+                yield from _links(sample, self._totals.links)
                 yield from _provider(sample.status)
 
     def _traffic(self) -> Iterator[Metric]:
@@ -113,6 +129,42 @@ def _connections(sample: Sample) -> Iterator[Metric]:
     for labels, count in sorted(found.items()):
         family.add_metric(labels, count)
     yield family
+
+
+def _link_traffic(totals: LinkTotals) -> Iterator[Metric]:
+    whole = CounterMetricFamily(
+        "sidestep_link_bytes", "Bytes of programs that went over links to other hosts", labels=(*_WAY, "direction")
+    )
+    zcopy = CounterMetricFamily(
+        "sidestep_link_zcopy_bytes", "Of all bytes over links, those by RDMA Read or Write",
+        labels=(*_WAY, "direction", "mechanism"),
+    )  # fmt: skip
+    for (way, unit, direction, mechanism), count in sorted(totals.counts.items()):
+        if unit == "bytes":
+            whole.add_metric((*_way(way), direction), count)
+        else:
+            zcopy.add_metric((*_way(way), direction, mechanism), count)
+    yield whole
+    yield zcopy
+
+
+def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
+    found = sums(sample.links, totals.named)
+    for name, text, read in _LINK_GAUGES:
+        family = GaugeMetricFamily(f"sidestep_link{name}", text, labels=_WAY)
+        for way, whole in sorted(found.items()):
+            family.add_metric(_way(way), read(whole))
+        yield family
+    family = GaugeMetricFamily(
+        "sidestep_link_modes", "Links by what they do now", labels=("protocol", "direction", "mode", "mechanism")
+    )
+    for labels, count in sorted(modes(sample.links).items()):
+        family.add_metric(labels, count)
+    yield family
+
+
+def _way(way: Way) -> tuple[str, str, str]:
+    return way.protocol, way.device, way.peer
 
 
 def _provider(status: Any) -> Iterator[Metric]:

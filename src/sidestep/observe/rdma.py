@@ -5,8 +5,10 @@ What a process says is not believed further than it must be: sizes are bounded, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
 import socket
 import stat
 import time
@@ -68,6 +70,8 @@ def directories() -> list[tuple[Path, int]]:
             uid = (parent.parent.name if parent.name == "sidestep" else parent.name.removeprefix("sidestep-")) or "-"
             if uid.isascii() and uid.isdigit():
                 found.setdefault(parent / "rdma", int(uid))
+        with contextlib.suppress(KeyError):
+            found.setdefault(config.SYSTEM_RUNTIME / "sidestep" / "rdma", pwd.getpwnam(config.SYSTEM_USER).pw_uid)
     return list(found.items())
 
 
@@ -77,7 +81,7 @@ def sockets() -> Iterator[tuple[Path, int]]:
         try:
             whole = directory.lstat()
             if stat.S_ISDIR(whole.st_mode) and whole.st_uid == uid:
-                yield from ((path, uid) for path in sorted(directory.iterdir()))
+                yield from ((path, uid) for path in sorted(directory.iterdir()) if not path.name.startswith("."))
         except OSError:  # there is none, or it is not ours to look at
             continue
 
@@ -148,10 +152,15 @@ class Asked:
         devices = self.document().get("devices")
         return len(devices) if isinstance(devices, list) else 0
 
+    def leave_out(self, wire: int) -> None:
+        """Wants to see nothing more of a connection; raises Unavailable."""
+        self.send({"op": "leave_out", "wire": wire})
+
     def seen_now(self) -> Seen | None:
         """The next thing that was seen; None if there is nothing at the moment. Raises Unavailable at the end."""
         try:
-            packet = self._sock.recv(PACKET_MAX, socket.MSG_DONTWAIT)
+            # recv() of a socket with a time-out waits for that, whatever its flags; its descriptor does not block
+            packet = os.read(self._sock.fileno(), PACKET_MAX)
         except BlockingIOError:
             return None
         except OSError as error:

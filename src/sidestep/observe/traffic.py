@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidestep.observe.connections import Connection, connections
+from sidestep.observe.links import Link, LinkTotals
 from sidestep.provider.control import ControlConnection
 
 Key = tuple[int, int]  # pid, and the moment at which the connection was made: it stays the same, and no other has it
@@ -34,6 +35,11 @@ class Sample:
     at_s: float  # monotonic
     connections: Mapping[Key, Connection]
     status: Mapping[str, Any]  # of the provider
+
+    @property
+    def links(self) -> list[Link]:
+        """That carry connections to other hosts."""
+        return [one.link for one in self.connections.values() if one.link is not None]
 
 
 def take_sample(socket_path: Path) -> Sample:
@@ -124,6 +130,11 @@ class View:
     reasons: Mapping[str, int]  # and by reason, of those that have one
     status: Mapping[str, Any]
 
+    @property
+    def links(self) -> list[Link]:
+        """That carry connections to other hosts."""
+        return [one.connection.link for one in self.activities if one.connection.link is not None]
+
 
 def compare(before: Sample, after: Sample) -> View:
     """What went on between two looks; connections that ended in between are left out."""
@@ -151,6 +162,7 @@ class Totals:
         self.counts: Counter[str] = Counter()
         self.connections = 0  # that were seen
         self.promoted = 0  # of these, those that were seen promoted
+        self.links = LinkTotals()
         self._last: dict[Key, Connection] = {}
 
     def handle(self, found: Iterable[tuple[Key, Connection]]) -> None:
@@ -162,3 +174,4 @@ class Totals:
             self.connections += before is None
             self.promoted += one.promoted_s is not None and (before is None or before.promoted_s is None)
         self._last = now
+        self.links.handle(one.link for one in now.values() if one.link is not None)

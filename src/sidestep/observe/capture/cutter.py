@@ -1,16 +1,26 @@
-"""One direction of an iWARP connection, cut where its frames end: MPA's Request or Reply, then FPDU by FPDU."""
+"""One direction of an iWARP connection, cut where its frames end: MPA's Request or Reply, then FPDU by FPDU.
+
+Behind bytes that were lost nobody knows where the next FPDU begins. Frames have a multiple of four bytes (RFC 5044
+4.1), headers of DDP and RDMAP that few other bytes look like, and a checksum: the first place where all of that is
+right is one. With markers, or without checksums, it is not looked for.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import PeerViolation
-from sidestep.rdma.iwarp.mpa import MARKER_LEN, MARKER_SPACING, frame_len
+from sidestep.native._framing import FPDU_MAX, crc32c
+from sidestep.rdma.iwarp.ddp import Segment
+from sidestep.rdma.iwarp.mpa import CRC_LEN, MARKER_LEN, MARKER_SPACING, frame_len, payload_of
 from sidestep.rdma.iwarp.start_frame import StartFrame
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.tap import Seen
+
+_STEP: Final = 4  # RFC 5044 4.1: FPDUs end on a boundary of so many bytes
+_HEAD_LEN: Final = 2 + 18  # length, and the longer header of the two that DDP has; no frame is shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,7 @@ class Piece:
     offset: int  # in the direction
     data: bytes
     missing: int  # bytes before it that were not seen
+    whole: bool = True  # a frame, as far as anybody knows
 
 
 class Cutter:
@@ -36,7 +47,9 @@ class Cutter:
         self._offset = 0  # of what is pending
         self._pending = bytearray()
         self._missing = 0
-        self._raw = False  # nobody knows where frames end
+        self._raw = False  # nobody knows where frames end, nor can know it
+        self._seeking = False  # nobody knows where the next one begins
+        self._sought = 0  # bytes of what is pending at which none begins
 
     @property
     def pending(self) -> bool:
@@ -55,19 +68,60 @@ class Cutter:
             pieces = self.finish()
             self._missing = max(0, seen.offset - self._offset)
             self._offset = seen.offset
-            self._raw = self._raw or not self._begins_late
+            self._seeking, self._sought = self._seeking or not self._begins_late, 0
             self._begins_late = False
         self._pending += seen.data
-        while self._pending and (size := self._next_len(other)):
-            pieces.append(self._cut(size))
+        if self._seeking and (strange := self._seek(other)):
+            pieces.append(self._cut(strange, whole=False))
+        while self._pending and not self._seeking and (size := self._next_len(other)):
+            pieces.append(self._cut(size, whole=not self._raw))
         return pieces
+
+    def _seek(self, other: StartFrame | None) -> int:
+        """How many of the bytes that are pending cannot be cut; the search is over if a frame begins behind them."""
+        if self._raw or self.start is None or other is None or other.markers or not (self.start.crc or other.crc):
+            self._raw, self._seeking = True, False  # RFC 5044 7.1.1: there are checksums if either end wants them
+            return 0
+        waits = None  # the first place where a frame may begin that is not all there
+        at = self._sought or -(self._offset - self._base) % _STEP
+        while at + _HEAD_LEN <= len(self._pending):
+            size = self._looks_like(at)
+            end = at + size
+            if size and end <= len(self._pending):
+                frame = memoryview(self._pending)[at:end]
+                right = crc32c(frame[:-CRC_LEN]).to_bytes(4, "little") == frame[-CRC_LEN:]
+                frame.release()
+                if right:
+                    self._seeking = False
+                    return at
+            elif size and waits is None:
+                waits = at
+            at += _STEP
+        self._sought = at if waits is None else waits
+        # What lies so far back that a frame from there would be complete is given up.
+        if len(self._pending) <= 2 * FPDU_MAX:
+            return 0
+        given_up, self._sought = self._sought, 0
+        return given_up
+
+    def _looks_like(self, at: int) -> int:
+        """Bytes of the frame that begins there, if one may (RFC 5041 4, RFC 5040 4.1); else 0."""
+        try:
+            Segment.decode(bytes(self._pending[at + 2 : at + _HEAD_LEN]))
+        except PeerViolation:
+            return 0
+        return frame_len(int.from_bytes(self._pending[at : at + 2]), 0, markers=False)
+
+    def payload(self, piece: Piece, other: StartFrame) -> bytes:
+        """Of an FPDU that was cut."""
+        return payload_of(piece.data, piece.offset - self._base, markers=other.markers)
 
     def finish(self) -> list[Piece]:
         """What is left of a frame whose end does not come."""
-        return [self._cut(len(self._pending))] if self._pending else []
+        return [self._cut(len(self._pending), whole=False)] if self._pending else []
 
-    def _cut(self, size: int) -> Piece:
-        piece = Piece(self._offset, bytes(self._pending[:size]), self._missing)
+    def _cut(self, size: int, *, whole: bool) -> Piece:
+        piece = Piece(self._offset, bytes(self._pending[:size]), self._missing, whole)
         del self._pending[:size]
         self._offset += size
         self._missing = 0

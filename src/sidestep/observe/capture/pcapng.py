@@ -155,18 +155,24 @@ class PcapngWriter:
     Args:
         stream: Where to; it stays open.
         application: Who writes.
+        comment: What is to be known of all of it.
+        snaplen: Bytes that are kept of a frame; 0: all.
     """
 
-    def __init__(self, stream: BinaryIO, application: str) -> None:
+    def __init__(self, stream: BinaryIO, application: str, *, comment: str = "", snaplen: int = 0) -> None:
         self._stream = stream
+        self._snaplen = snaplen
         self._counts: list[tuple[int, int]] = []  # frames and losses, by interface
-        self._section = SectionHeader("<", options={"shb_userappl": application})
+        options = {"shb_userappl": application} | ({"opt_comment": comment[:_TEXT_MAX]} if comment else {})
+        self._section = SectionHeader("<", options=options)
         self._file = FileWriter(stream, self._section)
 
     def interface(self, name: str, description: str) -> int:
         """Another one; its number."""
         options = {"if_name": name[:_TEXT_MAX], "if_description": description[:_TEXT_MAX]}
-        found = self._section.new_member(InterfaceDescription, link_type=_LINKTYPE_ETHERNET, options=options)
+        found = self._section.new_member(
+            InterfaceDescription, link_type=_LINKTYPE_ETHERNET, snaplen=self._snaplen, options=options
+        )
         found.options.schema[_RESOLUTION.code] = _RESOLUTION
         found.options[_RESOLUTION.name] = _NANOSECONDS
         self._file.write_block(found)
@@ -184,7 +190,8 @@ class PcapngWriter:
             options["opt_comment"] = comment[:_TEXT_MAX]
         if dropped:
             options["epb_dropcount"] = dropped
-        self._put(EnhancedPacket, interface, time_ns, options, packet_data=frame)
+        kept = frame[: self._snaplen] if self._snaplen else frame
+        self._put(EnhancedPacket, interface, time_ns, options, packet_len=len(frame), packet_data=kept)
 
     def lost(self, interface: int, count: int) -> None:
         """So many frames of this interface were lost, behind its last one."""
@@ -198,7 +205,9 @@ class PcapngWriter:
             self._put(InterfaceStatistics, interface, time_ns, counts)
         self._stream.flush()
 
-    def _put(self, kind: type, interface: int, time_ns: int, options: Mapping[str, int | str], **more: bytes) -> None:
+    def _put(
+        self, kind: type, interface: int, time_ns: int, options: Mapping[str, int | str], **more: bytes | int
+    ) -> None:
         high, low = time_ns >> 32, time_ns & 0xFFFF_FFFF
         times = {"timestamp_high": high, "timestamp_low": low}
         self._file.write_block(self._section.new_member(kind, interface_id=interface, options=options, **times, **more))

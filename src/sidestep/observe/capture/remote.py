@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from sidestep.errors import Unavailable
-from sidestep.observe.capture.segments import SegmentWriter
+from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.rdma import Asked, sockets
 
 _LOOK_S = 0.1  # between two looks for new processes
@@ -24,7 +24,7 @@ class RemoteCapture:
     """
 
     def __init__(
-        self, writer: SegmentWriter, device: str | None = None, places: list[tuple[str, int | None]] | None = None
+        self, writer: DeviceWriter, device: str | None = None, places: list[tuple[str, int | None]] | None = None
     ) -> None:
         self._writer = writer
         self._device = device
@@ -47,8 +47,9 @@ class RemoteCapture:
         """Connections to processes at the moment."""
         return len(self._selector.get_map())
 
-    def turn(self, timeout_s: float, frames_max: int) -> None:
-        """Writes what there is, up to so many frames in the file; waits for it so long at most."""
+    def turn(self, timeout_s: float, frames_max: int) -> bool:
+        """Writes what there is, up to so many frames in the file; waits for it so long at most. False: nothing came."""
+        came = False
         if time.monotonic() >= self._look_at:
             self._look()
             self._look_at = time.monotonic() + _LOOK_S
@@ -58,22 +59,26 @@ class RemoteCapture:
             try:
                 for _ in range(_PACKETS_PER_TURN):
                     if self._writer.frames >= frames_max:
-                        return
+                        return False
                     if (seen := asked.seen_now()) is None:
                         break
-                    self._writer.see(source, seen)
+                    came = True
+                    if not self._writer.see(source, seen):
+                        asked.leave_out(seen.wire)
             except Unavailable:  # it has ended, and with it its devices
                 self._leave(asked)
+        return came
 
     def _look(self) -> None:
         present = set()
         for path, uid in sockets():
-            present.add(path)
-            if path not in self._known:
-                self._follow(path, uid)
+            if path in self._known or self._follow(path, uid):
+                present.add(path)
         self._known = present
 
-    def _follow(self, path: Path, uid: int) -> None:
+    def _follow(self, path: Path, uid: int) -> bool:
+        """False: it is to be tried again."""
+        followed = False
         for place in self._places:
             asked: Asked | None = None
             try:
@@ -82,12 +87,14 @@ class RemoteCapture:
             except Unavailable:  # nobody is there, or it has gone meanwhile
                 if asked is not None:
                     asked.close()
-                return
+                return followed
             if not devices:
                 asked.close()
-                return
+                return True
             self._selector.register(asked, selectors.EVENT_READ, asked)
+            followed = True
         self.processes += 1
+        return True
 
     def _leave(self, asked: Asked) -> None:
         self._selector.unregister(asked)

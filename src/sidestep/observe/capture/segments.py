@@ -13,19 +13,20 @@ sequence numbers and a comment tell what is missing then.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
-from sidestep import __version__
-from sidestep.errors import Unavailable
+from sidestep.errors import PeerViolation, Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.pcapng import PcapngWriter
+from sidestep.observe.capture.devices import DeviceFile, DeviceWriter
+from sidestep.observe.capture.places import Named, Place
 from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.writer import IpAddress, ethernet_header, internet_checksum, network_header
+from sidestep.rdma.iwarp.start_frame import Role, StartFrame
 from sidestep.rdma.iwarp.tap import Ends, Seen, What
 
 if TYPE_CHECKING:
@@ -54,27 +55,23 @@ class _Wire:
     remote: _End
     halves: dict[bool, Cutter]  # by `outbound`
     ended: set[bool] = field(default_factory=set)
-
-    @property
-    def key(self) -> frozenset[_End]:
-        """The same for the other end."""
-        return frozenset((self.local, self.remote))
+    early: list[Seen] | None = None  # until it is known whether it is wanted
 
 
-class SegmentWriter:
+class SegmentWriter(DeviceWriter):
     """Turns what devices tell into frames of one file.
 
     Args:
         stream: Where to; it stays open.
+        places: Only connections with one of these at either end, the devices' or those of the programs whose connection
+            they carry. None: all.
+        snaplen: Bytes that are kept of a frame; 0: all.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._file = PcapngWriter(stream, f"sidestep {__version__}")
-        self._interfaces: dict[tuple[str, str], int] = {}
+    def __init__(self, stream: BinaryIO, *, places: Sequence[Place] | None = None, snaplen: int = 0) -> None:
+        super().__init__(DeviceFile(stream, snaplen=snaplen))
+        self._places = places
         self._wires: dict[tuple[str, int], _Wire] = {}
-        self._owners: dict[frozenset[_End], tuple[str, _End]] = {}  # which end is in the file
-        self._dropped: dict[str, int] = {}  # by source, not told yet
-        self.frames = self.connections = self.dropped = 0
 
     def close(self) -> None:
         """Writes what waits for its end, and the statistics."""
@@ -84,22 +81,19 @@ class SegmentWriter:
                 if half.pending:
                     seen = Seen(What.BYTES, number, time.time_ns(), outbound, half.end, back)
                     self._write_pieces(source, wire, seen, half.finish())
-        for source, count in self._dropped.items():
-            first = next((found for (each, _), found in self._interfaces.items() if each == source), None)
-            if first is not None:
-                self._file.lost(first, count)
-        self._dropped.clear()
-        self._file.close(time.time_ns())
+        super().close()
 
-    def see(self, source: str, seen: Seen) -> None:
+    def see(self, source: str, seen: Seen) -> bool:
         """One thing; `source` is the process that tells it, in words."""
         if seen.what is What.LOST:
-            self._dropped[source] = self._dropped.get(source, 0) + seen.offset
-            self.dropped += seen.offset
+            self._file.lose(source, seen.offset)
         elif seen.what is What.OPENED:
             self._open(source, seen)
         elif (wire := self._wires.get((source, seen.wire))) is not None:
+            if wire.early is not None:
+                return self._judge(source, wire, seen)
             self._follow(source, wire, seen)
+        return True
 
     def _open(self, source: str, seen: Seen) -> None:
         ends = seen.ends
@@ -109,20 +103,48 @@ class SegmentWriter:
             (local, local_port), (remote, remote_port) = ends.local, ends.remote
             wire = _Wire(
                 ends,
-                self._interface(source, ends.device),
+                self._file.interface(source, ends.device),
                 (ip_address(local.partition("%")[0]), local_port),
                 (ip_address(remote.partition("%")[0]), remote_port),
                 halves,
             )
         except ValueError:  # it was gone before its addresses could be asked for
             return
-        # Both ends of a connection may be captured: a dissector would take the second for retransmissions.
-        if self._owners.setdefault(wire.key, (source, wire.local)) != (source, wire.local):
+        # A dissector would take what the second end tells for retransmissions.
+        if not self._file.owns(source, ends, seen.time_ns):
             return
         self._wires[source, seen.wire] = wire
+        if self._places is None:
+            self._begin(source, wire, seen)
+        else:
+            wire.early = [seen]
+
+    def _judge(self, source: str, wire: _Wire, seen: Seen) -> bool:
+        """Whether a connection is wanted is known with its MPA Request, or if it has none."""
+        early = wire.early
+        assert early is not None
+        early.append(seen)
+        said = b"".join(each.data for each in early if each.outbound is wire.ends.active)
+        try:
+            found = StartFrame.decode(said)
+        except PeerViolation:
+            found = StartFrame(Role.REQUEST), 0  # the devices' own ends are all that is known
+        if found is None and seen.what is What.BYTES:
+            return True
+        wire.early = None
+        if found is None or not Named.of(wire.ends, found[0].upper_data).at(self._places):
+            del self._wires[source, seen.wire]
+            self._file.disown(wire.ends, seen.time_ns)
+            return False
+        self._begin(source, wire, early[0])
+        for each in early[1:]:
+            self._follow(source, wire, each)
+        return True
+
+    def _begin(self, source: str, wire: _Wire, seen: Seen) -> None:
         self.connections += 1
-        comment = _BEFORE if ends.began_before else ""
-        first = ends.active
+        comment = _BEFORE if wire.ends.began_before else ""
+        first = wire.ends.active
         self._frame(source, wire, seen.time_ns, first, _SYN, (0, 0), b"", comment)
         self._frame(source, wire, seen.time_ns, not first, _SYN | _ACK, (0, 1), b"")
         self._frame(source, wire, seen.time_ns, first, _ACK, (1, 1), b"")
@@ -143,7 +165,7 @@ class SegmentWriter:
         self._frame(source, wire, seen.time_ns, outbound, flags, (at, back), b"")
         if ends:
             self._wires.pop((source, seen.wire), None)
-            self._owners.pop(wire.key, None)
+            self._file.disown(wire.ends, seen.time_ns)
 
     def _write_pieces(self, source: str, wire: _Wire, seen: Seen, pieces: list[Piece]) -> None:
         for piece in pieces:
@@ -171,17 +193,7 @@ class SegmentWriter:
         (address, port), (to, to_port) = (wire.local, wire.remote) if outbound else (wire.remote, wire.local)
         segment = tcp_segment((address, port), (to, to_port), numbers, flags, payload)
         head = ethernet_header(side, address.version) + network_header(address, to, _PROTOCOL_TCP, len(segment))
-        dropped = self._dropped.pop(source, 0)
-        if dropped:
-            comment += f"{'; ' if comment else 'sidestep: '}{dropped} pieces before this were lost: too slowly read"
-        self._file.write(wire.interface, time_ns, head + segment, outbound=outbound, comment=comment, dropped=dropped)
-        self.frames += 1
-
-    def _interface(self, source: str, device: str) -> int:
-        key = source, device
-        if key not in self._interfaces:
-            self._interfaces[key] = self._file.interface(device, f"{device} of {source}" if source else device)
-        return self._interfaces[key]
+        self._file.write(source, wire.interface, time_ns, head + segment, outbound=outbound, comment=comment)
 
 
 def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags: int, payload: bytes) -> bytes:

@@ -101,6 +101,7 @@ class Ends:
     starting_psn: tuple[int, int] = (0x100, 0x200)  # of packets to that side
     mtu_code: int = 3
     transaction_id: int = 0x1122334455667788
+    packet_max: int = 0  # bytes of a message in one packet; 0: as the path MTU has it
 
     def __post_init__(self) -> None:
         if self.connecting.version != self.accepting.version:
@@ -111,23 +112,28 @@ class Ends:
         return self.connecting if side is Side.CONNECTING else self.accepting
 
 
-class RoceWriter:
-    """Turns records into packets of one connection; several of them may write into one `PcapFile`."""
+class RoceConnection:
+    """Turns records into packets of one connection."""
 
-    def __init__(self, file: PcapFile, ends: Ends | None = None) -> None:
-        self._file = file
-        self._ends = ends or Ends()
-        self._mtu = MTU_CODES[self._ends.mtu_code]
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+        self._mtu = self._ends.packet_max or MTU_CODES[self._ends.mtu_code]
         # Packets of one side are numbered as the other side has asked.
         self._psn = {side: self._ends.starting_psn[side.other.value] for side in Side}
         self._datagrams = dict.fromkeys(Side, 0)
         self._completed = dict.fromkeys(Side, 0)  # requests of that side
         self._reads: dict[Side, deque[tuple[int, int]]] = {side: deque() for side in Side}  # PSN and bytes
 
-    def write(self, record: Record) -> None:
-        """Add the packets of one record; `Misuse` if it cannot be sent."""
+    def frames(self, record: Record) -> Iterator[bytes]:
+        """The packets of one record, as frames of Ethernet; `Misuse` if it cannot be sent."""
         for packet in self._packets(record):
-            self._file.write(record.time_s, _frame(packet, record.side, self._ends))
+            yield _frame(packet, record.side, self._ends)
+
+    def skip_read(self, side: Side) -> None:
+        """The oldest of this side's RDMA Reads gets no answer here."""
+        if self._reads[side]:
+            self._reads[side].popleft()
+            self._completed[side] += 1
 
     def _packets(self, record: Record) -> Iterator[Packet]:
         if record.kind is Kind.SEND:
@@ -265,6 +271,19 @@ class RoceWriter:
         dest_qp = self._ends.qpn[side.other.value]
         bth = Bth(op, dest_qp, psn, ack_req=ack_req, solicited=solicited, pad=-len(payload) % 4)
         return Packet(bth, extensions, payload)
+
+
+class RoceWriter:
+    """Writes records as packets of one connection; several of them may write into one `PcapFile`."""
+
+    def __init__(self, file: PcapFile, ends: Ends | None = None) -> None:
+        self._file = file
+        self._connection = RoceConnection(ends or Ends())
+
+    def write(self, record: Record) -> None:
+        """Add the packets of one record; `Misuse` if it cannot be sent."""
+        for frame in self._connection.frames(record):
+            self._file.write(record.time_s, frame)
 
 
 class PcapFile:

@@ -1,0 +1,120 @@
+"""The file of a capture of RDMA devices: an interface for each device of each process, and what was lost.
+
+What frames there are for what a device tells is decided by who writes into it: `segments`, `conversation`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from sidestep import __version__, limits
+from sidestep.observe.capture.pcapng import PcapngWriter
+
+if TYPE_CHECKING:
+    from sidestep.rdma.iwarp.tap import Address, Ends, Seen
+
+_NAME: Final = "sidestep"
+
+
+class DeviceFile:
+    """One file; the stream stays open.
+
+    Args:
+        comment: What is to be known of all frames.
+        kind: What is said of each interface besides.
+        snaplen: Bytes that are kept of a frame; 0: all.
+    """
+
+    def __init__(self, stream: BinaryIO, *, comment: str = "", kind: str = "", snaplen: int = 0) -> None:
+        self._file = PcapngWriter(stream, f"{_NAME} {__version__}", comment=comment, snaplen=snaplen)
+        self._kind = kind
+        self._interfaces: dict[tuple[str, str], int] = {}
+        self._owners: dict[frozenset[Address], tuple[str, Address]] = {}  # which end of a connection is in the file
+        self._ended: OrderedDict[frozenset[Address], tuple[tuple[str, Address], int]] = (
+            OrderedDict()
+        )  # by whom, and when
+        self._lost: dict[str, int] = {}  # by source, not told yet
+        self.frames = self.dropped = 0
+
+    def interface(self, source: str, device: str) -> int:
+        """The one of a device of a process."""
+        key = source, device
+        if key not in self._interfaces:
+            about = f"{device} of {source}" if source else device
+            self._interfaces[key] = self._file.interface(device, about + self._kind)
+        return self._interfaces[key]
+
+    def owns(self, source: str, ends: Ends, opened_ns: int) -> bool:
+        """Whether a connection is written from this end. Both may be told: once is enough, and twice confuses."""
+        key, end = _both(ends), (source, ends.local)
+        before, ended_ns = self._ended.get(key, (end, 0))
+        if before != end and opened_ns < ended_ns:  # the other end was told, and read, to its end already
+            return False
+        return self._owners.setdefault(key, end) == end
+
+    def disown(self, ends: Ends, time_ns: int) -> None:
+        """It has ended, or is not written."""
+        key = _both(ends)
+        if (owner := self._owners.pop(key, None)) is not None:
+            self._ended[key] = owner, time_ns
+            self._ended.move_to_end(key)
+            if len(self._ended) > limits.CAPTURE_CONNECTIONS_MAX:
+                self._ended.popitem(last=False)
+
+    def lose(self, source: str, count: int) -> None:
+        """So many things that a process told were lost."""
+        self._lost[source] = self._lost.get(source, 0) + count
+        self.dropped += count
+
+    def write(
+        self, source: str, interface: int, time_ns: int, frame: bytes, *, outbound: bool, comment: str = ""
+    ) -> None:
+        """A frame; what was lost before it is told with it."""
+        dropped = self._lost.pop(source, 0)
+        if dropped:
+            comment += f"{'; ' if comment else 'sidestep: '}{dropped} pieces before this were lost: too slowly read"
+        self._file.write(interface, time_ns, frame, outbound=outbound, comment=comment, dropped=dropped)
+        self.frames += 1
+
+    def close(self) -> None:
+        """Tells what was lost behind the last frame, and the statistics."""
+        for source, count in self._lost.items():
+            first = next((found for (each, _), found in self._interfaces.items() if each == source), None)
+            if first is not None:
+                self._file.lost(first, count)
+        self._lost.clear()
+        self._file.close(time.time_ns())
+
+
+class DeviceWriter(ABC):
+    """Turns what devices tell into frames of a file."""
+
+    def __init__(self, file: DeviceFile) -> None:
+        self._file = file
+        self.connections = 0  # of which there are any
+
+    @property
+    def frames(self) -> int:
+        """Written."""
+        return self._file.frames
+
+    @property
+    def dropped(self) -> int:
+        """Things that devices told and that were lost on their way."""
+        return self._file.dropped
+
+    @abstractmethod
+    def see(self, source: str, seen: Seen) -> bool:
+        """One thing; `source` is the process that tells it, in words. False: its connection is not wanted, once."""
+
+    def close(self) -> None:
+        """Writes what waits for its end, and the statistics."""
+        self._file.close()
+
+
+def _both(ends: Ends) -> frozenset[Address]:
+    """The same for either end, whatever interface it names."""
+    return frozenset((address.partition("%")[0], port) for address, port in (ends.local, ends.remote))

@@ -1,0 +1,141 @@
+"""What carries connections to other hosts, summed up: for `sidestep top` and the metrics.
+
+A single link is a document of the provider's control operation `links` (`Far.details`, `SdpLink.details`, the SDP
+connection's own). Another provider, or one of another version, may leave out what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from sidestep import limits
+
+Link: TypeAlias = Mapping[str, Any]
+
+OTHERS: Final = "others"  # the name of all peers beyond `limits.LINK_PEERS_MAX`
+
+# What is counted of a link, by name, with its direction; each only ever grows.
+_GROWING: Final = {
+    ("bytes", "sent", ""): "sent", ("bytes", "received", ""): "arrived",
+    ("zcopy_bytes", "sent", "read"): "read_zcopy_sent", ("zcopy_bytes", "sent", "write"): "write_zcopy_sent",
+    ("zcopy_bytes", "received", "read"): "read_zcopy_received",
+    ("zcopy_bytes", "received", "write"): "write_zcopy_received",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Way:
+    """Over what, and where to."""
+
+    protocol: str
+    device: str
+    peer: str  # the other host
+
+    @classmethod
+    def of(cls, link: Link) -> Way:
+        """That a link goes."""
+        return cls(str(link.get("protocol", "")), str(link.get("device", "")), str(link.get("peer", "")))
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """All links of a way, at a moment."""
+
+    links: int = 0
+    credit: int = 0  # messages that may go
+    remote_credit: int = 0  # that may come
+    receives_posted: int = 0
+    adverts: int = 0  # of this end, outstanding
+    remote_adverts: int = 0
+    held: int = 0  # bytes that were sent, and not read there yet
+
+    def plus(self, link: Link) -> Sum:
+        """With one more."""
+        return Sum(
+            self.links + 1, self.credit + number(link, "credit"), self.remote_credit + number(link, "remote_credit"),
+            self.receives_posted + number(link, "receives_posted"), self.adverts + number(link, "adverts"),
+            self.remote_adverts + number(link, "remote_adverts"), self.held + number(link, "held"),
+        )  # fmt: skip
+
+
+def number(link: Link, name: str) -> int:
+    """One of its numbers; 0 if nobody tells it."""
+    found = link.get(name)
+    return found if isinstance(found, int) else 0
+
+
+def sums(links: Iterable[Link], named: Callable[[Way], Way] = lambda way: way) -> dict[Way, Sum]:
+    """By way, as that is `named`."""
+    found: dict[Way, Sum] = {}
+    for link in links:
+        way = named(Way.of(link))
+        found[way] = found.get(way, Sum()).plus(link)
+    return found
+
+
+def modes(links: Iterable[Link]) -> Counter[tuple[str, str, str, str]]:
+    """How many send and receive how: by protocol, direction, mode and mechanism."""
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for link in links:
+        for direction, prefix in (("sent", "send"), ("received", "receive")):
+            mode, mechanism = str(link.get(f"{prefix}_mode", "")), str(link.get(f"{prefix}_mechanism", ""))
+            found[str(link.get("protocol", "")), direction, mode, mechanism] += 1
+    return found
+
+
+def line(link: Link) -> str:
+    """One link in a few words."""
+    return f"{link.get('protocol')} {link.get('credit')}cr {link.get('send_mechanism')}/{link.get('send_mode')}"
+
+
+def summary(links: Iterable[Link]) -> str:
+    """All of them in a line; empty if there are none."""
+    found = list(links)
+    if not found:
+        return ""
+    ways = sums(found)
+    how = Counter(f"{link.get('send_mechanism')}/{link.get('send_mode')}" for link in found)
+    hosts = len({way.peer for way in ways})
+    over = ", ".join(sorted({f"{way.protocol} over {way.device}" for way in ways}))
+    whole = Sum()
+    for link in found:
+        whole = whole.plus(link)
+    least = min(number(link, "credit") for link in found)
+    sending = ", ".join(f"{name} {count:,}" for name, count in how.most_common())
+    return (
+        f"links: {len(found):,} to {hosts:,} host{'' if hosts == 1 else 's'}, {sending}; credit {whole.credit:,}, "
+        f"least {least}; adverts {whole.adverts:,} here, {whole.remote_adverts:,} there; {over}"
+    )
+
+
+class LinkTotals:
+    """Counts over all links that were ever looked at; they never go down when a link ends.
+
+    Hosts are named up to `limits.LINK_PEERS_MAX`, and the rest is one.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[Way, str, str, str]] = Counter()  # by way, unit, direction and mechanism
+        self._last: dict[str, Link] = {}
+        self._peers: set[str] = set()
+
+    def handle(self, links: Iterable[Link]) -> None:
+        """Adds what is new since the last look."""
+        now = {str(link.get("segment")): link for link in links}
+        for segment, link in now.items():
+            way, before = self.named(Way.of(link)), self._last.get(segment, {})
+            for (unit, direction, mechanism), name in _GROWING.items():
+                grown = number(link, name) - number(before, name)
+                self.counts[way, unit, direction, mechanism] += grown if grown >= 0 else number(link, name)
+        self._last = now
+
+    def named(self, way: Way) -> Way:
+        """The way as it is counted."""
+        if way.peer not in self._peers:
+            if len(self._peers) >= limits.LINK_PEERS_MAX:
+                return Way(way.protocol, way.device, OTHERS)
+            self._peers.add(way.peer)
+        return way
