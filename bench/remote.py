@@ -5,8 +5,13 @@ TCP and under `sidestep run` in turns, round after round. Printed are the median
 the rounds), the spread, and what the two providers' processors had to do for a message. A software RNIC rides on kernel
 TCP: below 1 is what it must be.
 
+With `--workers N` the same is measured with several connections at once, and a third time with providers that have N
+workers, in turns with the others.
+
     --seconds S   of one measurement (1)
     --rounds N    (5)
+    --workers N   processes of each provider that carry connections
+    --connections N   at once, with --workers (4)
     --save FILE   the figures as JSON
 """
 
@@ -14,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -72,15 +79,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--ask", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        tcp.serve(given.serve)
+        tcp.serve(given.serve, given.processes)
     elif given.ask:
         kind, size, local, remote = given.ask
         print(json.dumps(ask(kind, int(size), local, remote, given.seconds)))
+    elif given.workers:
+        machine = Machine.now()
+        print(machine)
+        with hosts(2) as plain, hosts(2, workers=given.workers) as spread:
+            shared = [
+                measure_together(work, plain, spread, given.connections, given.rounds, given.seconds)
+                for work in WORKS
+                if WORKS[work][0] != "latency"
+            ]
+        if given.save:
+            saved = {"machine": machine.as_json(), "workers": given.workers, "rows": [asdict(row) for row in shared]}
+            given.save.write_text(json.dumps(saved, indent=1))
     else:
         machine = Machine.now()
         print(machine)
@@ -124,22 +146,72 @@ def measure(work: str, one: Host, other: Host, rounds: int, seconds: float) -> R
     return row
 
 
+@dataclass
+class Together:
+    """One work on several connections at once: MB/s of them all, each round."""
+
+    work: str
+    connections: int
+    tcp: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)  # SDP, the provider carries them
+    spread: list[float] = field(default_factory=list)  # its workers do
+    load: list[float] = field(default_factory=list)  # of the machine, over the last minute
+
+    def __str__(self) -> str:
+        def median(values: list[float]) -> str:
+            return f"{statistics.median(values):9,.1f} ({min(values):,.1f} .. {max(values):,.1f})"
+
+        gain = statistics.median([s / a for s, a in zip(self.spread, self.alone, strict=True)])
+        return (
+            f"{self.connections} x {self.work:<14} MB/s  TCP {median(self.tcp):<30} provider {median(self.alone):<26} "
+            f"workers {median(self.spread):<26} {gain:5.2f}x  load {min(self.load):.0f} .. {max(self.load):.0f}"
+        )
+
+
+def measure_together(
+    work: str, plain: list[Host], spread: list[Host], connections: int, rounds: int, seconds: float
+) -> Together:
+    """All rounds of one work on so many connections; prints the row."""
+    row = Together(work, connections)
+    for _ in range(rounds):
+        for pair, shim, found in ((plain, False, row.tcp), (plain, True, row.alone), (spread, True, row.spread)):
+            found.append(together(work, pair, connections, seconds, shim=shim))
+        row.load.append(os.getloadavg()[0])
+    print(row, flush=True)
+    return row
+
+
+def together(work: str, pair: list[Host], connections: int, seconds: float, *, shim: bool) -> float:
+    """MB/s of so many clients, each with a connection and a server's process of its own."""
+    one, other = pair
+    kind, size = WORKS[work]
+    argv = command(["--ask", kind, str(size), one.address, other.address, "--seconds", str(seconds)])
+    joined = one.joined("connect")
+    with served(other, shim=shim, processes=connections), one.namespace.inside():
+        env = one.sidestep.env() if shim else None
+        clients = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for _ in range(connections)]
+        said = [client.communicate()[0] for client in clients]
+    assert not shim or one.joined("connect") == joined + connections, "not all were promoted"
+    return sum(float(json.loads(text)["value"]) for text in said)
+
+
 def provider_ns(*places: Host) -> int:
     """What the providers have used of the processors."""
     return sum(cpu_time_ns(place.sidestep.provider_pid) for place in places)
 
 
 @contextmanager
-def served(host: Host, *, shim: bool) -> Iterator[None]:
+def served(host: Host, *, shim: bool, processes: int = 1) -> Iterator[None]:
     """A server that listens."""
+    argv = command(["--serve", host.address, "--processes", str(processes)])
     with host.namespace.inside():
-        server = subprocess.Popen(command(["--serve", host.address]), env=host.sidestep.env() if shim else None)
+        server = subprocess.Popen(argv, env=host.sidestep.env() if shim else None, start_new_session=True)
     try:
         wait = ["sh", "-c", f"until ss -Htln | grep -q :{tcp.TCP_PORT}; do sleep 0.05; done"]
         host.plain(wait)
         yield
     finally:
-        server.kill()
+        os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 

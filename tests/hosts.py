@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Self
@@ -12,17 +13,20 @@ from typing import Any, Final, Self
 import pytest
 
 from sidestep.config import RemoteSettings
+from sidestep.errors import Unavailable
 from sidestep.observe.namespaces import Bridge, Namespace, ip, thread_in_netns
 from sidestep.testing import Sidestep
 
 NETWORK: Final = "198.18.7.0/24"
 NETWORK6: Final = "2001:db8:7::/64"
+START_S: Final = 60.0
+SEARCH_PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 class Host:
     """One host; its provider carries connections with the others."""
 
-    def __init__(self, number: int, bridge: Bridge, **options: Any) -> None:
+    def __init__(self, number: int, bridge: Bridge, *, workers_work: bool = True, **options: Any) -> None:
         self.number = number
         self.address = f"198.18.7.{number}"
         self.address6 = f"2001:db8:7::{number}"
@@ -30,11 +34,17 @@ class Host:
         self._bridge = bridge
         bridge.join(number, self.namespace, f"{self.address}/24", f"{self.address6}/64")
         options.setdefault("remote", RemoteSettings.parse(f"{NETWORK},{NETWORK6}"))
+        self._workers_awaited: int = options.get("workers", 0) if workers_work else 0
         self.sidestep = Sidestep(**options)
 
     def __enter__(self) -> Self:
         with self.namespace.inside():
             self.sidestep.__enter__()
+        try:
+            self.workers()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,6 +72,30 @@ class Host:
         """Ends the provider and starts a new one, here."""
         with self.namespace.inside():
             self.sidestep.restart_provider()
+        self.workers()
+
+    def workers(self, wanted: Callable[[dict[int, int]], bool] = lambda _: True) -> dict[int, int]:
+        """Connections of each worker by its process, once all work and that is so."""
+        found: dict[int, int] = {}
+
+        def work() -> bool:
+            found.clear()
+            try:
+                workers = self.sidestep.status()["workers"]
+            except Unavailable:  # it is starting, and the machine has other things to do
+                return False
+            found.update({each["pid"]: each["connections"] for each in workers})
+            return len(found) >= self._workers_awaited and wanted(found)
+
+        self.wait_for(work)
+        return found
+
+    def wait_for(self, happened: Callable[[], object]) -> None:
+        """Waits until that is so, which nothing tells."""
+        deadline = time.monotonic() + START_S
+        while not happened():
+            assert time.monotonic() < deadline, self.sidestep.status()
+            time.sleep(0.02)
 
     # ---- the network ----
 
@@ -70,10 +104,27 @@ class Host:
         with self._bridge.inside():
             ip(f"link set port{self.number} {state}")
 
-    def cut_rdma(self, *, spared_port: int) -> None:
-        """Destroys the TCP connections that this host's device has, not those of a service at `spared_port`."""
-        self.plain(["ss", "-K", "-t", "state", "established", f"sport != :{spared_port} and dport != :{spared_port}"],
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    @contextmanager
+    def losing(self, *matches: str) -> Iterator[None]:
+        """What comes to this host is lost while the block runs, if it matches (nftables' language; "" is all)."""
+        rules = "; ".join(f"{match} drop" for match in matches or ("",))
+        table = f"table inet lost {{ chain lost {{ type filter hook prerouting priority -300; {rules}; }}; }}"
+        self.plain(["nft", table])
+        try:
+            yield
+        finally:
+            self.plain(["nft", "delete table inet lost"])
+
+    def ip(self, command: str) -> None:
+        """Runs iproute2's `ip`, here."""
+        with self.namespace.inside():
+            ip(command)
+
+    def cut_rdma(self, *, spared_port: int, also_spared: Sequence[int] = ()) -> None:
+        """Destroys the TCP connections that this host's device has, not those of services at the spared ports."""
+        ports = (spared_port, *also_spared)
+        others = " and ".join(f"sport != :{port} and dport != :{port}" for port in ports)
+        self.plain(["ss", "-K", "-t", "state", "established", others], stdout=subprocess.DEVNULL)
 
     # ---- looking ----
 
@@ -87,13 +138,19 @@ class Host:
         return sum(int(value) for key, value in counters.items() if key == name or key.startswith(name + "{"))
 
 
+def need(*programs: str) -> None:
+    """Skips the test without these; in CI, where tests/setup brings them, it fails."""
+    for program in programs:
+        if shutil.which(program, path=SEARCH_PATH) is None:
+            why = f"{program} is not installed; run tests/setup"
+            pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+
+
 def need_namespaces() -> None:
-    """Skips the test where there can be none; without `ip` it fails in CI, where tests/setup brings it."""
+    """Skips the test where there can be none; without `ip` it fails in CI."""
     if os.geteuid() != 0:
         pytest.skip("making a network namespace needs root")
-    if shutil.which("ip") is None:
-        why = "iproute2 is not installed; run tests/setup"
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    need("ip")
     try:
         with thread_in_netns(None):
             pass

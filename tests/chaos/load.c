@@ -1,8 +1,8 @@
 /* Two programs under load, every byte of which is accounted for.
  *
- *   load serve LEDGER                          prints its port, serves until stdin ends
- *   load drive LEDGER PORT SEED THREADS EACH MOST   THREADS threads make EACH connections, of at most MOST bytes a
- *                                              direction; when stdin ends, no more are begun
+ *   load serve LEDGER [ADDRESS]                prints its port, serves until stdin ends
+ *   load drive LEDGER PORT SEED THREADS EACH MOST [ADDRESS]   THREADS threads make EACH connections, of at most MOST
+ *                                              bytes a direction; when stdin ends, no more are begun
  *   load echo                                  prints its port, serves until it is killed
  *   load calls PORT                            makes and ends connections to it as stdin says
  *
@@ -31,7 +31,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { CONNECTIONS_MAX = 1 << 13, ENDED = 1, PATIENCE_MS = 30000 };
+enum { CONNECTIONS_MAX = 1 << 13, ENDED = 1, PATIENCE_MS = 60000, PAUSE_US = 20000 };
 
 struct side { /* 48 bytes; read by the test */
 	_Atomic uint64_t submitted, taken, received;
@@ -52,6 +52,7 @@ struct hello { /* what the driver says first */
 };
 
 static struct entry *ledger;
+static const char *address_text = "127.0.0.1";
 
 #define NEED(condition) ((condition) ? (void)0 : need_failed(#condition, __LINE__))
 
@@ -255,9 +256,16 @@ static void *accept_all(void *argument)
 	return NULL;
 }
 
+static struct sockaddr_in address_of(uint16_t port)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+	NEED(inet_pton(AF_INET, address_text, &address.sin_addr) == 1);
+	return address;
+}
+
 static int listen_anywhere(void)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in address = address_of(0);
 	socklen_t len = sizeof address;
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	NEED(listener >= 0 && bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1024) == 0);
@@ -288,12 +296,13 @@ struct driver {
 
 static int connect_to(uint16_t port)
 {
-	struct sockaddr_in address = {
-		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in address = address_of(port);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	NEED(fd >= 0);
 	if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
+		int error = errno;
 		close(fd);
+		errno = error;
 		return -1;
 	}
 	return fd;
@@ -321,13 +330,15 @@ static void *drive_some(void *argument)
 		struct hello hello = {.id = self->first_id + i, .seed = next(&random)};
 		hello.to_server = next(&random) % 5 ? next(&random) % self->most : 0;
 		hello.to_driver = next(&random) % 5 ? next(&random) % self->most : 0;
-		int fd = connect_to(self->port);
+		int fd;
+		while ((fd = connect_to(self->port)) < 0 && errno != ECONNREFUSED && !enough)
+			usleep(PAUSE_US); /* there is no way to the server now */
 		if (fd < 0)
 			return NULL; /* the server is gone */
 		struct side *side = &ledger[hello.id].driver;
 		if (send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
 			close(fd);
-			return NULL;
+			continue;
 		}
 		struct stream stream = {.fd = fd,
 					.side = side,
@@ -446,8 +457,10 @@ int main(int argc, char **argv)
 	NEED(fd >= 0 && ftruncate(fd, (off_t)len) == 0);
 	ledger = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	NEED(ledger != MAP_FAILED && close(fd) == 0);
-	if (argc == 3 && !strcmp(argv[1], "serve"))
+	if (argc == 4 || argc == 9)
+		address_text = argv[argc - 1];
+	if ((argc == 3 || argc == 4) && !strcmp(argv[1], "serve"))
 		return serve();
-	NEED(argc == 8 && !strcmp(argv[1], "drive"));
+	NEED((argc == 8 || argc == 9) && !strcmp(argv[1], "drive"));
 	return drive(argv + 3);
 }

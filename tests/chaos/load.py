@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hosts import Host
 from sidestep.testing import Sidestep
 
 ENDED: Final = 1
@@ -44,6 +45,11 @@ class Side:
     done: int
     goal: int
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has come so far as to write anything down."""
+        return any((self.submitted, self.received, self.read_end, self.write_end, self.done, self.goal))
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -55,26 +61,42 @@ class Entry:
 
 
 class Load:
-    """A server and a driver with a common ledger; over kernel TCP without a `sidestep`."""
+    """A server and a driver with a common ledger; over kernel TCP without a `sidestep`.
+
+    `places` are the hosts of the driver and of the server, if they have some of their own.
+    """
 
     def __init__(
-        self, program: Path, directory: Path, sidestep: Sidestep | None, env: Mapping[str, str] | None = None
+        self,
+        program: Path,
+        directory: Path,
+        sidestep: Sidestep | None,
+        env: Mapping[str, str] | None = None,
+        places: tuple[Host, Host] | tuple[None, None] = (None, None),
     ) -> None:
         self._program, self._ledger = program, directory / "ledger"
         self._env = env if sidestep is None or env is not None else sidestep.env()
+        self._driver_host: Host | None = places[0]
+        server_host = places[1]
+        self._address = () if server_host is None else (server_host.address,)
         self._ledger.unlink(missing_ok=True)
-        self.server = self._start("serve", self._ledger, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.server = self._start(
+            server_host, "serve", self._ledger, *self._address, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert self.server.stdout is not None
         self.port = int(self.server.stdout.readline())
         self.driver: subprocess.Popen[bytes] | None = None
 
-    def _start(self, *words: object, **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([str(self._program), *map(str, words)], env=self._env, **options)
+    def _start(self, host: Host | None, *words: object, **options: Any) -> subprocess.Popen[bytes]:
+        argv = [str(self._program), *map(str, words)]
+        if host is not None:
+            return host.popen(argv, **options)
+        return subprocess.Popen(argv, env=self._env, **options)
 
     def drive(self, seed: int, *, most: int = 3_000_000) -> subprocess.Popen[bytes]:
         """Starts the driver: eight threads make connections, one after the other, until `enough`."""
-        words = ("drive", self._ledger, self.port, seed, THREADS, EACH, most)
-        self.driver = self._start(*words, stdin=subprocess.PIPE)
+        words = ("drive", self._ledger, self.port, seed, THREADS, EACH, most, *self._address)
+        self.driver = self._start(self._driver_host, *words, stdin=subprocess.PIPE)
         return self.driver
 
     def enough(self, timeout_s: float = 60.0) -> list[Entry]:
@@ -86,7 +108,9 @@ class Load:
         code = self.driver.wait(timeout_s)
         assert code == 0, f"the driver ended with {code}"
         # the last bytes may still be on their way to the server
-        finished = reached(lambda: all(e.server.done for e in self.entries()), deadline_s - time.monotonic())
+        finished = reached(
+            lambda: all(e.server.done for e in self.entries() if e.server.begun), deadline_s - time.monotonic()
+        )
         assert finished, "the server does not get to the end"
         return self.entries()
 
@@ -96,7 +120,7 @@ class Load:
         found = []
         for number, at in enumerate(range(0, len(data), 2 * _SIDE.size)):
             driver, server = (Side(*_SIDE.unpack_from(data, at + offset)) for offset in (0, _SIDE.size))
-            if any((driver.submitted, driver.received, driver.done, server.submitted, server.received, server.done)):
+            if driver.begun or server.begun:
                 found.append(Entry(number, driver, server))
         return found
 
@@ -113,10 +137,14 @@ class Load:
 
 @contextmanager
 def loaded(
-    program: Path, directory: Path, sidestep: Sidestep | None, env: Mapping[str, str] | None = None
+    program: Path,
+    directory: Path,
+    sidestep: Sidestep | None,
+    env: Mapping[str, str] | None = None,
+    places: tuple[Host, Host] | tuple[None, None] = (None, None),
 ) -> Iterator[Load]:
     """A running server, to be driven, in the shim's environment or `env`; both programs end with the block."""
-    load = Load(program, directory, sidestep, env)
+    load = Load(program, directory, sidestep, env, places)
     try:
         yield load
     finally:
@@ -152,4 +180,31 @@ def faults_of_survivor(entries: list[Entry], *, killed: str) -> list[str]:
         # A reset is told once: where send() has met it, recv() says end of stream although bytes were lost.
         if survivor.read_end == ENDED and survivor.write_end not in FAULTS and survivor.received < dead.taken:
             found.append(f"an end of stream before all was delivered: {text}")
+    return found
+
+
+def faults_where_some_were_reset(
+    entries: list[Entry], *, killed: str = "", faults: frozenset[int] = frozenset(FAULTS)
+) -> list[str]:
+    """What is wrong where connections may have been reset: each stream is whole, or its reader was told of that.
+
+    `killed` is the program that was, if any; `faults` are the errors that TCP might have told.
+    """
+    found = []
+    for entry in entries:
+        for name, side, other in (("driver", entry.driver, entry.server), ("server", entry.server, entry.driver)):
+            text = f"connection {entry.id}, {name}: {side}; the other end {other}"
+            if side.wrong or side.received > other.submitted:
+                found.append(f"wrong bytes, or more than were sent: {text}")
+            if name == killed or not side.begun:  # reset before the server knew what for
+                continue
+            if not side.done:
+                found.append(f"never ended: {text}")
+            if side.read_end not in {ENDED, *faults} or side.write_end not in {ENDED, *faults}:
+                found.append(f"ended as TCP does not: {text}")
+            # A reset is told once: where send() has met it, recv() says end of stream although bytes were lost.
+            if side.read_end == ENDED and side.write_end == ENDED:
+                whole = other.taken if killed else other.goal
+                if side.received < whole:
+                    found.append(f"an end of stream before all was delivered: {text}")
     return found

@@ -117,3 +117,19 @@ def test_no_report(tmp_path: Path, sanitizer: Sanitizer) -> None:
                 assert faults_of_whole(load.enough(WITHIN_S)) == []
         finally:
             shim.check()  # a report is also why a program ends with a code
+
+
+def test_orders_to_connections_that_are_being_made(tmp_path: Path) -> None:
+    """An order to promote may reach a socket while another thread is in connect(): ThreadSanitizer watches."""
+    program = toolchain.build("load-thread", [HERE / "load.c"], ["-D_GNU_SOURCE", *THREAD.flags])
+    with Sidestep(promote_after="0") as sidestep:
+        shim = SanitizedShim(THREAD, sidestep, tmp_path)
+        shim.env["TSAN_OPTIONS"] += ":report_thread_leaks=0"  # the threads of load.c end with their process
+        try:
+            with loaded(program, tmp_path, sidestep, shim.env) as load:
+                driver = load.drive(0, most=100_000)
+                while driver.poll() is None and len(load.entries()) < 2000:
+                    sidestep.promote(timeout_s=0)
+                assert faults_of_whole(load.enough(WITHIN_S)) == []
+        finally:
+            shim.check()

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from load import ENDED, FAULTS, THREADS, Entry, Load, faults_of_survivor, faults_of_whole, loaded, reached
+from load import (
+    THREADS,
+    Load,
+    faults_of_survivor,
+    faults_of_whole,
+    faults_where_some_were_reset,
+    loaded,
+    reached,
+)
 
 from relay_example import relayed
 from sidestep.provider import control
@@ -78,20 +86,6 @@ def test_program_killed(load_program: Path, tmp_path: Path, stage: Sidestep, see
         assert faults_of_survivor(load.entries(), killed=killed) == []
 
 
-def _faults_where_both_may_be_reset(entries: list[Entry]) -> list[str]:
-    """What is wrong where bytes were lost in the middle: each stream is whole, or its reader was told of a reset."""
-    found = []
-    for entry in entries:
-        for side, other in ((entry.driver, entry.server), (entry.server, entry.driver)):
-            if side.wrong or not side.done:
-                found.append(f"wrong bytes, or no end: {entry}")
-            if side.read_end not in {ENDED, *FAULTS} or side.write_end not in {ENDED, *FAULTS}:
-                found.append(f"ended as TCP does not: {entry}")
-            if side.read_end == ENDED and side.write_end == ENDED and side.received != other.goal:
-                found.append(f"an end of stream before all was delivered: {entry}")
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, "remove"], ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_provider_leaves(
@@ -112,7 +106,7 @@ def test_the_provider_leaves(
         before = len(load.entries())
         reached(lambda: len(load.entries()) >= before + THREADS, END_S)
         # where neither end makes a call for RELAY_LEAVE_S, what is on its way then is lost with a provider that stops
-        faults = faults_of_whole if number == "remove" else _faults_where_both_may_be_reset
+        faults = faults_of_whole if number == "remove" else faults_where_some_were_reset
         assert faults(load.enough()) == []
 
 
@@ -125,4 +119,4 @@ def test_provider_killed(load_program: Path, tmp_path: Path, stage: Sidestep, se
         stage.kill_provider()
         before = len(load.entries())
         reached(lambda: len(load.entries()) >= before + THREADS, END_S)
-        assert _faults_where_both_may_be_reset(load.enough()) == []
+        assert faults_where_some_were_reset(load.enough()) == []

@@ -2,11 +2,15 @@
 
 talkers.py serve ADDRESS PORT
 talkers.py talk ADDRESS PORT SECONDS SIZE [PAUSE_S]
+talkers.py tell ADDRESS PORT SIZE PIECE
+talkers.py leave ADDRESS PORT SIZE
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
+import select
 import socket
 import sys
 import threading
@@ -28,6 +32,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 def _echo(connection: socket.socket) -> None:
     with connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             while data := connection.recv(1 << 16):
                 connection.sendall(data)
@@ -40,6 +45,7 @@ def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.
     dice = random.Random(port)
     told = False
     with socket.create_connection((address, port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         count, until = 0, time.monotonic() + seconds
         while time.monotonic() < until:
             message = dice.randbytes(size)
@@ -69,9 +75,42 @@ def talk(address: str, port: int, seconds: float, size: int, pause_s: float = 0.
         print("the end came" if not rest else f"{len(rest)} bytes too many", flush=True)
 
 
+def tell(address: str, port: int, size: int, piece_len: int) -> None:
+    """Single bytes to and fro until a line comes from stdin; then random ones in pieces, of which it prints SHA-256."""
+    with socket.create_connection((address, port)) as connection:
+        _talk_until_told(connection)
+        whole, got = random.Random(port).randbytes(size), bytearray()
+        for begin in range(0, size, piece_len):
+            connection.sendall(whole[begin : begin + piece_len])
+            while len(got) < min(begin + piece_len, size):
+                got += connection.recv(1 << 16)
+        print(hashlib.sha256(whole).hexdigest(), got == whole, flush=True)
+
+
+def leave(address: str, port: int, size: int) -> None:
+    """The same until a line comes; after the next one all bytes at once, and nobody waits for their coming back."""
+    with socket.create_connection((address, port)) as connection:
+        _talk_until_told(connection)
+        sys.stdin.readline()
+        print("is quiet", flush=True)
+        sys.stdin.readline()
+        connection.sendall(bytes(size))
+
+
+def _talk_until_told(connection: socket.socket) -> None:
+    print("talks", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"x"
+
+
 if __name__ == "__main__":
     kind, where, number, *rest = sys.argv[1:]
     if kind == "serve":
         serve(where, int(number))
+    elif kind == "tell":
+        tell(where, int(number), *map(int, rest))
+    elif kind == "leave":
+        leave(where, int(number), *map(int, rest))
     else:
         talk(where, int(number), float(rest[0]), int(rest[1]), *map(float, rest[2:]))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ class Running:
         """What it says of itself now: of its only rule."""
         self._process.send_signal(signal.SIGUSR1)
         return self._only(self._read())
+
+    def reloaded(self, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What it says of itself once it has read its rules anew."""
+        self._process.send_signal(signal.SIGHUP)
+        while True:  # nothing tells that it has
+            self._process.send_signal(signal.SIGUSR1)
+            if done(found := self._read()):
+                return found
 
     @staticmethod
     def _only(status: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +165,8 @@ def test_an_sdp_client_reaches_a_server_by_tcp(three: tuple[Host, Host, Host]) -
         for start in range(0, size, 100_000):
             sock.sendall(data[start : start + 100_000])
             assert sock.recv_into(memoryview(room)[start : start + 100_000], flags=MSG_WAITALL) == 100_000
-        assert gateway.status()["active"] == 1
+        now = gateway.status()
+        assert (now["active"], now["to_target"], now["to_client"]) == (1, size, size)  # while it runs
         sock.shutdown(SHUT_WR)
         assert sock.recv(1) == b""
         assert room == data
@@ -197,6 +207,30 @@ def test_it_falls_back_to_tcp_where_that_is_wanted(make_hosts: Make) -> None:
 
 
 @pytest.mark.slow
+def test_urgent_bytes_also_where_tcp_carries_on(make_hosts: Make) -> None:
+    client, middle, server = make_hosts(3, remote=RemoteSettings.parse("198.18.7.99"))
+    with ExitStack() as closing:
+        with server.namespace.inside():
+            listener = closing.enter_context(socket.create_server((server.address, PORT)))
+        closing.enter_context(Running(middle, from_tcp(middle, server, "else tcp")))
+        closing.enter_context(client.namespace.inside())
+        one = closing.enter_context(socket.create_connection((middle.address, PORT), 10))
+        listener.settimeout(10)
+        other = closing.enter_context(listener.accept()[0])
+        for sender, receiver in ((one, other), (other, one)):
+            receiver.settimeout(10)
+            sender.sendall(b"ab")
+            sender.send(b"!", socket.MSG_OOB)
+            sender.sendall(b"cd")
+            assert select.select([], [], [receiver], 10)[2]
+            assert receiver.recv(1, socket.MSG_OOB) == b"!"
+            got = b""
+            while len(got) < 4:
+                got += receiver.recv(10)
+            assert got == b"abcd"
+
+
+@pytest.mark.slow
 def test_it_drains(three: tuple[Host, Host, Host]) -> None:
     client, middle, server = three
     with serving(server, client), Running(middle, from_tcp(middle, server)) as gateway:
@@ -212,6 +246,44 @@ def test_it_drains(three: tuple[Host, Host, Host]) -> None:
             sock.shutdown(socket.SHUT_WR)
             assert sock.recv(1) == b""
         assert gateway.ended()["joined"] == 1
+
+
+@pytest.mark.slow
+def test_rules_that_change_end_no_connection(three: tuple[Host, Host, Host], tmp_path: Path) -> None:
+    client, middle, server = three
+    rules = tmp_path / "rules"
+    kept = from_tcp(middle, server).strip()
+    gone = f"tcp {middle.address}:7801 to sdp {server.address}:{PORT}"
+    new = f"tcp {middle.address}:7802 to sdp {server.address}:{PORT}"
+    twice = f"tcp {middle.address}:{PORT} to sdp {server.address}:9"
+    rules.write_text(f"{kept}\n{gone}\n")
+    with ExitStack() as closing:
+        closing.enter_context(serving(server, client))
+        gateway = closing.enter_context(Running(middle, f"--rules={rules}"))
+        closing.enter_context(client.namespace.inside())
+
+        def opened(port: int) -> socket.socket:
+            return closing.enter_context(socket.create_connection((middle.address, port), 10))
+
+        def all_talk() -> None:
+            for sock in talks:
+                sock.sendall(b"a")
+                assert sock.recv(1) == b"a"
+
+        talks = [opened(PORT), opened(7801)]
+        all_talk()
+        rules.write_text(f"{kept}\n{new}\n")
+        found = gateway.reloaded(lambda said: len(said["rules"]) == 2 and said["rules"][1]["rule"] == new)
+        assert (found["rules"][0]["rule"], found["active"]) == (kept, 2)
+        talks.append(opened(7802))
+        all_talk()
+        with pytest.raises(ConnectionRefusedError):
+            opened(7801)
+        for wrong in ("nonsense\n", f"{kept}\n{twice}\n", ""):
+            rules.write_text(wrong)
+            found = gateway.reloaded(lambda _said: True)
+            assert [rule["rule"] for rule in found["rules"]] == [kept, new]
+        all_talk()
 
 
 @pytest.mark.slow
@@ -261,8 +333,8 @@ def test_only_hosts_of_the_rule_may_come(three: tuple[Host, Host, Host]) -> None
     with ExitStack() as closing:
         closing.enter_context(client.namespace.inside())
         with Running(middle, from_tcp(middle, server, "from 198.18.7.9,2001:db8::/32")) as gateway:
-            with socket.create_connection((middle.address, PORT), 10) as sock, pytest.raises(ConnectionResetError):
-                sock.recv(1)
+            with pytest.raises(ConnectionResetError), socket.create_connection((middle.address, PORT), 10) as sock:
+                sock.recv(1)  # if it does not come even sooner
             assert gateway.status()["refused"] == 1
         peer = StandardPeer(closing, client.address)
         with Running(middle, from_sdp(middle, server, "from 198.18.7.9")) as gateway:

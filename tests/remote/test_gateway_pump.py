@@ -30,6 +30,23 @@ def world(request: pytest.FixtureRequest, closing: ExitStack) -> World:
     return World(closing, carrier=carrier, active=active)
 
 
+@pytest.mark.parametrize("where", ["_read", "_received", "_write", "_sent"])
+def test_a_fault_stays_with_its_connection(world: World, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Others share the loop and what tells streams: an exception must not get there."""
+    assert world.pump is not None
+    world.sdp.send(b"1")
+    world.until(lambda: bytes(world.tcp.received) == b"1")
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError(where)
+
+    monkeypatch.setattr(world.pump, where, fail)
+    world.sdp.send(b"2")
+    world.tcp.send(b"2")
+    world.until(lambda: world.pump is not None and world.pump.over and world.sdp.closed)
+    assert f"ZeroDivisionError: {where}" in world.pump.why
+
+
 def assert_nothing_left(world: World) -> None:
     assert world.pump is not None
     world.until(lambda: world.pump is not None and world.pump.over and world.sdp.closed)

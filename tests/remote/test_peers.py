@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -18,7 +18,7 @@ from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.peers import Peers
 from sidestep.routing import Address
 from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
-from sidestep.switch.protocol import Endpoint
+from sidestep.switch.protocol import Endpoint, NotYet
 
 HERE, THERE = "198.18.9.1", "198.18.9.2"
 OTHERS = ("198.18.9.3", "198.18.9.4")
@@ -313,3 +313,38 @@ def test_whom_it_serves_depends_on_both_addresses(cable: Cable) -> None:
     assert cable.answered(asks, OTHERS[1]) is None
     assert cable.answered(asks, THERE6) is None
     assert seen == [(IPv4Address(OTHERS[1]), IPv4Address(HERE)), (IPv6Address(THERE6), IPv6Address(HERE6))]
+
+
+def test_an_answer_for_one_connection_serves_only_one(cable: Cable) -> None:
+    """PmTime 0 (docs/wire/sdp.md §23.4): who waits beside the first asks anew, and may get another port."""
+    ports = iter(range(5000, 5010))
+    with cable.there.inside():
+        made = Peers(cable.loop, lambda _local, _host, _port: (next(ports), 0.0), cable.logged.append)
+    cable.stack.callback(made.close)
+    asks = cable.peers(cable.here)
+    for _ in range(3):
+        cable.ask(asks)
+    assert cable.loop.run_until(lambda: len(cable.answers) == 3, WAIT_S)
+    assert cable.answers == [5000, 5001, 5002]
+    assert cable.answered(asks) == 5003
+    assert not asks._known
+
+
+def test_an_answer_that_is_not_known_yet_comes_when_it_is(cable: Cable) -> None:
+    known: list[int] = []
+    waiting: list[Callable[[], None]] = []
+
+    def serve(_local: Address, _host: Address, _port: int) -> tuple[int, float] | None:
+        if not known:
+            raise NotYet("it is being asked for", waiting.append)
+        return known[0], 60.0
+
+    with cable.there.inside():
+        made = Peers(cable.loop, serve, cable.logged.append)
+    cable.stack.callback(made.close)
+    cable.ask(cable.peers(cable.here))
+    assert cable.loop.run_until(lambda: bool(waiting), WAIT_S)
+    known.append(RDMA_PORT)
+    waiting[0]()
+    assert cable.loop.run_until(lambda: bool(cable.answers), WAIT_S)
+    assert cable.answers == [RDMA_PORT]

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from talking import promoted
+from talking import listening, promoted, random_file, sha256_of
 
 from hosts import Host
 
 pytestmark = pytest.mark.slow
 
-SIZE = 200 << 20
-WAIT_S = 20.0
-
-
-def listening(host: Host, port: int) -> None:
-    """Waits until somebody listens there."""
-    deadline = time.monotonic() + WAIT_S
-    while f":{port} " not in host.plain(["ss", "-Hltn"], stdout=subprocess.PIPE, text=True).stdout:
-        assert time.monotonic() < deadline, f"nobody listens at {port}"
-        time.sleep(0.02)  # nothing tells when a program begins to listen
+MEBIBYTES = 200
 
 
 @pytest.fixture
 def blob(tmp_path: Path) -> tuple[Path, str]:
     """A file of random bytes, and its checksum."""
-    path = tmp_path / "blob"
-    block = random.Random(1).randbytes(1 << 20)
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for number in range(SIZE >> 20):
-            piece = number.to_bytes(4, "big") + block[4:]
-            digest.update(piece)
-            file.write(piece)
-    return path, digest.hexdigest()
+    return random_file(tmp_path / "blob", MEBIBYTES)
 
 
 def test_redis(two: tuple[Host, Host]) -> None:
@@ -73,7 +53,7 @@ def test_nginx_large_file(two: tuple[Host, Host], blob: tuple[Path, str], tmp_pa
     )
     promoted(one, other)
     assert client.wait(120) == 0
-    assert hashlib.sha256(got.read_bytes()).hexdigest() == digest
+    assert sha256_of(got) == digest
     assert one.joined("connect") == 1
 
 

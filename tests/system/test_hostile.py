@@ -256,5 +256,5 @@ def test_a_user_who_fills_the_log_silences_nobody_else(system: System) -> None:
     rpc.send(other.sock, Message(type=Rpc.CLAIM))
     assert other.hung_up()
     lines = system.log.read_text().splitlines()
-    assert lines[-1].endswith("it began with CLAIM")
+    assert lines[-1].endswith("it began with CLAIM [malformed]")
     assert len(lines) < limits.LOG_LINES_MAX

@@ -2,6 +2,7 @@
 
 usage: echo.py asyncio|uvloop server PORT
        echo.py asyncio|uvloop client PORT CONNECTIONS
+ECHO_ADDRESS: where the server is, if not on this host
 Each connection echoes many small messages one at a time, then megabytes in full duplex; the client prints one JSON line
 and keeps its connections open until its standard input ends.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import random
 import sys
 from collections.abc import Coroutine
 from typing import Any, cast
 
-HOST = "127.0.0.1"
+HOST = os.environ.get("ECHO_ADDRESS", "127.0.0.1")
 ROUNDS = 300
 BULK = 3_000_000
 

@@ -1,0 +1,104 @@
+"""What commands and metrics show of a connection with another host is what its providers have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from talking import PORT, TALKERS, line, promoted, serving
+
+from hosts import Host
+from sidestep import limits
+from sidestep.observe.links import OTHERS, LinkTotals, Way, sums
+from sidestep.observe.metrics import Exporter
+
+SIZE = 300_000
+NUMBERS = {
+    "sent", "arrived", "held", "window", "credit", "remote_credit", "receives_posted", "adverts", "remote_adverts",
+    "read_zcopy_sent", "write_zcopy_sent", "read_zcopy_received", "write_zcopy_received",
+}  # fmt: skip
+WORDS = {"protocol", "device", "peer", "state", "send_mechanism", "receive_mechanism", "send_mode", "receive_mode"}
+
+
+def command(host: Host, *args: str) -> str:
+    argv = [sys.executable, "-m", "sidestep", *args, "--socket", str(host.sidestep.socket)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def values(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The samples of a scrape, by name."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+@pytest.mark.slow
+def test_commands_and_metrics_show_the_link(two: tuple[Host, Host]) -> None:
+    one, other = two
+    serving(other)
+    argv = [*TALKERS, "tell", other.address, str(PORT), str(SIZE), str(SIZE)]
+    with one.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert line(client) == "talks"
+        promoted(one, other)
+        exporters = {host.number: Exporter(host.sidestep.socket) for host in two}
+        for host, peer in (two, reversed(two)):
+            link = shown(host)
+            assert {name for name in NUMBERS if isinstance(link[name], int)} == NUMBERS
+            assert {name for name in WORDS if isinstance(link[name], str) and link[name]} == WORDS
+            assert (link["protocol"], link["peer"]) == ("sdp", peer.address)
+            assert link["device"] == f"iwarp@{host.address}"
+            assert 0 < link["receives_posted"] <= limits.REMOTE_RECEIVES
+            assert 0 < link["credit"] <= limits.REMOTE_RECEIVES
+
+            explained = command(host, "explain", f":{PORT}")
+            assert f"over {link['device']} to {peer.address}" in explained
+            assert "receives posted" in explained
+            assert "by Read Zcopy" in explained
+            assert f"links: 1 to 1 host, {link['send_mechanism']}" in command(host, "top", "--once", "--interval=0.1")
+            scraped = values(exporters[host.number].text().decode())
+            way = {"protocol": "sdp", "device": link["device"], "peer": peer.address}
+            assert scraped["sidestep_links"] == [(way, 1)]
+            assert scraped["sidestep_link_receives_posted"][0][1] > 0
+            assert sum(count for _, count in scraped["sidestep_link_modes"]) == 2
+            sent = [count for labels, count in scraped["sidestep_link_bytes_total"] if labels["direction"] == "sent"]
+            assert sent[0] >= link["sent"] > 0
+        client.communicate("go\n", timeout=60)
+    for host in two:  # it is over, and what was counted stays
+        host.sidestep.wait_for(lambda found: not any(each.link for each in found))
+        scraped = values(exporters[host.number].text().decode())
+        assert scraped.get("sidestep_links", []) == []
+        assert [count > 0 for _, count in scraped["sidestep_link_bytes_total"]] == [True, True]
+
+
+def shown(host: Host) -> dict[str, Any]:
+    found = json.loads(command(host, "ss", "--json"))["connections"]
+    link: dict[str, Any]
+    (link,) = [one["link"] for one in found if one["link"] is not None]
+    return link
+
+
+def test_more_hosts_than_series_are_one() -> None:
+    totals = LinkTotals()
+    links: list[dict[str, Any]] = [
+        {"segment": str(number), "protocol": "sdp", "device": "d", "peer": f"h{number}", "sent": 5, "credit": 2}
+        for number in range(limits.LINK_PEERS_MAX + 3)
+    ]
+    for _ in range(2):  # nothing has grown the second time
+        totals.handle(links)
+    sent = {way.peer: count for (way, unit, to, _), count in totals.counts.items() if (unit, to) == ("bytes", "sent")}
+    assert len(sent) == limits.LINK_PEERS_MAX + 1
+    assert (sent["h0"], sent[OTHERS]) == (5, 15)
+    assert sums(links, totals.named)[Way("sdp", "d", OTHERS)].credit == 6
+
+
+def test_a_segment_that_begins_anew_is_counted_from_its_start() -> None:
+    totals = LinkTotals()
+    for sent in (100, 40):
+        totals.handle([{"segment": "a", "sent": sent}])
+    assert totals.counts[Way("", "", ""), "bytes", "sent", ""] == 140
