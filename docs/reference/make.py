@@ -17,6 +17,7 @@ from types import ModuleType
 import click
 
 from sidestep import config, limits
+from sidestep.api import blocking, streams
 from sidestep.cli import cli
 from sidestep.counters import NAMES
 from sidestep.native.layout import REASON_TEXT, Reason, State
@@ -361,10 +362,44 @@ def first_line(record: object) -> str:
     return (record.__doc__ or "").strip().splitlines()[0]
 
 
+def python_page() -> str:
+    """What SDP in Python programs has."""
+    classes = (blocking.SdpSocket, streams.SdpReader, streams.SdpWriter, streams.SdpServer)
+    tables = "\n\n".join(
+        f"## {each.__name__}\n\n{table('name', 'what it does', rows=members_of(each))}" for each in classes
+    )
+    return f"""{NOTICE}
+
+# SDP in Python programs
+
+What they are for, and how to get one: [python-api.md](../python-api.md#sdp-from-and-into-your-own-memory).
+
+{tables}
+"""
+
+
+def members_of(cls: type) -> Iterator[tuple[str, str]]:
+    """The public methods and attributes of a class, in the order of its source."""
+    for name, member in vars(cls).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            yield f"`{name}`", (inspect.getdoc(member) or "").partition("\n")[0]
+        elif callable(member):
+            arguments = list(inspect.signature(member).parameters.values())[1:]
+            shown = ", ".join(_argument(each) for each in arguments)
+            yield f"`{name}({shown})`", (inspect.getdoc(member) or "").partition("\n")[0]
+
+
+def _argument(given: inspect.Parameter) -> str:
+    return given.name if given.default is given.empty else f"{given.name}={given.default!r}"
+
+
 PAGES = {
     "commands.md": commands_page,
     "iwarp.md": iwarp_page,
     "limits.md": limits_page,
+    "python.md": python_page,
     "rdma.md": rdma_page,
     "sdp.md": sdp_page,
     "states.md": states_page,
