@@ -226,8 +226,8 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 			errno = EINTR;
 			return -1;
 		}
-		if (now >= deadline)
-			return 0;
+		if (now >= deadline) /* the kernel, too, looks once more; another's turn on this CPU can outlast a short timeout */
+			return poll_once(poller, true);
 		rpc_listen();
 		conns_trim(now);
 		struct sleep sleep;
