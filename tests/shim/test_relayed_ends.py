@@ -212,6 +212,29 @@ def test_a_program_that_makes_no_call_is_not_waited_for_in_vain(stage: Sidestep,
     assert b.ask("s.recv(1)") == b""
 
 
+def test_who_reads_a_little_late_stays_on_the_ring(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Both rings are full, and nobody moves for a while: busy machines and links between hosts do that, too."""
+    began_s = time.monotonic()
+    for end in ends:
+        end.ask("Later.of(lambda: s.sendall(b'f' * 1000000))")
+    for end in ends:
+        assert end.ask("Later.last.waits(0.1)") is True
+    for end in ends:
+        end.tell("len(get(1000000))")
+    assert [end.answer() for end in ends] == ["1000000", "1000000"]
+    late = time.monotonic() - began_s > 1  # after so long it may go, on a machine where that takes a second
+    assert [end.ask("Later.last.result()") for end in ends] == ["None", "None"]
+    assert late or [c.tx.path for c in stage.connections() if c.role in ("active", "passive")] == ["ring", "ring"]
+
+
+def test_who_waits_for_what_tcp_has_room_for_goes_back_there(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Both send before they read, more than the rings hold."""
+    for end in ends:
+        end.tell("(s.sendall(b'f' * 1000000), len(get(1000000)))")
+    assert [end.answer() for end in ends] == ["(None, 1000000)", "(None, 1000000)"]
+    assert "tcp" in [c.tx.path for c in stage.connections() if c.role in ("active", "passive")]
+
+
 def join_nearer(stage: Sidestep, ends: tuple[End, End]) -> None:
     """Gives the two another connection, `near`, that goes through nobody."""
     a, b = ends

@@ -137,8 +137,9 @@ struct conn {
 	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
-	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see conns_trim() */
+	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
+	_Atomic uint64_t unread;         /* how far it had read then, without room to send; 0: it had room, or read all */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;

@@ -2624,15 +2624,19 @@ bool conn_unstick(struct conn *conn, int fd, uint64_t since)
 	return conn_stuck(conn) == since && leave(conn, fd, REASON_BOTH_WAYS_FULL);
 }
 
-/* For a second it has sent nothing, and has no room, and does not read what is there: see conn_stuck(). By TCP there may be
- * bytes as well, behind which the peer's FIN would stand. */
-static bool leave_unread(struct conn *conn, int fd)
+/*
+ * Has it no room, and does it not read what is there? Then how far it has read, as in conn_stuck(); else 0. By TCP there may
+ * be bytes as well, behind which the peer's FIN would stand.
+ */
+static uint64_t unread(const struct conn *conn, int fd)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN};
 
-	return channel_tx_peek(&conn->channel) < room_wanted(conn) &&
-	       (conn_stuck(conn) || (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))) &&
-	       leave(conn, fd, REASON_BOTH_WAYS_FULL);
+	if (channel_tx_peek(&conn->channel) >= room_wanted(conn))
+		return 0;
+	if (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))
+		return word_load(conn->slot->rx_tcp_bytes) + 1;
+	return conn_stuck(conn);
 }
 
 /* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */
@@ -2655,8 +2659,11 @@ static bool trim(struct conn *conn, int fd)
 	}
 	conn->idle_tail = tail;
 	bool trimmed = idle && tail == conn->trimmed_tail;
+	uint64_t before = conn->unread, now = conn->managed && !trimmed ? unread(conn, fd) : 0;
+	conn->unread = now;
 	slot_unlock(&slot->tx_lock);
-	if (idle && !trimmed && unlikely(leave_unread(conn, fd)))
+	/* for a second it has neither sent nor read; who reads may have to wait for nothing but a link between hosts */
+	if (idle && unlikely(now && now == before) && leave(conn, fd, REASON_BOTH_WAYS_FULL))
 		set_conn_switched(conn);
 	return trimmed;
 }

@@ -752,7 +752,8 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		conns_trim(now);
 		deadline = trim_deadline(deadline, now);
 	}
-	uint64_t stuck = want == WAIT_TX ? conn_stuck(conn) : 0;
+	/* through a provider it may be a link that stands still for a while; and who has gone back stays there: see trim() */
+	uint64_t stuck = want == WAIT_TX && !conn_relayed(conn) ? conn_stuck(conn) : 0;
 	int64_t stuck_at = 0;
 	if (unlikely(stuck) && deadline > (stuck_at = now_ns() + STUCK_AFTER_NS))
 		deadline = stuck_at;
