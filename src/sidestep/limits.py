@@ -49,7 +49,7 @@ METRICS_REQUEST_TIMEOUT_S: Final = 5.0  # seconds a scraper may keep its request
 
 # The provider as a process.
 IDLE_EXIT_S: Final = 300.0  # seconds without clients until it leaves
-START_TIMEOUT_S: Final = 10.0  # seconds `provider start` waits for it to listen
+START_TIMEOUT_S: Final = 30.0  # seconds `provider start` waits for it to listen; a crowded CPU can make it take ten
 STOP_TIMEOUT_S: Final = 5.0  # seconds `provider stop` waits for it to go
 HELD_UP_S: Final = 0.02  # seconds until a timer ends a call of the kernel's that waits: a close() that lingers
 LOG_LINES_MAX: Final = 200  # lines of clients, of modules and of its own that a provider logs in a minute, of each

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from common import eventually
 
-from sidestep import config
+from sidestep import config, limits
 from sidestep.config import PromoteAfter, ProviderSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.provider import control
@@ -68,6 +68,25 @@ def test_it_is_a_daemon_without_ties_to_its_starter(settings: ProviderSettings) 
     assert not any("pipe:" in target for target in targets)
     assert str(log_path(settings.socket)) in targets
     assert b"LD_PRELOAD" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [("exec sleep 60", "does not listen after 0.3 s"), ("exit 0", "did not start, and ended without a word")],
+)
+def test_one_that_does_not_come_up_is_told_apart_from_one_that_ended(
+    settings: ProviderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, what: str
+) -> None:
+    """Nothing of it is left."""
+    (python := tmp_path / "python").write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\n{program}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    if "after" in what:
+        monkeypatch.setattr(limits, "START_TIMEOUT_S", 0.3)
+    with pytest.raises(Unavailable, match=what):
+        control.start(settings)
+    if (tmp_path / "pid").exists():
+        assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
 def test_of_many_started_at_once_one_serves(settings: ProviderSettings) -> None:

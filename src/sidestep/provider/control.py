@@ -135,6 +135,7 @@ def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None
         AlreadyRunning: Another provider was first.
         Unavailable: It did not come up.
     """
+    deadline = time.monotonic() + limits.START_TIMEOUT_S
     reader, writer = os.pipe2(os.O_CLOEXEC)
     argv = [sys.executable, "-P", "-m", "sidestep.provider", *settings.arguments(), f"--ready-fd={writer}"]
     if background:
@@ -151,8 +152,9 @@ def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None
             raise Unavailable(f"cannot start {sys.executable}: {error.strerror}") from error
         finally:
             os.close(writer)
-        answer = _read_until_end(ready.fileno(), deadline=time.monotonic() + limits.START_TIMEOUT_S)
-    if background or answer not in (READY, BUSY):
+        answer = _read_until_end(ready.fileno(), deadline=deadline)
+    late = not answer and time.monotonic() >= deadline
+    if not late and (background or answer not in (READY, BUSY)):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(limits.START_TIMEOUT_S)
     if answer == READY:
@@ -164,8 +166,9 @@ def spawn(settings: ProviderSettings, *, background: bool, log: IO[bytes] | None
         raise AlreadyRunning(f"a provider serves {settings.socket} already")
     if answer:
         raise Unavailable(f"the provider did not start: {answer.decode(errors='replace')}")
+    what = f"does not listen after {limits.START_TIMEOUT_S:g} s" if late else "did not start, and ended without a word"
     raise Unavailable(
-        "the provider did not start, and ended without a word",
+        f"the provider {what}",
         remedy=f"see {log_path(settings.socket)}, or try 'sidestep provider start --foreground'",
     )
 
