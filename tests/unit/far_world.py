@@ -10,6 +10,7 @@ from struct import Struct
 
 from channel_app import RING, App
 
+from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.provider import far as fars
 from sidestep.provider.far import Far
@@ -59,6 +60,12 @@ class Host:
 
     def _on_drop(self) -> None:
         self.dropped += 1
+
+    def wait_for_attachments(self) -> None:
+        """Applications that have not attached by now are not waited for any longer."""
+        self.now += limits.RELAY_ATTACH_S
+        while callback := self.services.poll_due(self.now):
+            callback()
 
     def link(self, stream: Stream) -> SdpLink:
         return SdpLink(stream, self.loop, self.lost.append, self.logged.append)

@@ -382,6 +382,34 @@ def test_who_never_ends_is_not_waited_for(world: World, monkeypatch: pytest.Monk
     world.turns(lambda: "BROKEN" in stranger.events)
 
 
+def test_who_has_attached_waits_for_a_slow_link(world: World) -> None:
+    """The other provider opens the connection on hearing that, and has its application read by ring."""
+    app, far, stranger = world.stranger(promoted=False)
+    stranger.read()
+    world.turns(lambda: bool(stranger.words()))
+    world.one.wait_for_attachments()
+    stranger.say(Say.ATTACHED, RINGS)
+    stranger.say(Say.READY)
+    world.rest()
+    assert not far.lost
+    app.say(tx_switch_offset=7, tx_switched=1)
+    app.send(b"by ring")
+    world.turns(lambda: (Say.DATA, 7) in stranger.words())
+
+
+def test_who_never_attaches_takes_the_other_end_with_it(world: World) -> None:
+    """Nothing can have gone by ring: nobody has to be asked."""
+    a, b, one, two = world.pair(promoted=False)
+    a.say(attached=1)
+    world.rest()
+    for host in (world.one, world.two):
+        host.wait_for_attachments()
+        assert host.counters.get("relay_dropped", "not_attached") == (host is world.two)
+    world.turns(lambda: one.lost and two.lost)
+    assert [app.word("notice") for app in (a, b)] == [Notice.OVER] * 2
+    assert not world.one.lost + world.two.lost
+
+
 def end_well(app: App) -> None:
     """It shuts its sending direction down."""
     app.end.decide(True, Back.ENDED)

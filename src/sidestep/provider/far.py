@@ -169,6 +169,11 @@ class Far(Joint):
         if self.end_shown[1] and self.ended_told and not self.lost:
             self._hub.drop(self)
 
+    @property
+    def promised(self) -> bool:
+        """With our ATTACHED the other provider opens it, and consents for its application, whatever we have heard yet."""
+        return self.attached_told
+
     def _check_dead(self) -> None:
         """Its TCP is dead, as keepalive finds, and the other end would have said by now how it ended."""
         if not (self.lost or self._taken or self.side.closed):
@@ -544,6 +549,11 @@ class Far(Joint):
             self._hub.drop(self)
             return None
         return self.settled_at
+
+    def handle_farewell(self) -> None:
+        """The other provider has let go of it, and all that it said has come: not opened, it never was by ring there."""
+        if not (self.open or self.lost):
+            self._hub.drop(self)
 
     def _give_up_waiting(self) -> None:
         self.handle_arrived(None)

@@ -162,6 +162,11 @@ class Joint(ABC):
     def settled(self) -> bool:
         """Whether neither end depends on the provider any more."""
 
+    @property
+    def promised(self) -> bool:
+        """Whether somebody may count on what has been said of it already, though it is not open here."""
+        return False
+
     @abstractmethod
     def bid_farewell(self) -> None:
         """It is lost: whoever carries it is to hear that."""
@@ -311,7 +316,7 @@ class Relays:
         now = self._services.now()
         while self._young and (self._young[0][0] <= now or self._young[0][1].open or self._young[0][1].lost):
             _, joint = self._young.popleft()
-            if not joint.open and not joint.lost:
+            if not (joint.open or joint.lost or joint.promised):
                 self.counters.add("relay_dropped", "not_attached")
                 self.drop(joint)
         if self._young:

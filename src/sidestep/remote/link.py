@@ -219,6 +219,8 @@ class SdpLink:
         if self._over or far is None:
             return
         if receive.filled < (receive.length if receive.waitall else 1):
+            if not self._finishing:
+                far.handle_farewell()
             if self._finishing:
                 self._close()
             else:

@@ -87,6 +87,9 @@ class Carried(Protocol):
     def reset(self, reason: str) -> None:
         """The connection is to be reset, here and there."""
 
+    def handle_farewell(self) -> None:
+        """The other side has finished, and nothing more comes; `break_off` is next, unless it is over by that."""
+
     def break_off(self) -> int | None:
         """The link is broken: how many bytes count as arrived over it, always the same; None: it is over."""
 
