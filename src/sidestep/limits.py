@@ -69,7 +69,7 @@ PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; who has more i
 # Connections through the provider.
 RELAYS_MAX: Final = 1024  # of one process at a time, as far as descriptors allow; more stay on TCP: PROTOCOL_FAILED
 RELAY_DESCRIPTORS: Final = 8  # that a connection may cost: two bells, and what its protocol opens
-RELAY_ATTACH_S: Final = 10.0  # seconds until both ends must have attached, or ours, of a connection with another host: relay_dropped{not_attached}
+RELAY_ATTACH_S: Final = 10.0  # seconds for the ends here to attach: relay_dropped{not_attached}
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
 RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on TCP; what is on its way then is reset

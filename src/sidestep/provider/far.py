@@ -171,7 +171,7 @@ class Far(Joint):
 
     @property
     def promised(self) -> bool:
-        """With our ATTACHED the other provider opens it, and consents for its application, whatever we have heard yet."""
+        """On our ATTACHED the other provider opens it, and its application consents, whatever we have heard yet."""
         return self.attached_told
 
     def _check_dead(self) -> None:
@@ -551,7 +551,7 @@ class Far(Joint):
         return self.settled_at
 
     def handle_farewell(self) -> None:
-        """The other provider has let go of it, and all that it said has come: not opened, it never was by ring there."""
+        """The other provider has let go of it, and all that it said has come; not opened, it never left TCP there."""
         if not (self.open or self.lost):
             self._hub.drop(self)
 
