@@ -9,7 +9,7 @@ import sys
 import time
 from ast import literal_eval
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def standing_still(stage: Sidestep) -> Iterator[None]:
             os.sched_yield()
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it was killed
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -210,6 +211,18 @@ def test_a_program_that_makes_no_call_is_not_waited_for_in_vain(stage: Sidestep,
     assert a.ask("get(3000)") == b"d" * 3000
     a.ask("s.shutdown(1)")
     assert b.ask("s.recv(1)") == b""
+
+
+def test_bytes_that_died_with_the_provider_do_not_end_as_if_all_had_come(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Behind a FIN, a reset is EPIPE to the kernel, and no reader hears of it; but the FIN stands behind those bytes."""
+    a, b = ends
+    with standing_still(stage):
+        b.ask("s.sendall(b'b' * 5000)")
+        b.ask("s.shutdown(socket.SHUT_WR)")
+        assert a.ask("select.select([s], [], [], 0.1)") == ([], [], [])
+        stage.kill_provider(signal.SIGKILL)
+    assert b.ask("s.recv(1)") == "ECONNRESET"
+    assert a.ask("s.recv(1)") == "ECONNRESET"
 
 
 def test_who_reads_a_little_late_stays_on_the_ring(stage: Sidestep, ends: tuple[End, End]) -> None:

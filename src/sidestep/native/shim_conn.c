@@ -1658,7 +1658,8 @@ static void probe(struct conn *conn, int fd)
 		relay_lost(conn, fd);
 		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
 	}
-	if (told_of <= 0 || (native.revents & POLLNVAL)) {
+	/* Reset just now: how is said already. The kernel's word would be EPIPE behind a FIN, which came without the bytes. */
+	if (told_of <= 0 || (native.revents & POLLNVAL) || slot_has(slot, SLOT_RESET)) {
 		errno = saved;
 		return;
 	}
