@@ -216,7 +216,7 @@ def test_a_program_that_makes_no_call_is_not_waited_for_in_vain(stage: Sidestep,
 def test_bytes_that_died_with_the_provider_do_not_end_as_if_all_had_come(
     stage: Sidestep, ends: tuple[End, End]
 ) -> None:
-    """Behind a FIN a reset is EPIPE to the kernel, and no reader hears of it; but that FIN stands behind those bytes."""
+    """Behind a FIN a reset is EPIPE to the kernel, and no reader hears of it; but the FIN stands behind those bytes."""
     a, b = ends
     with standing_still(stage):
         b.ask("s.sendall(b'b' * 5000)")

@@ -24,6 +24,7 @@ class App:
         self.name = os.urandom(16)
         self.named = 0
         self.held = self.connected = True
+        self.by_tcp = 0  # bytes that TCP has brought
 
     def close(self) -> None:
         for fd in (self.segment, self.bell, self.page):
@@ -33,7 +34,8 @@ class App:
     def given(self) -> End:
         return End(
             _channel.map(self.segment, self.provider_side),
-            self.name, 0, self.bell, self.page, held=lambda: self.held, client_open=lambda: self.connected,
+            self.name, 0, self.bell, self.page, held=lambda: self.held, received=lambda: self.by_tcp,
+            client_open=lambda: self.connected,
         )  # fmt: skip
 
     def hint(self) -> None:

@@ -508,6 +508,22 @@ def test_only_who_knows_that_tcp_is_dead_is_reset_for_that(world: World, seen: S
     assert far.failed == reset(app) == bool(seen & Seen.RESET)
 
 
+@pytest.mark.parametrize(("came", "told"), [(0, False), (1, False), (200, True)], ids=["nothing", "a FIN", "bytes"])
+def test_bytes_by_tcp_behind_a_gap_are_not_waited_with_for_long(world: World, came: int, told: bool) -> None:
+    """Who sends them has gone back by itself; they may fill TCP's buffers, and its end not get through."""
+    a, b, one, other = world.pair()
+    a.send(b"lost")
+    go_back(a)
+    snap(world, one, other)
+    assert other.break_off() is not None
+    b.by_tcp = 7 + came  # it switched behind seven
+    assert other.break_off() is not None
+    world.two.now += limits.SETTLE_ENDED_S
+    while callback := world.two.services.poll_due(world.two.now):
+        callback()
+    assert reset(b) == told
+
+
 def test_what_has_all_arrived_needs_no_link(world: World) -> None:
     """Both ends have ended, and one still reads its ring."""
     app, far, stranger = world.stranger()

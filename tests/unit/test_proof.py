@@ -30,6 +30,22 @@ def test_both_ends_of_a_connection_are_confirmed(
         assert prover.holds(proof.connection_key(end, 0), proof.socket_cookie(end))
 
 
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_what_tcp_has_brought_is_counted(
+    prover: SocketProver, tcp_pair: Callable[..., tuple[socket.socket, socket.socket]],
+    family: socket.AddressFamily, host: str,
+) -> None:  # fmt: skip
+    active, passive = tcp_pair(host, family)
+    key, cookie = proof.connection_key(passive, 0), proof.socket_cookie(passive)
+    assert prover.received(key, cookie) == 0
+    active.sendall(b"a" * 300)
+    assert prover.received(key, cookie) == 300
+    assert passive.recv(1000) == b"a" * 300
+    active.shutdown(socket.SHUT_WR)
+    assert prover.received(key, cookie) in (300, 301)
+    assert prover.received(key, cookie + 1) is None
+
+
 def test_a_v4_mapped_end_is_found_as_the_v4_connection_it_is(prover: SocketProver) -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         active = socket.create_connection(("127.0.0.1", server.getsockname()[1]))

@@ -73,6 +73,7 @@ class Far(Joint):
         self.back_told = self.shut_told = self.closed_told = self.ended_told = False
         # Of the direction to it:
         self.far_ready = self.far_switched = self.far_back = self.far_shut = self.far_ended = False
+        self.far_switched_at = 0  # bytes that came by TCP before
         self.far_read_at_close: int | None = None  # what the other had read when it closed
         self.read_told = 0
         self.read_step = 0  # bytes read that are worth a word
@@ -127,10 +128,8 @@ class Far(Joint):
             return
         if not self.open:
             return
-        if self.settled_at is not None and (words.fin_seen or side.closed) and not self._doomed:
-            # TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets
-            self._doomed = True
-            self._hub.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
+        if self.settled_at is not None and (words.fin_seen or side.closed):
+            self._doom()
         if words.fin_seen and not self.fin_told:
             self.fin_told = True
             self.link.say(Say.FIN_SEEN)
@@ -380,6 +379,7 @@ class Far(Joint):
         if self.far_switched or not self.ready_told:
             raise PeerViolation("a switch twice, or without consent", rule="link_order")
         self.far_switched = True
+        self.far_switched_at = count
         side.channel.publish("tx_switch_offset", count)
         side.channel.publish("tx_switched", 1)
         side.bell.ring()
@@ -548,7 +548,17 @@ class Far(Joint):
         if self.left and self._free:
             self._hub.drop(self)
             return None
+        if self.far_switched and not (self._doomed or self._taken):
+            received = self.side.end_of.received()
+            if received is not None and received > self.far_switched_at + 1:  # one may be a FIN
+                self._doom()  # what stands behind the lost bytes may fill TCP's buffers, and the end not get through
         return self.settled_at
+
+    def _doom(self) -> None:
+        """TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets."""
+        if not self._doomed:
+            self._doomed = True
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
 
     def handle_farewell(self) -> None:
         """The other provider has let go of it, and all that it said has come; not opened, it never left TCP there."""

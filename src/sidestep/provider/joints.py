@@ -92,6 +92,7 @@ class End:
     bell_fd: int
     bell_page_fd: int
     held: Callable[[], bool]  # whether any process still holds that end of the TCP connection
+    received: Callable[[], int | None]  # bytes that TCP has brought to it, and maybe its FIN; None: nobody holds it
     client_open: Callable[[], bool]  # whether who attached it is still connected to the provider
 
 

@@ -595,7 +595,8 @@ class Pairing:
     ) -> End:
         return End(
             _channel.map(segment, side), bell_name, bell_index, bell[0], bell[1],
-            held=lambda: self._prover.holds(key, cookie), client_open=lambda: client.open,
+            held=lambda: self._prover.holds(key, cookie), received=lambda: self._prover.received(key, cookie),
+            client_open=lambda: client.open,
         )  # fmt: skip
 
     # ---- refusing ----

@@ -34,6 +34,10 @@ _REQUEST_LEN: Final = _HEADER.size + _REQUEST.size + _SOCKET_ID.size + _SOCKET_I
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 _LISTEN: Final = 10  # TCP_LISTEN
 _ANY_COOKIE: Final = (1 << 64) - 1  # INET_DIAG_NOCOOKIE, twice
+_RECORD_LEN: Final = _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size + _REPLY_REST.size  # then attributes
+_ATTRIBUTE: Final = struct.Struct("=HH")  # struct nlattr: len, type; then its value, padded to 4 bytes
+_DIAG_INFO: Final = 2  # INET_DIAG_INFO: struct tcp_info
+_BYTES_RECEIVED: Final = struct.Struct("=128xQ")  # of it
 
 # The states in which a process can hold a connection: not TIME_WAIT (6), CLOSE (7), LISTEN (10), NEW_SYN_RECV (12).
 HELD_STATES: Final = frozenset({1, 2, 3, 4, 5, 8, 9, 11})
@@ -95,13 +99,18 @@ class SocketProver:
 
     def holds(self, key: ConnectionKey, cookie: int) -> bool:
         """Whether the kernel has that very connection, with that cookie, in a state in which a process can hold it."""
-        found = self._look_up(key, cookie)
-        if found is None:
-            return False  # no such socket, or another cookie
-        # The lookup falls back to a listener of the same port, and it finds sockets that nobody holds any more.
-        _, state, _, _ = _REPLY.unpack_from(found)
-        _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
-        return state in HELD_STATES and found_cookie == cookie
+        return self._look_up_held(key, cookie) is not None
+
+    def received(self, key: ConnectionKey, cookie: int) -> int | None:
+        """How many bytes TCP has brought to that connection, with its FIN or without; None: nobody holds it."""
+        found = self._look_up_held(key, cookie, 1 << _DIAG_INFO - 1)
+        at = _RECORD_LEN
+        while found is not None and at + _ATTRIBUTE.size <= len(found):
+            length, what = _ATTRIBUTE.unpack_from(found, at)
+            if what == _DIAG_INFO and length >= _ATTRIBUTE.size + _BYTES_RECEIVED.size:
+                return int(_BYTES_RECEIVED.unpack_from(found, at + _ATTRIBUTE.size)[0])
+            at += max(length + 3 & ~3, _ATTRIBUTE.size)
+        return None
 
     def listener(self, host: str, port: int) -> tuple[int, int] | None:
         """The inode and the user of the socket that a connection to that address would be accepted by; None: none."""
@@ -112,10 +121,19 @@ class SocketProver:
         uid, inode = _REPLY_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size)
         return inode, uid
 
-    def _look_up(self, key: ConnectionKey, cookie: int) -> bytes | None:
+    def _look_up_held(self, key: ConnectionKey, cookie: int, extensions: int = 0) -> bytes | None:
+        found = self._look_up(key, cookie, extensions)
+        if found is None:
+            return None  # no such socket, or another cookie
+        # The lookup falls back to a listener of the same port, and it finds sockets that nobody holds any more.
+        _, state, _, _ = _REPLY.unpack_from(found)
+        _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
+        return found if state in HELD_STATES and found_cookie == cookie else None
+
+    def _look_up(self, key: ConnectionKey, cookie: int, extensions: int = 0) -> bytes | None:
         """The kernel's record (struct inet_diag_msg) of the socket for packets of that connection."""
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        self._netlink.send(self._request(key, cookie))
+        self._netlink.send(self._request(key, cookie, extensions))
         while True:
             try:
                 reply = self._netlink.recv(4096)
@@ -125,14 +143,14 @@ class SocketProver:
                 break  # else a leftover of an earlier request
         return reply[_HEADER.size :] if _HEADER.unpack_from(reply)[1] == _SOCK_DIAG_BY_FAMILY else None
 
-    def _request(self, key: ConnectionKey, cookie: int) -> bytes:
+    def _request(self, key: ConnectionKey, cookie: int, extensions: int) -> bytes:
         local, remote = key.local_addr, key.remote_addr
         is_v4 = local.startswith(_MAPPED) and remote.startswith(_MAPPED)
         if is_v4:  # v4-mapped IPv6 sockets live in the same table
             local, remote = local[12:], remote[12:]
         return b"".join((
             _HEADER.pack(_REQUEST_LEN, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, self._sequence, 0),
-            _REQUEST.pack(socket.AF_INET if is_v4 else socket.AF_INET6, socket.IPPROTO_TCP, 0, 0xFFFFFFFF),
+            _REQUEST.pack(socket.AF_INET if is_v4 else socket.AF_INET6, socket.IPPROTO_TCP, extensions, 0xFFFFFFFF),
             _SOCKET_ID.pack(key.local_port, key.remote_port, local, remote),
             _SOCKET_ID_REST.pack(0, cookie),  # two 32-bit words, low first: the host's order on little-endian machines
         ))  # fmt: skip

@@ -283,7 +283,8 @@ class LentHere:
         try:
             end = End(
                 _channel.map(segment, record.side), record.bell_name, record.bell_index, bell, page,
-                held=lambda: worker.prover.holds(key, record.cookie), client_open=lambda: self.client_open,
+                held=lambda: worker.prover.holds(key, record.cookie),
+                received=lambda: worker.prover.received(key, record.cookie), client_open=lambda: self.client_open,
             )  # fmt: skip
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
