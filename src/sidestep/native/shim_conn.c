@@ -1658,8 +1658,9 @@ static void probe(struct conn *conn, int fd)
 		relay_lost(conn, fd);
 		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
 	}
-	/* Reset just now: how is said already. The kernel's word would be EPIPE behind a FIN, which came without the bytes. */
-	if (told_of <= 0 || (native.revents & POLLNVAL) || slot_has(slot, SLOT_RESET)) {
+	/* How is said then: the kernel would say EPIPE behind a FIN, which came without the bytes. */
+	bool reset = slot_has(slot, SLOT_RESET);
+	if (told_of <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
 		return;
 	}
@@ -1675,7 +1676,7 @@ static void probe(struct conn *conn, int fd)
 			int error = 0;
 			socklen_t len = sizeof(error);
 			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
-			if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
+			if (!reset && (error || !slot_has(slot, SLOT_RESET))) /* else another thread has asked just now */
 				word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
 			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		} else {
