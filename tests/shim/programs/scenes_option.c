@@ -385,9 +385,9 @@ static void message_options(void)
 	}
 	get(pair, 20);
 	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) == 0);
-	/* The kernel begins to stamp a moment after the first socket asks for it. */
+	/* The kernel begins to stamp when a worker of its own has had a turn since the first socket asked for it. */
 	bool stamped = false;
-	for (int i = 0; i < 1000 && !stamped; i++) {
+	for (time_t until = time(NULL) + 10; !stamped && time(NULL) < until;) {
 		peer_put(pair, 30);
 		arrived(pair, 30);
 		header.msg_control = control;
