@@ -1658,7 +1658,6 @@ static void probe(struct conn *conn, int fd)
 		relay_lost(conn, fd);
 		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
 	}
-	/* How is said then: the kernel would say EPIPE behind a FIN, which came without the bytes. */
 	bool reset = slot_has(slot, SLOT_RESET);
 	if (told_of <= 0 || (native.revents & POLLNVAL)) {
 		errno = saved;
@@ -1676,7 +1675,9 @@ static void probe(struct conn *conn, int fd)
 			int error = 0;
 			socklen_t len = sizeof(error);
 			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
-			if (!reset && (error || !slot_has(slot, SLOT_RESET))) /* else another thread has asked just now */
+			if (reset && error == EPIPE)
+				error = 0; /* it was a reset behind a FIN, which came without the bytes that are lost */
+			if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
 				word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
 			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		} else {
