@@ -167,7 +167,7 @@ def scene_names(table: str = "*") -> Iterator[str]:
 def build(kind: Build = Build.PLAIN, sanitizer: Sanitizer = PLAIN) -> Path:
     """Compiles the scenes; returns the program."""
     flags = [*sanitizer.flags, *_BUILD_FLAGS[kind], "-D_GNU_SOURCE", f"-I{toolchain.HEADERS}"]
-    return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("*.c")), flags)
+    return toolchain.build(f"scenes-{kind}-{sanitizer.name}", sorted(PROGRAMS.glob("scene*.c")), flags)
 
 
 def difference(native: str, shimmed: str) -> str:

@@ -496,6 +496,7 @@ void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 bool conn_switched(const struct conn *conn);
 bool conn_receives_tcp(struct conn *conn, int fd);
 bool conn_tcp_ended(struct conn *conn, int fd);
+size_t conn_ring_unread(const struct conn *conn, size_t queued);
 bool conn_reserved(const struct conn *conn);
 /* Bytes that the next call could send by ring; as channel_tx_peek(). */
 static inline size_t conn_room(const struct conn *conn)

@@ -2006,6 +2006,37 @@ static bool rx_ring_next(const struct conn *conn, size_t queued)
 	           word_load(conn->slot->rx_tcp_bytes) + queued;
 }
 
+/* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring or behind it. */
+size_t conn_ring_unread(const struct conn *conn, size_t queued)
+{
+	bool next = word_load(conn->slot->rx_path) == PATH_RING || rx_ring_next(conn, queued);
+	size_t there = next ? channel_rx_peek(&conn->channel) : 0;
+
+	return there == SIZE_MAX ? 0 : there;
+}
+
+static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
+                         int flags, bool look, size_t *moved);
+
+/*
+ * rx_lock held, `got` bytes read, fewer than wanted. Where the stream goes on by the other path, the call goes on there: a
+ * short read means that nothing is left. Edge-triggered readers wait for the next edge then (epoll(7), "Questions and
+ * answers" 9), and libuv takes it with HUP for the end of the stream. Returns all that was read.
+ */
+static size_t rx_across(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
+                        int flags, size_t got)
+{
+	size_t more = 0;
+	int queued = 0;
+	bool goes_on = word_load(conn->slot->rx_path) == PATH_TCP
+	                   ? rx_follow(conn, fd) && channel_rx_avail(&conn->channel) > 0
+	                   : conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
+
+	if (goes_on && rx_step(conn, fd, iov, iov_len, done + got, wanted - got, flags, false, &more) == STEP_DONE)
+		got += more;
+	return got;
+}
+
 /* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
 static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
                          int flags, bool look, size_t *moved)
@@ -2034,6 +2065,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 				full_fence();
 				if (unlikely(conn_tcp_read(conn)))
 					conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
+				if (*moved < wanted)
+					*moved = rx_across(conn, fd, iov, iov_len, done, wanted, flags, *moved);
 			} else if (*moved < wanted && rx_ring_next(conn, (size_t)n)) {
 				int64_t there = channel_rx_avail(&conn->channel);
 				if (there > 0)
@@ -2090,6 +2123,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 				ssize_t n = raw_recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
 				*moved += n > 0 ? (size_t)n : 0;
 			}
+			if (*moved < wanted && !(flags & MSG_PEEK))
+				*moved = rx_across(conn, fd, iov, iov_len, done, wanted, flags, *moved);
 			return STEP_DONE;
 		}
 		/* before a reset is told: what came by TCP ahead of it can still be read, as in the kernel */
@@ -2397,6 +2432,7 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 	return STEP_DONE;
 }
 
+/* -2: the bytes do not go by TCP any more. */
 static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
 	struct conn_slot *slot = conn->slot;
@@ -2488,13 +2524,25 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			saved = done ? saved : EBADF;
 			break;
 		} else if (step == STEP_NATIVE) {
-			result = (ssize_t)done;
-			if (!done) {
+			if (likely(!done)) {
 				result = native_send(conn, fd, iov, iov_len, flags);
 				if (result == -2)
 					continue;
 				saved = errno;
+				break;
 			}
+			/* what has gone by ring is of the same call: one that blocks is not short because of that */
+			struct iovec rest[64];
+			int rest_len = iov_from(iov, iov_len, done, SIZE_MAX, rest);
+			result = native_send(conn, fd, rest, rest_len, flags | MSG_NOSIGNAL);
+			if (result == -2)
+				continue;
+			if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
+				word_store(slot->error, (uint32_t)errno); /* for the next call */
+			done += result > 0 ? (size_t)result : 0;
+			if (result == (ssize_t)iov_total(rest, rest_len) && done < total)
+				continue; /* more than 64 pieces */
+			result = (ssize_t)done;
 			break;
 		}
 		if (heeds(conn) && conn_obey(conn, fd))

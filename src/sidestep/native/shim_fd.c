@@ -437,10 +437,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		set_conn_switched(conn);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
-		/* the ring's bytes, and those TCP still holds from before the switch or after the way back */
-		size_t there = slot_has(conn->slot, SLOT_RX_BACK) ? 0 : channel_rx_peek(&conn->channel);
-		if (there != SIZE_MAX)
-			*(int *)argument += (int)there;
+		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && word_load(conn->slot->tx_path) == PATH_RING) {
 		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
 		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx_size / 4 * 3;

@@ -6,11 +6,15 @@ printed by its name.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
+import fcntl
+import os  # noqa: F401 - for what is told
 import select
 import socket
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -84,11 +88,19 @@ def given() -> bytes:
     return data
 
 
+def arrived(count: int) -> bool:
+    """Waits until so many bytes can be read, as FIONREAD counts them, and makes no other call."""
+    queued = array.array("i", [0])
+    while queued[0] < count:
+        fcntl.ioctl(s, termios.FIONREAD, queued)
+    return queued[0] == count
+
+
 watched: select.epoll
 
 
 def watch() -> None:
-    """Puts the connection into a set."""
+    """Puts the connections into a set."""
     global watched
     watched = select.epoll()
     watched.register(s, select.EPOLLIN)
