@@ -99,6 +99,25 @@ def test_a_blocking_send_goes_on_by_tcp(stage: Sidestep, ends: tuple[End, End]) 
     assert a.answer() == "3000000"
 
 
+def test_all_that_is_ready_is_told_at_once(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """One of two connections in a set is promoted, of the other the kernel has the bytes."""
+    a, b = ends
+    join(a, b, "near")
+    b.ask("watch()")
+    promote(stage, a, b)
+    promote(stage, a, b, "near", count=4)
+    port = a.ask("near.getsockname()[1]")
+    stage.demote(lambda c: str(port) in (c.local + c.remote), timeout_s=0)
+    promote(stage, a, b, "near", count=2)  # to and fro until it is not
+    stage.promote(timeout_s=0)
+    a.ask("near.sendall(b'x')")  # by TCP; then it hears of that
+    b.ask("near.sendall(b'y')")  # so does this end, and consents to the ring again
+    a.ask("s.sendall(b'x')")
+    assert b.ask("arrived(1)")
+    assert b.ask("arrived(1, near)")
+    assert b.ask("[len(watched.poll(0)) for _ in range(100)]") == [2] * 100
+
+
 def test_who_stops_at_a_short_read_hears_of_all_that_follows() -> None:
     """Before reads went across, one round of ten hung: in a hundred a miss is less likely than 1 in 10,000."""
     program = toolchain.build("short_reads", [HERE / "programs" / "short_reads.c"], ["-O2"])

@@ -39,6 +39,7 @@ struct member {
 	bool hinted;       /* its peer names it when there is news */
 	bool disabled;     /* one-shot has fired */
 	bool rx_ring;      /* receiving was by ring when it was last looked at */
+	bool by_tcp;       /* a direction was on TCP then */
 	uint32_t in_kernel; /* events of the kernel's entry */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
 	bool out_armed;    /* edge: room is news */
@@ -82,6 +83,7 @@ struct set {
 	uint32_t next_index; /* an index is given anew as late as can be */
 	struct member **managed;
 	uint32_t managed_cap;
+	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
 	struct bell *bell;
 	struct set_bell *bells; /* every bell with an entry in the kernel's set */
 	uint32_t bells_len, bells_cap;
@@ -422,6 +424,14 @@ static void feeds_read(struct set *set)
 	}
 }
 
+static void member_by_tcp(struct member *member, bool by_tcp)
+{
+	if (member->by_tcp == by_tcp)
+		return;
+	member->by_tcp = by_tcp;
+	member->set->by_tcp += by_tcp ? 1 : UINT32_MAX;
+}
+
 static bool member_manage(struct member *member, int op)
 {
 	struct set *set = member->set;
@@ -442,6 +452,7 @@ static bool member_manage(struct member *member, int op)
 	if (!conn_watch_life(conn, set->epfd, set->secret << NAME_BITS | BELL_INDEX))
 		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
+	member_by_tcp(member, true);
 	member->armed = member->out_armed = true;
 	member->reported = 0;
 	member->at = set->managed_len;
@@ -465,6 +476,7 @@ static void member_unmanage(struct member *member)
 	if (!member->managed)
 		return;
 	feed_exit(set, member);
+	member_by_tcp(member, false);
 	uint32_t last = atomic_fetch_sub(&set->managed_len, 1) - 1;
 	set->managed[member->at] = set->managed[last];
 	set->managed[member->at]->at = member->at;
@@ -873,6 +885,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
 	bool rx_ring = word_load(conn->slot->rx_path) == PATH_RING;
+	member_by_tcp(member, !conn_switched(conn));
 	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
 		/* a MOD also makes the kernel tell an edge again that was taken for the ring's */
 		kernel_set(member, EPOLL_CTL_MOD);
@@ -1095,8 +1108,10 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		set->pass++;
 		set->spent = SPENT_NOTHING;
 		int n = 0;
-		/* where the kernel alone has filled the room, the rings are first the next time */
-		bool look = now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS && !set->kernel_filled;
+		/* Who has several ready is told of all at once. Where the kernel alone has filled the room, the rings are first the
+		 * next time. */
+		bool look = (set->by_tcp || now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) &&
+		            !set->kernel_filled;
 		set->kernel_filled = false;
 		bool more = true; /* the kernel may have more to tell */
 		if (look) {

@@ -88,11 +88,11 @@ def given() -> bytes:
     return data
 
 
-def arrived(count: int) -> bool:
+def arrived(count: int, one: socket.socket | None = None) -> bool:
     """Waits until so many bytes can be read, as FIONREAD counts them, and makes no other call."""
     queued = array.array("i", [0])
     while queued[0] < count:
-        fcntl.ioctl(s, termios.FIONREAD, queued)
+        fcntl.ioctl(one or s, termios.FIONREAD, queued)
     return queued[0] == count
 
 
