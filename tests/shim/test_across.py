@@ -118,6 +118,17 @@ def test_all_that_is_ready_is_told_at_once(stage: Sidestep, ends: tuple[End, End
     assert b.ask("[len(watched.poll(0)) for _ in range(100)]") == [2] * 100
 
 
+def test_a_reset_is_not_lost_behind_the_bytes_before_it(stage: Sidestep, ends: tuple[End, End]) -> None:
+    a, b = ends
+    promote(stage, a, b)
+    b.ask("Later.of(lambda: s.recv(100, socket.MSG_WAITALL))")
+    a.ask("s.sendall(b'x' * 10)")
+    a.ask("s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))")
+    a.ask("s.close()")
+    assert b.ask("eval(Later.last.result())") == b"x" * 10
+    assert b.ask("s.recv(1)") == "ECONNRESET"
+
+
 def test_who_stops_at_a_short_read_hears_of_all_that_follows() -> None:
     """Before reads went across, one round of ten hung: in a hundred a miss is less likely than 1 in 10,000."""
     program = toolchain.build("short_reads", [HERE / "programs" / "short_reads.c"], ["-O2"])

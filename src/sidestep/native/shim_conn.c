@@ -2268,7 +2268,9 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 				continue;
 			}
 			result = (ssize_t)done;
-			if (!done && step != STEP_END) {
+			if (done && step == STEP_ERROR) {
+				word_store(slot->error, (uint32_t)error); /* for the next call, which would take the end for a good one */
+			} else if (step != STEP_END && !done) {
 				result = -1;
 				saved = step == STEP_CLOSED ? EBADF : error;
 			}
