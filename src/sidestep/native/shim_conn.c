@@ -1855,7 +1855,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 
 /* ---- bytes ---- */
 /* what rx_step and tx_step found */
-enum step { STEP_DONE, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };
+enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };
 
 static size_t iov_total(const struct iovec *iov, int iov_len)
 {
@@ -2015,26 +2015,18 @@ size_t conn_ring_unread(const struct conn *conn, size_t queued)
 	return there == SIZE_MAX ? 0 : there;
 }
 
-static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
-                         int flags, bool look, size_t *moved);
-
 /*
- * rx_lock held, `got` bytes read, fewer than wanted. Where the stream goes on by the other path, the call goes on there: a
- * short read means that nothing is left. Edge-triggered readers wait for the next edge then (epoll(7), "Questions and
- * answers" 9), and libuv takes it with HUP for the end of the stream. Returns all that was read.
+ * rx_lock held. Whether the stream goes on by the other path, with bytes there that the same call is to return. A short read
+ * means that nothing is left: edge-triggered readers wait for the next edge then (epoll(7), "Questions and answers" 9), and
+ * libuv takes it with HUP for the end of the stream.
  */
-static size_t rx_across(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
-                        int flags, size_t got)
+static bool rx_goes_on(struct conn *conn, int fd)
 {
-	size_t more = 0;
 	int queued = 0;
-	bool goes_on = word_load(conn->slot->rx_path) == PATH_TCP
-	                   ? rx_follow(conn, fd) && channel_rx_avail(&conn->channel) > 0
-	                   : conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
 
-	if (goes_on && rx_step(conn, fd, iov, iov_len, done + got, wanted - got, flags, false, &more) == STEP_DONE)
-		got += more;
-	return got;
+	if (word_load(conn->slot->rx_path) == PATH_TCP)
+		return rx_follow(conn, fd) && channel_rx_avail(&conn->channel) > 0;
+	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
 }
 
 /* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
@@ -2065,8 +2057,6 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 				full_fence();
 				if (unlikely(conn_tcp_read(conn)))
 					conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
-				if (*moved < wanted)
-					*moved = rx_across(conn, fd, iov, iov_len, done, wanted, flags, *moved);
 			} else if (*moved < wanted && rx_ring_next(conn, (size_t)n)) {
 				int64_t there = channel_rx_avail(&conn->channel);
 				if (there > 0)
@@ -2123,13 +2113,11 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 				ssize_t n = raw_recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
 				*moved += n > 0 ? (size_t)n : 0;
 			}
-			if (*moved < wanted && !(flags & MSG_PEEK))
-				*moved = rx_across(conn, fd, iov, iov_len, done, wanted, flags, *moved);
 			return STEP_DONE;
 		}
 		/* before a reset is told: what came by TCP ahead of it can still be read, as in the kernel */
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
-			return rx_step(conn, fd, iov, iov_len, done, wanted, flags, look, moved);
+			return STEP_AGAIN;
 		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
 		int error = failed && word_load(slot->error) != EPIPE ? take_error(conn) : 0;
 		if (error) {
@@ -2236,6 +2224,12 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 		slot_lock(&slot->rx_lock);
 		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
 			step = rx_step(conn, fd, iov, iov_len, done, total - done, flags, look, &moved);
+			while (step == STEP_DONE && moved < total - done && !peek && rx_goes_on(conn, fd)) {
+				size_t more = 0;
+				if (rx_step(conn, fd, iov, iov_len, done + moved, total - done - moved, flags, false, &more) != STEP_DONE)
+					break;
+				moved += more;
+			}
 			if (likely(step == STEP_DONE && !peek))
 				rx_finish(conn);
 		}
@@ -2254,6 +2248,8 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 				done += moved;
 				continue;
 			}
+		} else if (step == STEP_AGAIN) {
+			continue;
 		} else if (step == STEP_NATIVE && !done) {
 			result = native_recv(conn, fd, iov, iov_len, flags);
 			if (result != -2) {
