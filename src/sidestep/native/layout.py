@@ -18,7 +18,7 @@ import sys
 from enum import IntEnum, IntFlag
 from typing import Any, Final
 
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -244,6 +244,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
             "I",
             1,
         ),  # 1: some connects of ordinary sockets begin with an offload protocol: each asks first
+        ("answers", "I", 1),  # moves on after an answer has been sent to anybody
+        ("pad", "I", 1),
     ),
     # First page of an arena.
     "arena_header": (

@@ -52,6 +52,9 @@ struct real real = {
 	.syscall = first_syscall,
 };
 
+static const char several_threads;
+const char *one_thread = &several_threads;
+
 static void *real_find(const char *name)
 {
 	return dlsym(real_scope(), name);
@@ -74,6 +77,9 @@ static void real_init(void)
 	real.syscall = (long (*)(long, long, long, long, long, long, long))real_find("syscall");
 	real._exit = (__typeof__(real._exit))real_find("_exit");
 	real._Exit = (__typeof__(real._exit))real_find("_Exit");
+	found = real_find("__libc_single_threaded"); /* glibc 2.32 */
+	if (found)
+		one_thread = found;
 }
 
 void shim_log(const char *format, ...)

@@ -356,6 +356,69 @@ static inline void slot_unlock(uint32_t *word)
 #define word_store(word, value) atomic_store_explicit((_Atomic __typeof__(word) *)&(word), (value), memory_order_relaxed)
 #define word_add(word, value) \
 	atomic_fetch_add_explicit((_Atomic __typeof__(word) *)&(word), (value), memory_order_relaxed)
+/*
+ * What no other thread changes needs no bus lock, which costs more than all the rest of a call that stays native: a signal
+ * comes before an instruction or after it. libc says whether there is another thread (sys/single_threaded.h).
+ */
+extern const char *one_thread; /* points to a word that is not 0 as long as this process has one */
+/* Adds; `alone`: no other process has the word either. */
+static inline void word_count64(uint64_t *word, uint64_t value, bool alone)
+{
+#if defined(__x86_64__)
+	if (likely(alone)) {
+		__asm__("addq %1, %0" : "+m"(*word) : "er"(value) : "cc");
+		return;
+	}
+#endif
+	(void)alone;
+	word_add(*word, value);
+}
+/* The same, with a full fence where there is somebody to be ordered with. */
+static inline void word_count32(uint32_t *word, uint32_t value, bool alone)
+{
+#if defined(__x86_64__)
+	if (likely(alone)) {
+		__asm__ volatile("addl %1, %0" : "+m"(*word) : "er"(value) : "cc", "memory");
+		return;
+	}
+#endif
+	(void)alone;
+	atomic_fetch_add((_Atomic uint32_t *)word, value);
+}
+/* Takes one off. True: it was the last. */
+static inline bool refs_drop(_Atomic uint32_t *refs)
+{
+#if defined(__x86_64__)
+	if (likely(*one_thread)) {
+		bool last;
+		__asm__ volatile("subl $1, %0" : "+m"(*refs), "=@ccz"(last) : : "memory");
+		return last;
+	}
+#endif
+	return atomic_fetch_sub(refs, 1) == 1;
+}
+/* Adds one, if there is any. */
+static inline bool refs_take(_Atomic uint32_t *refs)
+{
+	uint32_t found = atomic_load_explicit(refs, memory_order_relaxed);
+	bool taken;
+
+	do {
+		if (unlikely(found == 0))
+			return false;
+#if defined(__x86_64__)
+		if (likely(*one_thread)) {
+			__asm__ volatile("cmpxchgl %3, %0"
+			                 : "+m"(*refs), "+a"(found), "=@ccz"(taken)
+			                 : "r"(found + 1)
+			                 : "memory");
+			continue;
+		}
+#endif
+		taken = atomic_compare_exchange_weak(refs, &found, found + 1);
+	} while (unlikely(!taken));
+	return true;
+}
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
 {
 	return (word_load(((struct conn_slot *)slot)->flags) & bits) != 0;
@@ -511,6 +574,11 @@ int conn_reserve(struct conn *conn, int fd, size_t wanted, struct piece *piece);
 int conn_commit(struct conn *conn, int fd, const struct piece *piece, size_t len);
 void conn_unreserve(struct conn *conn, uint64_t serial);
 
+/* Only this thread changes the words of its slot. */
+static inline bool conn_mine(const struct conn *conn)
+{
+	return *one_thread && word_load(conn->slot->holders) == 1;
+}
 bool native_rx_begin(struct conn *conn);
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
 bool native_tx_begin(struct conn *conn);

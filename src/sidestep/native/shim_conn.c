@@ -336,7 +336,7 @@ static void conn_destroy(struct conn *conn)
 
 void conn_unref(struct conn *conn)
 {
-	if (unlikely(atomic_fetch_sub(&conn->refs, 1) == 1)) {
+	if (unlikely(refs_drop(&conn->refs))) {
 		int saved = errno;
 		conn_destroy(conn);
 		errno = saved;
@@ -345,12 +345,8 @@ void conn_unref(struct conn *conn)
 
 bool conn_tryref(struct conn *conn, int fd)
 {
-	uint32_t refs = atomic_load_explicit(&conn->refs, memory_order_relaxed);
-
-	do {
-		if (unlikely(refs == 0))
-			return false; /* on its way to the free list, or there */
-	} while (unlikely(!atomic_compare_exchange_weak(&conn->refs, &refs, refs + 1)));
+	if (unlikely(!refs_take(&conn->refs)))
+		return false; /* on its way to the free list, or there */
 	if (likely(conn_get(fd) == conn))
 		return true;
 	conn_unref(conn);
@@ -612,9 +608,10 @@ bool native_rx_begin(struct conn *conn)
 {
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
 		return false;
-	atomic_fetch_add((_Atomic uint32_t *)&conn->slot->rx_sitters, 1); /* full fence */
+	bool mine = conn_mine(conn);
+	word_count32(&conn->slot->rx_sitters, 1, mine);
 	if (unlikely(atomic_load(&conn->managed))) {
-		atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->rx_sitters, 1);
+		word_count32(&conn->slot->rx_sitters, UINT32_MAX, mine);
 		return false;
 	}
 	return true;
@@ -624,9 +621,10 @@ bool native_tx_begin(struct conn *conn)
 {
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
 		return false;
-	atomic_fetch_add((_Atomic uint32_t *)&conn->slot->tx_sitters, 1);
+	bool mine = conn_mine(conn);
+	word_count32(&conn->slot->tx_sitters, 1, mine);
 	if (unlikely(atomic_load(&conn->managed))) {
-		atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->tx_sitters, 1);
+		word_count32(&conn->slot->tx_sitters, UINT32_MAX, mine);
 		return false;
 	}
 	return true;
@@ -651,15 +649,23 @@ static void consider(struct conn *conn, int fd)
 		rpc_listen();
 }
 
+/* What a native call has moved; its thread is no sitter any more. */
+static inline void native_count(struct conn *conn, uint64_t *bytes, uint64_t *messages, uint32_t *sitters, ssize_t moved)
+{
+	bool mine = conn_mine(conn);
+
+	if (moved > 0) {
+		word_count64(bytes, (uint64_t)moved, mine);
+		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is there to be looked at */
+	}
+	word_count32(sitters, UINT32_MAX, mine);
+}
+
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (result > 0 && !(flags & MSG_PEEK)) {
-		word_add(slot->rx_tcp_bytes, (uint64_t)result);
-		word_add(slot->rx_tcp_msgs, 1);
-	}
-	atomic_fetch_sub((_Atomic uint32_t *)&slot->rx_sitters, 1);
+	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_sitters, flags & MSG_PEEK ? 0 : result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;
@@ -669,11 +675,7 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (result > 0) {
-		word_add(slot->tx_tcp_bytes, (uint64_t)result);
-		word_add(slot->tx_tcp_msgs, 1);
-	}
-	atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
+	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_sitters, result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;

@@ -47,6 +47,7 @@ class Registry:
         self._closing_index = layout.offsets("registry_header")["closing"] // 4
         self._asks_index = layout.offsets("registry_header")["asks_connect"] // 4
         self._orders_index = layout.offsets("registry_header")["orders"] // 4
+        self._answers_index = layout.offsets("registry_header")["answers"] // 4
         self._header_words = words
         self._words = words[layout.REGISTRY_BUCKETS_OFFSET // 4 :]
         self._pending = [0] * layout.REGISTRY_BUCKETS  # exact, where the word saturates
@@ -79,7 +80,14 @@ class Registry:
 
     def bump_orders(self) -> None:
         """Tells all shims, those that are awake, to look at their sockets."""
-        self._header_words[self._orders_index] = (self._header_words[self._orders_index] + 1) & 0xFFFFFFFF
+        self._bump(self._orders_index)
+
+    def bump_answers(self) -> None:
+        """Tells those that wait for an answer to look at their sockets."""
+        self._bump(self._answers_index)
+
+    def _bump(self, index: int) -> None:
+        self._header_words[index] = (self._header_words[index] + 1) & 0xFFFFFFFF
 
     def close(self) -> None:
         """Unmaps the page; shims keep their view of it."""

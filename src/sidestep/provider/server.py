@@ -434,6 +434,7 @@ class Provider:
         except OSError as error:
             self._drop(client, "slow" if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS) else "closed")
             return False
+        self._registry.bump_answers()
         return True
 
     # ---- messages ----
