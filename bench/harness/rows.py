@@ -44,6 +44,14 @@ ROWS: Final[tuple[Row, ...]] = (
         "untouched", "a call on a descriptor that is no connection", "ns", 0.98, 1.0, talks.untouched(),
         lower_is_better=True, promotes=False, rounds_factor=5,
     ),
+    Row(
+        "native-pingpong", "64 B ping-pong with a program not under sidestep", "us", 0.98, 1.0,
+        talks.pingpong("blocking", stranger=True), lower_is_better=True, promotes=False, as_placed=True,
+    ),
+    Row(
+        "native-stream", "64 B stream to a program not under sidestep", "messages/s", 0.98, 1.0,
+        talks.stream(64, as_bytes=False, stranger=True), promotes=False, as_placed=True,
+    ),
     Row("pairs", "8 busy pairs on 2 CPUs, total", "messages/s", 1.0, 3, talks.pairs(8), cpus=2),
     Row(
         "idle-cpu", "CPU time, 100 connections idle for 10 s", "ms", 0, 0, talks.idle_cpu(100),

@@ -18,8 +18,8 @@ def _worlds(row: Row, promote_after: str | None, with_sidestep: bool) -> dict[st
         "unpinned": lambda: World("unpinned", cpus=row.cpus),
         "one-cpu": lambda: World("one-cpu", one_cpu=True, cpus=row.cpus),
     }
-    if row.absolute:
-        del worlds["one-cpu"]  # nothing runs, so no placement is better
+    if row.absolute or row.as_placed:
+        del worlds["one-cpu"]
     if with_sidestep:
         worlds["sidestep"] = lambda: SidestepWorld(promote_after=promote_after, cpus=row.cpus)
     return worlds

@@ -33,9 +33,11 @@ class Talk:
     port: int
 
     @classmethod
-    def start(cls, world: World, server: list[str], client: list[str], lane: int = 0) -> Talk:
-        """Starts the server, then the client with its port."""
-        serving = world.start(server, lane=lane)
+    def start(
+        cls, world: World, server: list[str], client: list[str], lane: int = 0, *, stranger: bool = False
+    ) -> Talk:
+        """Starts the server, then the client with its port; `stranger`: a server that is not under sidestep."""
+        serving = world.start(server, lane=lane, stranger=stranger)
         port = int(serving.expect("listening", START_S))
         asking = world.start([text.replace("{port}", str(port)) for text in client], lane=lane)
         return cls(serving, asking, port)
@@ -74,12 +76,12 @@ def latency(result: dict[str, Any]) -> dict[str, float]:
     return {f"{name}_us": result[f"{name}_ns"] / 1e3 for name in ("p50", "p99", "p999") if f"{name}_ns" in result}
 
 
-def pingpong(mode: str, *, size: int = 64, edge: bool = False) -> Measure:
+def pingpong(mode: str, *, size: int = 64, edge: bool = False, stranger: bool = False) -> Measure:
     """Median round trip of one connection, in us."""
 
     def measure(world: World, settings: Settings) -> Sample:
         how = ["-m", mode, "-s", str(size), *(["-e"] if edge else [])]
-        talk = Talk.start(world, *_c("pingpong", how, [*how, *_timing(settings)]))
+        talk = Talk.start(world, *_c("pingpong", how, [*how, *_timing(settings)]), stranger=stranger)
         evidence = talk.held(world, _patience(settings), 2)
         result = talk.result()
         beside = latency(result)
@@ -88,11 +90,11 @@ def pingpong(mode: str, *, size: int = 64, edge: bool = False) -> Measure:
     return measure
 
 
-def stream(size: int, *, as_bytes: bool) -> Measure:
+def stream(size: int, *, as_bytes: bool, stranger: bool = False) -> Measure:
     """Messages a second one way, or MB/s."""
 
     def measure(world: World, settings: Settings) -> Sample:
-        talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]))
+        talk = Talk.start(world, *_c("stream", [], ["-s", str(size), *_timing(settings)]), stranger=stranger)
         evidence = talk.held(world, _patience(settings), 2)
         rate = talk.result()["rate"]
         return Sample(rate * size / 1e6 if as_bytes else rate, {"rate": rate}, evidence)

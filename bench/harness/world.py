@@ -120,9 +120,13 @@ class World:
         return {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("SIDESTEP_")}
 
     def start(
-        self, argv: list[str], *, lane: int = 0, cwd: Path | None = None, stop: signal.Signals = signal.SIGTERM
-    ) -> Program:
-        """Starts a program; it is ended when the world is left. `lane` spreads pairs over pinned CPUs."""
+        self, argv: list[str], *, lane: int = 0, cwd: Path | None = None, stop: signal.Signals = signal.SIGTERM,
+        stranger: bool = False,
+    ) -> Program:  # fmt: skip
+        """Starts a program; it is ended when the world is left.
+
+        `lane` spreads pairs over pinned CPUs; a `stranger` is not under sidestep in any world.
+        """
         name = Path(argv[0]).name
         if self._one_cpu:
             argv = ["taskset", "-c", str(self._cpus[lane % len(self._cpus)]), *argv]
@@ -132,7 +136,7 @@ class World:
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd,
-                env=self.environment(),
+                env=World.environment(self) if stranger else self.environment(),
             )  # fmt: skip
         except OSError:
             errors.close()
