@@ -18,7 +18,6 @@ import resource
 import selectors
 import signal
 import socket
-import struct
 import time
 import traceback
 from collections import Counter
@@ -31,7 +30,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import __version__, limits
-from sidestep.config import Proof, ProviderSettings
+from sidestep.config import Proof, ProviderSettings, peer
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.native import layout
@@ -64,7 +63,6 @@ from sidestep.switch.protocol import Endpoint, OffloadModule, OffloadProtocol, O
 if TYPE_CHECKING:
     from sidestep.provider.network import Network
 
-_UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _FDS_PER_CLIENT: Final = 2  # its connection and its arena
 _FDS_PER_OFFER: Final = 4  # segment, bell, bell page, UDP socket
 _FDS_PER_CLAIM: Final = 3  # while its path is proven: bell, bell page, UDP socket
@@ -353,7 +351,7 @@ class Provider:
             self._take_in(sock)
 
     def _take_in(self, sock: socket.socket) -> None:
-        pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid = peer(sock)
         if refusal := self._client_refusal(uid):
             self.counters.add("client_dropped", refusal)
             sock.close()
