@@ -460,7 +460,7 @@ class Provider:
         if arena is None:
             arenas.check_arena(packet.descriptors[0])
             self._ids += 1
-            from_root = client.uid == ROOT or client.pid in self._lineage
+            from_root = client.uid == ROOT or client in self._lineage
             (fd,) = packet.descriptors.take().numbers
             arena = Arena(packet.message.arena_id, self._ids, fd, client.uid, from_root)
             self._arenas[packet.message.arena_id] = arena
