@@ -6,6 +6,8 @@ import dataclasses
 import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -207,6 +209,23 @@ def test_root_in_a_container_governs_nothing(
     assert arenas == []
     assert decisions == []  # the host's root has its number
     family.close()
+
+
+def test_root_in_a_container_governs_nothing_by_a_socket_of_the_hosts(system: System) -> None:
+    """Somebody outside has given it to him."""
+    code = "import sys; from pathlib import Path; from sidestep.provider import control, rpc; "
+    code += "from sidestep.native.layout import Rpc; sock = control.connect(Path(sys.argv[1])); "
+    code += 'rpc.send(sock, rpc.Message(type=Rpc.CONTROL), [0], b\'{"op": "stop"}\'); '
+    code += "print(rpc.receive(sock).body.decode())"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as shown:
+        answers = [
+            subprocess.run(
+                [*container, sys.executable, "-c", code, str(system.socket)], stdin=shown.fileno(),
+                capture_output=True, text=True, check=True, timeout=60,
+            ).stdout
+            for container in (["unshare", "--pid", "--fork"], ["unshare", "--pid", "--net", "--fork"], [])
+        ]  # fmt: skip
+    assert ["only root" in one for one in answers] == [True, True, False]
 
 
 def test_a_policy_pairs_two_users(closing: ExitStack, tcp_pair: MakePair, channel: MakeChannel) -> None:

@@ -53,7 +53,7 @@ from sidestep.provider.reaching import Reaching
 from sidestep.provider.registry import Registry
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.services import ProviderServices
-from sidestep.provider.users import ROOT, Lineage, Users
+from sidestep.provider.users import ROOT, Lineage, Users, in_container
 from sidestep.provider.workers import Crews, Row
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
@@ -490,7 +490,7 @@ class Provider:
     def _on_control(self, client: Client, packet: Packet) -> None:
         if len(packet.descriptors):
             expect(packet, 1)
-            client.at_home = possession.made_in(packet.descriptors[0], self._netns_cookie)
+            client.at_home = possession.made_in(packet.descriptors[0], self._netns_cookie) and not in_container(client)
         if len(packet.body) > limits.CONTROL_REQUEST_MAX:
             raise PeerViolation("a control request is too long", rule="malformed")
         try:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -116,6 +118,30 @@ class Lineage:
         pidfd = self._pidfds.pop(pid)
         self._services.unwatch(pidfd)
         os.close(pidfd)
+
+
+def in_container(client: Client) -> bool:
+    """Whether it is in a pid namespace of its own; False where the kernel, older than 6.5, cannot tell."""
+    if not _tells_processes():
+        return False
+    if (pidfd := _process(client)) is None:
+        return True  # nobody knows where it was
+    try:
+        facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines()
+    finally:
+        os.close(pidfd)
+    return not any(re.fullmatch(r"NSpid:\t[1-9]\d*", fact) for fact in facts)  # in each namespace, ours first
+
+
+@cache
+def _tells_processes() -> bool:
+    one, other = socket.socketpair()
+    with one, other:
+        try:
+            os.close(one.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+        except OSError:
+            return False
+    return True
 
 
 def _process(client: Client) -> int | None:
