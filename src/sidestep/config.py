@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
+import secrets
 import socket
 import stat
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -36,6 +37,7 @@ SYSTEM_USER: Final = "sidestep"  # as which it runs
 SYSTEM_RUNTIME: Final = Path("/run/sidestep-provider")  # its XDG_RUNTIME_DIR: its /tmp is its own
 
 SPIN_US_MAX: Final = 10_000  # longer than any wake-up; more would only burn a core
+_UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SUN_PATH_MAX: Final = 107  # bytes of a socket's path that fit struct sockaddr_un with its final zero
 
 
@@ -110,7 +112,25 @@ def runtime_dir() -> Path:
     if directory := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(directory) / "sidestep"
     user_dir = Path(f"/run/user/{os.getuid()}")
-    return user_dir / "sidestep" if user_dir.is_dir() else Path(f"/tmp/sidestep-{os.getuid()}")  # noqa: S108 - checked by make_private_dir
+    return user_dir / "sidestep" if user_dir.is_dir() else shared_place(Path("/tmp"))  # noqa: S108 - see there
+
+
+def shared_place(shared: Path) -> Path:
+    """A place in a directory where all users can make things: the usual one, or if another has taken that, of ours.
+
+    Nobody else can make what is ours, nor take a name that cannot be guessed.
+    """
+    usual = shared / f"sidestep-{os.getuid()}"
+
+    def owner(path: Path) -> int | None:
+        with contextlib.suppress(OSError):
+            return path.lstat().st_uid
+        return None
+
+    if owner(usual) in (None, os.getuid()):
+        return usual
+    mine = sorted(path for path in shared.glob(f"{usual.name}-*") if owner(path) == os.getuid())
+    return mine[0] if mine else usual.with_name(f"{usual.name}-{secrets.token_hex(8)}")
 
 
 def rdma_dir() -> Path:
@@ -118,27 +138,49 @@ def rdma_dir() -> Path:
     return runtime_dir() / "rdma"
 
 
-def system_owners() -> set[int]:
-    """Whose socket the system-wide provider's may be."""
-    with contextlib.suppress(KeyError):
-        return {0, pwd.getpwnam(SYSTEM_USER).pw_uid}
-    return {0}
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a UNIX socket, as they were when it listened or connected."""
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
+
+
+class NotBelieved(Unavailable):
+    """Somebody listens where a provider should, who could be anybody."""
+
+
+def check_listener(sock: socket.socket, path: Path) -> None:
+    """Makes sure that whoever listens at `path`, to which `sock` is connected, may pair connections of ours.
+
+    Who pairs them can read and change what they carry. So only our own user and root are believed, in a directory that
+    nobody else can change. At SYSTEM_SOCKET it may be another: only root can make a directory in /run, and to whom it
+    has given that one is the system-wide provider's user. The shim does the same: believed() in shim_rpc.c.
+
+    Raises:
+        NotBelieved: It is somebody else, or could have been.
+    """
+    believed = {0, os.geteuid()}
+    _, listener = peer(sock)
+    directory = path.parent.stat()
+    if path == SYSTEM_SOCKET:
+        believed.add(directory.st_uid)
+    what = f"{path} is not believed to be a provider's: "
+    remedy = "end it, or give a place of your own with --socket"
+    if listener not in believed:
+        raise NotBelieved(f"{what}uid {listener} listens there, neither you nor root", remedy=remedy)
+    if directory.st_uid not in believed or directory.st_mode & 0o022:
+        raise NotBelieved(f"{what}others than you and root can change {path.parent}", remedy=remedy)
 
 
 def system_socket() -> Path | None:
-    """The socket of the system-wide provider, made by root or by the provider's own user; None if nobody listens."""
-    try:
-        directory, found = SYSTEM_SOCKET.parent.lstat(), SYSTEM_SOCKET.lstat()
-    except OSError:
-        return None
-    trusted = system_owners()
-    if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in trusted:
-        return None
-    if directory.st_uid not in trusted or directory.st_mode & 0o022:
-        return None
+    """The socket of the system-wide provider; None if nobody listens, or nobody who is believed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)
-        return None if probe.connect_ex(os.fspath(SYSTEM_SOCKET)) else SYSTEM_SOCKET
+        try:
+            probe.connect(os.fspath(SYSTEM_SOCKET))
+            check_listener(probe, SYSTEM_SOCKET)
+        except (OSError, NotBelieved):
+            return None
+    return SYSTEM_SOCKET
 
 
 def socket_path(given: str | os.PathLike[str] | None = None) -> Path:

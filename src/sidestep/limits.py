@@ -74,6 +74,7 @@ RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
 RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on TCP; what is on its way then is reset
 RELAY_LEAVE_LOOK_S: Final = 0.02  # seconds between two looks whether it is
+RELAY_TIDY_S: Final = 10.0  # seconds after the end of a connection until the memory of all that ended is given back
 REMOTE_SOUGHT_MAX: Final = 1024  # accepting ends that other hosts have asked for and nobody has claimed yet
 REMOTE_SOUGHT_S: Final = 5.0  # seconds until such an end counts as absent
 WORKERS_MAX: Final = 64  # processes that carry connections with other hosts; more are a misuse

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -93,6 +95,61 @@ def test_what_root_ran_stays_known_by_its_process(system: System, tcp_pair: Make
     assert claimed(system.client(ALICE), server, tcp_pair(), channel) == (Rpc.CLAIMED, Rpc.ATTACH)
 
 
+def born_as(pid: int, live: Callable[[], None]) -> None:
+    """Runs `live` in a child with that number, and reaps it."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not last.exists():
+        pytest.skip("this kernel does not let anybody choose the number of a process")
+    for _ in range(1000):
+        last.write_text(str(pid - 1))
+        if (child := os.fork()) == 0:
+            try:
+                if os.getpid() == pid:
+                    live()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        if child == pid:
+            return
+    pytest.skip(f"another process has the number {pid}")
+
+
+def used_number() -> int:
+    """Of a process that has gone."""
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+def test_the_number_of_a_process_of_roots_makes_nobody_roots(
+    system: System, tcp_pair: MakePair, channel: MakeChannel
+) -> None:
+    """One that has gone connected when it had the number, and its descriptor lives on."""
+    number, alice = used_number(), system.client(ALICE)
+    thief = system.stranger(BOB)
+    thief.sock.close()
+    thief.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thief.sock.settimeout(10)
+
+    def connect() -> None:
+        os.seteuid(BOB)
+        thief.sock.connect(os.fspath(system.socket))
+
+    def serve() -> None:
+        system.client(0)
+        thief.hello()
+        found = claimed(alice, thief, tcp_pair(), channel)
+        os.write(writer, str(found).encode())
+
+    reader, writer = os.pipe()
+    born_as(number, connect)
+    born_as(number, serve)
+    os.close(writer)
+    with open(reader, "rb") as told:
+        assert told.read() == str((Refusal.FOREIGN_USER, Refusal.FOREIGN_USER)).encode()
+
+
 def test_an_arena_cannot_be_joined_by_its_id(system: System) -> None:
     family, thief = system.client(0), system.stranger(BOB)
     thief.arena_id = family.arena_id
@@ -152,6 +209,23 @@ def test_root_in_a_container_governs_nothing(
     assert arenas == []
     assert decisions == []  # the host's root has its number
     family.close()
+
+
+def test_root_in_a_container_governs_nothing_by_a_socket_of_the_hosts(system: System) -> None:
+    """Somebody outside has given it to him."""
+    code = "import sys; from pathlib import Path; from sidestep.provider import control, rpc; "
+    code += "from sidestep.native.layout import Rpc; sock = control.connect(Path(sys.argv[1])); "
+    code += 'rpc.send(sock, rpc.Message(type=Rpc.CONTROL), [0], b\'{"op": "stop"}\'); '
+    code += "print(rpc.receive(sock).body.decode())"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as shown:
+        answers = [
+            subprocess.run(
+                [*container, sys.executable, "-c", code, str(system.socket)], stdin=shown.fileno(),
+                capture_output=True, text=True, check=True, timeout=60,
+            ).stdout
+            for container in (["unshare", "--pid", "--fork"], ["unshare", "--pid", "--net", "--fork"], [])
+        ]  # fmt: skip
+    assert ["only root" in one for one in answers] == [True, True, False]
 
 
 def test_a_policy_pairs_two_users(closing: ExitStack, tcp_pair: MakePair, channel: MakeChannel) -> None:

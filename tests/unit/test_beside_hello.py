@@ -97,6 +97,13 @@ def test_a_key_that_others_can_read(file: Path, mode: int) -> None:
         read_key(file)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_key_that_another_user_has(file: Path) -> None:
+    os.chown(file, 12345, 12345)
+    with pytest.raises(Misuse, match="uid 12345"):
+        read_key(file)
+
+
 @pytest.mark.parametrize("length", [0, KEY_MIN - 1, KEY_MAX + 1, 2 * KEY_MAX])
 def test_a_key_of_another_length(file: Path, length: int) -> None:
     file.write_bytes(b"k" * length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -107,6 +108,48 @@ def test_run_goes_on_over_tcp_without_a_provider(command: Run) -> None:
     assert (found.returncode, found.stdout) == (0, "done\n")
     assert len(found.stderr.splitlines()) == 1
     assert "plain TCP" in found.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_users_provider_is_not_believed_and_that_is_said(tmp_path: Path) -> None:
+    (place := tmp_path / "place").mkdir()
+    path = place / "provider"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        other.bind(os.fspath(path))
+        os.seteuid(12345)
+        try:
+            other.listen()
+        finally:
+            os.seteuid(0)
+
+        def command(*argv: str) -> subprocess.CompletedProcess[str]:
+            argv = (sys.executable, "-m", "sidestep", *argv)
+            env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+            env["SIDESTEP_SOCKET"] = str(path)
+            return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+        what = f"{path} is not believed to be a provider's: uid 12345 listens there, neither you nor root"
+        ran = command("run", "echo", "done")
+        assert (ran.stdout, ran.returncode) == ("done\n", 0)
+        assert ran.stderr.startswith(f"sidestep: plain TCP for now: {what}; end it, or give a place")
+        doctor = json.loads(command("doctor", "--json").stdout)["findings"]
+        assert [(one["level"], one["text"]) for one in doctor if one["subject"] == "provider"] == [("fail", what)]
+        assert what in command("explain", f":{server.getsockname()[1]}").stderr
+        for command_line in ("ss", "top --once", "provider status", "provider stop", "provider start", "explain"):
+            refused = command(*command_line.split())
+            assert refused.returncode != 0
+            assert what in refused.stderr
+        other.setblocking(False)
+        while True:  # who looked said nothing
+            try:
+                client, _ = other.accept()
+            except BlockingIOError:
+                break
+            with client:
+                assert client.recv(1) == b""
 
 
 def test_run_warns_of_a_program_out_of_reach(command: Run, tmp_path: Path) -> None:

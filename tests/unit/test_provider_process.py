@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -198,14 +199,14 @@ def test_the_socket_is_the_users_own(settings: ProviderSettings) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_another_user_is_turned_away() -> None:
     with Sidestep() as private:
-        for path in (private.socket, *private.socket.parents[:2]):
-            path.chmod(0o777)  # even if the modes were opened by mistake
+        for path in (private.socket, *private.socket.parents[:2]):  # even if the modes were opened by mistake
+            path.chmod(0o777 if path == private.socket else 0o755)
         child = os.fork()
         if not child:
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
-            with control.connect(private.socket) as sock:
-                os._exit(0 if sock.recv(100) == b"" else 1)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                os._exit(sock.connect_ex(os.fspath(private.socket)) or len(sock.recv(100)))
         assert os.waitpid(child, 0)[1] == 0
         assert private.status()["counters"]["client_dropped{credentials}"] == 1
 

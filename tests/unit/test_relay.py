@@ -6,11 +6,13 @@ its hands, in a provider that runs in this very thread.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
 import select
 import selectors
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from pathlib import Path
 import pytest
 from channel_app import RING, App
 
+from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.native import _channel
@@ -240,6 +243,27 @@ def test_both_ends_gone_at_once_are_noticed_by_the_kernel(world: World) -> None:
         callback()
     assert len(world.hub) == 0
     assert world.dropped == 1
+
+
+@pytest.fixture
+def _no_automatic_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_automatic_collection")
+def test_the_memory_of_what_has_ended_is_given_back(world: World) -> None:
+    """A connection's parts refer to each other, and it may be long until Python looks for that by itself."""
+    app, *_ = world.pair()
+    (ended,) = map(weakref.ref, world.hub)
+    world.hub.drop(*world.hub)
+    world.turns()
+    del app, _
+    world.now += limits.RELAY_TIDY_S
+    while callback := world.services.poll_due(world.now):
+        callback()
+    assert ended() is None
 
 
 def test_a_socket_that_another_process_holds_is_left_alone(world: World) -> None:

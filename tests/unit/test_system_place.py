@@ -25,8 +25,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory.mkdir(mode=0o755)
     path = directory / "provider"
     monkeypatch.setattr(config, "SYSTEM_SOCKET", path)
-    # The directory and the socket of a test belong to whoever runs it.
-    monkeypatch.setattr(config, "system_owners", lambda: {0, os.geteuid()})
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.listen()
@@ -40,14 +38,41 @@ def test_the_system_wide_provider_is_found(place: Path, monkeypatch: pytest.Monk
     assert config.socket_path() == tmp_path / "asked"
 
 
-def test_a_socket_that_others_could_have_put_there_is_not_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = config.runtime_dir() / "provider"
+def test_a_socket_that_others_could_have_put_there_is_not_used(place: Path) -> None:
     place.parent.chmod(0o777)
-    assert config.socket_path() == own
+    assert config.socket_path() == config.runtime_dir() / "provider"
     place.parent.chmod(0o755)
     assert config.socket_path() == place
-    monkeypatch.setattr(config, "system_owners", lambda: {os.geteuid() + 1})
-    assert config.socket_path() == own
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_a_socket_of_another_user_is_not_used(place: Path, closing: ExitStack) -> None:
+    """But of whom root gave the directory to."""
+    place.unlink()
+    other = closing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    other.bind(os.fspath(place))
+    os.seteuid(12345)
+    try:
+        other.listen()
+    finally:
+        os.seteuid(0)
+    assert config.socket_path() == config.runtime_dir() / "provider"
+    os.chown(place.parent, 12345, 12345)
+    assert config.socket_path() == place
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory of somebody else's")
+def test_where_all_can_make_things_a_taken_place_is_left_to_who_took_it(tmp_path: Path) -> None:
+    usual = config.shared_place(tmp_path)
+    usual.mkdir()
+    assert config.shared_place(tmp_path) == usual
+    os.chown(usual, 12345, 12345)
+    first, second = config.shared_place(tmp_path), config.shared_place(tmp_path)
+    assert first != second  # nobody can guess it
+    config.make_private_dir(second)
+    assert config.shared_place(tmp_path) == second  # but oneself finds it again
+    os.chown(second, 12345, 12345)
+    assert config.shared_place(tmp_path) not in (usual, second)
 
 
 def test_a_socket_that_nobody_answers_is_not_used(place: Path) -> None:

@@ -22,6 +22,9 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "bell.h"
 #include "channel.h"
@@ -1112,11 +1115,27 @@ static PyObject *module_ring_bell(PyObject *module, PyObject *args)
 	return PyArg_ParseTuple(args, "i:ring_bell", &fd) ? PyBool_FromLong(bell_fd_ring(fd)) : NULL;
 }
 
+PyDoc_STRVAR(give_back_doc, "give_back_free_memory()\n--\n\nGives what the C library has free back to the kernel, "
+                            "also from between what is in use.");
+
+static PyObject *module_give_back(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+#ifdef __GLIBC__
+	Py_BEGIN_ALLOW_THREADS
+	malloc_trim(0);
+	Py_END_ALLOW_THREADS
+#endif
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
 	{"make_bell", module_make_bell, METH_NOARGS, make_bell_doc},
 	{"ring_bell", module_ring_bell, METH_VARARGS, ring_bell_doc},
 	{"create", module_create, METH_VARARGS, create_doc},
 	{"map", module_map, METH_VARARGS, map_doc},
+	{"give_back_free_memory", module_give_back, METH_NOARGS, give_back_doc},
 	{0},
 };
 

@@ -35,6 +35,8 @@
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
 #define BACKOFF_NS 1000000           /* and the time, which is the same for those that call often */
 
+#define SYSTEM_SOCKET "/run/sidestep/provider" /* of config.py */
+
 #define ORDERS_MAX 64                /* orders of the provider taken in at a time */
 
 _Atomic uint32_t rpc_pending;
@@ -90,6 +92,32 @@ static struct {
 } asks[ASKS_MAX];
 static bool stalled; /* a call has waited in vain, and nothing has come since: who can do without an answer does */
 
+/*
+ * Who pairs the ends of connections can read and change what they carry. So only our own user and root are believed, in a
+ * directory that nobody else can change. At SYSTEM_SOCKET it may be another: only root can make a directory in /run, and
+ * to whom it has given that one is the system-wide provider's user. The same as check_listener() in config.py.
+ */
+static bool believed(int fd)
+{
+	struct ucred listener;
+	struct stat directory;
+	char path[sizeof(config.socket)];
+	uid_t own = geteuid();
+
+	memcpy(path, config.socket, sizeof(path));
+	char *slash = strrchr(path, '/');
+	strcpy(slash ? slash + 1 : path, "."); /* a name has a byte at least, or nobody would listen there */
+	bool good = real.getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &(socklen_t){sizeof(listener)}) == 0 &&
+	            stat(path, &directory) == 0 && !(directory.st_mode & (S_IWGRP | S_IWOTH));
+	if (good && strcmp(config.socket, SYSTEM_SOCKET) == 0)
+		good = listener.uid == 0 || listener.uid == own || listener.uid == directory.st_uid;
+	else if (good)
+		good = (listener.uid == 0 || listener.uid == own) && (directory.st_uid == 0 || directory.st_uid == own);
+	if (!good)
+		shim_log("who listens at %s is not believed: it must be we or root, where nobody else can write", config.socket);
+	return good;
+}
+
 static bool rpc_connect(void)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -104,7 +132,7 @@ static bool rpc_connect(void)
 	int fd = real.socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return false;
-	if (real.connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+	if (real.connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || !believed(fd)) {
 		atomic_store(&rpc_answered, true);
 		raw_close(fd);
 		return false;

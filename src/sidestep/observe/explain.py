@@ -316,7 +316,9 @@ class Explainer:
         """Why a process that holds a socket which is not tracked does not track it."""
         if judgement := process.outside(self._socket_path):
             return judgement
-        return Judgement.of(Outside.NO_PROVIDER if self.provider_missing else Outside.UNKNOWN_SOCKET)
+        if self.provider_missing:
+            return Judgement(Outside.NO_PROVIDER, Outside.NO_PROVIDER.text, self.provider_missing.remedy)
+        return Judgement.of(Outside.UNKNOWN_SOCKET)
 
     # ---- sources ----
 

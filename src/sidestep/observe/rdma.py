@@ -15,15 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from struct import Struct
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from sidestep import config, limits
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.rdma.control import PACKET_MAX, decode
 from sidestep.rdma.iwarp.tap import Seen
-
-_UCRED: Final = Struct("iII")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ def directories() -> list[tuple[Path, int]]:
     found = {config.rdma_dir(): os.geteuid()}
     if os.geteuid() == 0:
         for parent in (*Path("/run/user").glob("*/sidestep"), *Path("/tmp").glob("sidestep-*")):  # noqa: S108 - owners are checked
-            uid = (parent.parent.name if parent.name == "sidestep" else parent.name.removeprefix("sidestep-")) or "-"
+            uid = (parent.parent.name if parent.name == "sidestep" else parent.name.split("-")[1]) or "-"
             if uid.isascii() and uid.isdigit():
                 found.setdefault(parent / "rdma", int(uid))
         with contextlib.suppress(KeyError):
@@ -99,7 +96,7 @@ class Asked:
         except OSError as error:
             self._sock.close()
             raise Unavailable(f"nobody answers at {path}: {error.strerror}") from error
-        self.pid, self.uid, _ = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        self.pid, self.uid = config.peer(self._sock)
         if self.uid not in (uid, 0):
             self._sock.close()
             raise Unavailable(f"{path} is served by uid {self.uid}")

@@ -56,7 +56,9 @@ class Client:
     pid: int  # from the kernel, as of its connect()
     uid: int
     accepted_at: float  # monotonic seconds
-    at_home: bool = False  # it has shown that it is in the provider's network namespace, and so in no container
+    at_home: bool = (
+        False  # it has shown that it is in no container: by a socket of our network namespace, and its number
+    )
     subject: Subject = NOBODY  # as policies see it; known from its HELLO on
     kind: Kind = Kind.NEW
     arena: Arena | None = None

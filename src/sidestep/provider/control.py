@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from sidestep import limits
-from sidestep.config import ENV_DISABLE, ENV_LOG, ProviderSettings
+from sidestep.config import ENV_DISABLE, ENV_LOG, NotBelieved, ProviderSettings, check_listener
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
@@ -102,10 +102,14 @@ class ControlConnection:
 
 
 def connect(path: Path) -> socket.socket:
-    """A connection to the provider at `path`; raises Unavailable if there is none."""
+    """A connection to the provider at `path`; raises Unavailable if there is none, or none that is believed."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         sock.connect(os.fspath(path))
+        check_listener(sock, path)
+    except NotBelieved:
+        sock.close()
+        raise
     except OSError as error:
         sock.close()
         raise Unavailable(
@@ -115,9 +119,11 @@ def connect(path: Path) -> socket.socket:
 
 
 def answers(path: Path) -> bool:
-    """Whether a provider listens at `path`."""
+    """Whether a provider listens at `path`; raises NotBelieved if that could be anybody's."""
     try:
         connect(path).close()
+    except NotBelieved:
+        raise
     except Unavailable:
         return False
     return True

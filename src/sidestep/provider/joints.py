@@ -7,11 +7,13 @@ checked, and what makes no sense ends that connection alone.
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import partial
@@ -19,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from sidestep import limits
 from sidestep.counters import Counters
-from sidestep.errors import Unavailable
+from sidestep.errors import LimitReached, Unavailable
 from sidestep.native import _channel
 from sidestep.provider.services import ProviderServices
 
@@ -241,6 +243,7 @@ class Relays:
         self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
         self._young: deque[tuple[float, Joint]] = deque()  # in order of the time by which they must be attached
         self._numbers = 0
+        self._tidy_due = False
         self._bell: _channel.Bell | None = None
         self._life: tuple[int, int] = (-1, -1)  # reading and writing end of the pipe
         self.bell_id: Final = secrets.token_bytes(16)
@@ -417,6 +420,19 @@ class Relays:
             side.bell.ring()
             self._forget(side)
         joint.bid_farewell()
+        if not self._tidy_due:
+            with suppress(LimitReached):  # so many timers are pending that more will be dropped
+                self._services.call_later(limits.RELAY_TIDY_S, self._tidy)
+                self._tidy_due = True
+
+    def _tidy(self) -> None:
+        """Gives memory back: what has ended refers to itself in circles, and its buffers lie between those in use.
+
+        Python looks for circles when there are many more objects, whatever their size; here few hold much.
+        """
+        self._tidy_due = False
+        gc.collect()
+        _channel.give_back_free_memory()
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Makes a call in so many seconds."""

@@ -18,7 +18,6 @@ import resource
 import selectors
 import signal
 import socket
-import struct
 import time
 import traceback
 from collections import Counter
@@ -31,7 +30,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import __version__, limits
-from sidestep.config import Proof, ProviderSettings
+from sidestep.config import Proof, ProviderSettings, peer
 from sidestep.counters import Counters
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.native import layout
@@ -54,7 +53,7 @@ from sidestep.provider.reaching import Reaching
 from sidestep.provider.registry import Registry
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.services import ProviderServices
-from sidestep.provider.users import ROOT, Lineage, Users
+from sidestep.provider.users import ROOT, Lineage, Users, in_container
 from sidestep.provider.workers import Crews, Row
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
@@ -64,7 +63,6 @@ from sidestep.switch.protocol import Endpoint, OffloadModule, OffloadProtocol, O
 if TYPE_CHECKING:
     from sidestep.provider.network import Network
 
-_UCRED: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _FDS_PER_CLIENT: Final = 2  # its connection and its arena
 _FDS_PER_OFFER: Final = 4  # segment, bell, bell page, UDP socket
 _FDS_PER_CLAIM: Final = 3  # while its path is proven: bell, bell page, UDP socket
@@ -353,7 +351,7 @@ class Provider:
             self._take_in(sock)
 
     def _take_in(self, sock: socket.socket) -> None:
-        pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid = peer(sock)
         if refusal := self._client_refusal(uid):
             self.counters.add("client_dropped", refusal)
             sock.close()
@@ -463,7 +461,7 @@ class Provider:
         if arena is None:
             arenas.check_arena(packet.descriptors[0])
             self._ids += 1
-            from_root = client.uid == ROOT or client.pid in self._lineage
+            from_root = client.uid == ROOT or client in self._lineage
             (fd,) = packet.descriptors.take().numbers
             arena = Arena(packet.message.arena_id, self._ids, fd, client.uid, from_root)
             self._arenas[packet.message.arena_id] = arena
@@ -493,7 +491,7 @@ class Provider:
     def _on_control(self, client: Client, packet: Packet) -> None:
         if len(packet.descriptors):
             expect(packet, 1)
-            client.at_home = possession.made_in(packet.descriptors[0], self._netns_cookie)
+            client.at_home = possession.made_in(packet.descriptors[0], self._netns_cookie) and not in_container(client)
         if len(packet.body) > limits.CONTROL_REQUEST_MAX:
             raise PeerViolation("a control request is too long", rule="malformed")
         try:

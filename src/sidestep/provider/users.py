@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import select
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -88,20 +91,19 @@ class Lineage:
     def __len__(self) -> int:
         return len(self._pidfds)
 
-    def __contains__(self, pid: int) -> bool:
-        return pid in self._pidfds
+    def __contains__(self, client: Client) -> bool:
+        known = self._pidfds.get(client.pid)
+        if known is None or _ended(known) or (pidfd := _process(client)) is None:
+            return False
+        os.close(pidfd)
+        return True  # both live, so the number that they have in common is one process's
 
     def remember(self, client: Client) -> None:
         """From now on what this process becomes is known to come from root."""
-        if client.pid <= 0 or client.pid in self._pidfds:
+        if client.pid <= 0 or client in self or (pidfd := _process(client)) is None:
             return  # 0: in a pid namespace that we do not see
-        try:
-            # Of the number alone another process may have become the owner since.
-            pidfd = client.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        except OSError as error:
-            if error.errno not in (errno.ENOPROTOOPT, errno.ESRCH, errno.EINVAL, errno.ENODATA):
-                raise
-            return  # an older kernel, or it has gone: not known is not trusted
+        if client.pid in self._pidfds:
+            self._forget(client.pid)  # it has ended, and its number is another's
         if len(self._pidfds) >= self._processes_max:
             self._forget(next(iter(self._pidfds)))
         self._pidfds[client.pid] = pidfd
@@ -116,6 +118,53 @@ class Lineage:
         pidfd = self._pidfds.pop(pid)
         self._services.unwatch(pidfd)
         os.close(pidfd)
+
+
+def in_container(client: Client) -> bool:
+    """Whether it is in a pid namespace of its own; False where the kernel, older than 6.5, cannot tell."""
+    if not _tells_processes():
+        return False
+    if (pidfd := _process(client)) is None:
+        return True  # nobody knows where it was
+    try:
+        facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines()
+    finally:
+        os.close(pidfd)
+    return not any(re.fullmatch(r"NSpid:\t[1-9]\d*", fact) for fact in facts)  # in each namespace, ours first
+
+
+@cache
+def _tells_processes() -> bool:
+    one, other = socket.socketpair()
+    with one, other:
+        try:
+            os.close(one.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+        except OSError:
+            return False
+    return True
+
+
+def _process(client: Client) -> int | None:
+    """A pidfd of the very process that connected, which its number alone does not name; None: it has gone.
+
+    Or the kernel is older than 6.5: not known is not trusted.
+    """
+    try:
+        pidfd: int = client.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno not in (errno.ENOPROTOOPT, errno.ESRCH, errno.EINVAL, errno.ENODATA):
+            raise
+        return None
+    if _ended(pidfd):
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+def _ended(pidfd: int) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _from_root(client: Client) -> bool:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.tap import Taps
     from sidestep.rdma.soft.loop import Loop
 
-_UCRED: Final = Struct("iII")  # struct ucred: pid, uid, gid
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
 PACKET_MAX: Final = limits.RDMA_PIECE_MAX + _HEADER_AT_MOST
@@ -210,7 +209,7 @@ class Control:
             self._loop.forget(self._sock.fileno())
             self._loop.call_later(_PAUSE_S, self._watch)
             return
-        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        _, uid = config.peer(sock)
         if uid not in (0, os.geteuid()) or len(self._clients) >= limits.RDMA_WATCHERS_MAX:
             self.refused_count += 1
             sock.close()

@@ -119,7 +119,7 @@ def read_key(path: Path) -> bytes:
     """The key in a file that nobody else may read.
 
     Raises:
-        Misuse: It cannot be read, is open to others, or too short.
+        Misuse: It cannot be read, is open to others or another user's, or too short.
     """
     try:
         with path.open("rb") as file:
@@ -129,6 +129,8 @@ def read_key(path: Path) -> bytes:
         raise Misuse(f"the key {path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
         raise Misuse(f"the key {path} can be read by others", remedy=f"chmod 600 {path}")
+    if found.st_uid not in (0, os.geteuid()):
+        raise Misuse(f"the key {path} is uid {found.st_uid}'s", remedy=f"chown {os.geteuid()} {path}")
     if not KEY_MIN <= len(key) <= KEY_MAX:
         raise Misuse(
             f"the key {path} has {len(key)} bytes",

@@ -15,15 +15,20 @@ import sys
 
 from sidestep.provider import __main__ as provider
 
-LATER = ("sidestep.switch.local", "encodings.idna", "linecache")  # what the provider imports when it needs it
+LATER = ("sidestep.switch.local", "encodings.idna", "linecache")
+
+
+def prepare() -> None:
+    """Imports what the provider would import when it needs it."""
+    for name in LATER:
+        importlib.import_module(name)
+    codecs.lookup("ascii")
 
 
 def main() -> int:
     """Serves until it is stopped."""
     uid, descriptors, *arguments = sys.argv[1:]
-    for name in LATER:
-        importlib.import_module(name)
-    codecs.lookup("ascii")
+    prepare()
     os.dup2(0, 3)
     os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
