@@ -1,0 +1,239 @@
+"""Echo servers and clients in many languages, each with each: what they are, one exchange, and what came of it.
+
+All take the same words: `server` prints the port it listens on and echoes on every connection, with backpressure, until the
+end of stream, which it answers with its own once all is echoed. `client PORT COUNT DIRECTORY` makes COUNT connections at
+once; connection N sends N.in whole, ends its direction, and writes to N.out what came until the other's end. The bytes are
+random, and other ones for each connection; every one of them is compared here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from stage import HOST, LOG, PROGRAMS, SEARCH_PATH, Mode, Program, Stage, describe, missing, payload, port_of, require
+
+from sidestep.testing import Sidestep
+
+ECHO: Final = PROGRAMS / "echo"
+LOAD: Final = 8  # busy processes beside the programs
+DEADLINE_S: Final = 90.0  # for one exchange, on two processors with that load
+ENDS: Final = (
+    "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
+)  # fmt: skip
+AFTERS: Final = ("default", "0")  # --promote-after
+SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  # connections at once, bytes of each
+_SWITCHED: Final = re.compile(rb"fd \d+: sends by ring from byte (\d+), round 1\n")
+
+
+# --- the programs -------------------------------------------------------------------------------------------------------
+
+
+def prepare(name: str, built: Path) -> list[str]:
+    """How the end `name` is started; compiled ones are built in `built`. What is missing skips, or fails where CI=true."""
+    if name == "threads":
+        return [sys.executable, str(ECHO / "threads.py")]
+    if name == "asyncio":
+        return [sys.executable, str(ECHO / "loop.py"), name]
+    if name in ("uvloop", "gevent"):
+        if importlib.util.find_spec(name) is None:
+            missing(f"the Python package {name}")
+        return [sys.executable, str(ECHO / "green.py")] if name == "gevent" else [sys.executable, str(ECHO / "loop.py"), name]
+    if name in ("node", "ruby", "perl", "php"):
+        return [require(name), str(ECHO / f"echo.{ {'node': 'js', 'ruby': 'rb', 'perl': 'pl', 'php': 'php'}[name] }")]
+    if name == "tcl":
+        return [require("tclsh"), str(ECHO / "echo.tcl")]
+    if name == "java":
+        java, compiler = require("java"), require("javac")
+        _build(built / "Echo.class", [compiler, "-d", str(built), str(ECHO / "Echo.java")])
+        return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", str(built), "Echo"]
+    if name == "erlang":
+        erl, compiler = require("erl"), require("erlc")
+        _build(built / "echo.beam", [compiler, "-o", str(built), str(ECHO / "echo.erl")])
+        return [erl, "-noinput", "-pa", str(built), "-run", "echo", "main", "-extra"]
+    if name == "libevent":
+        if not Path("/usr/include/event2/event.h").exists():
+            missing("libevent-dev")
+        program = built / "echo_libevent"
+        flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
+        _build(program, [require(os.environ.get("CC", "cc"), "gcc"), *flags, str(ECHO / "echo_libevent.c"), "-o", str(program),
+                         "-levent"])  # fmt: skip
+        return [str(program)]
+    raise ValueError(f"no such end: {name}")
+
+
+def _build(product: Path, command: Sequence[str]) -> None:
+    if not product.exists():
+        subprocess.run(command, check=True)
+
+
+# --- the load -----------------------------------------------------------------------------------------------------------
+
+_BUSY: Final = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    for _ in range(1000000): pass"
+
+
+@contextlib.contextmanager
+def busy(count: int = LOAD) -> Iterator[None]:
+    """So many processes that compute beside the block; they end with it, and with us, however that may be."""
+    load = [subprocess.Popen([sys.executable, "-S", "-c", _BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in load:
+            process.kill()
+        for process in load:
+            process.wait()
+
+
+# --- one exchange -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is run."""
+
+    server: str
+    client: str
+    connections: int
+    size: int  # bytes of each, each way
+    seed: int
+    after: str = "default"  # --promote-after; one of AFTERS, or anything that it takes
+    ring_size: int | None = None
+    native: bool = False  # without sidestep
+
+    @property
+    def command(self) -> str:
+        """How to run it again and again."""
+        words = ["tests/apps/soak.py", "--server", self.server, "--client", self.client,
+                 "--connections", str(self.connections), "--bytes", str(self.size), "--seed", str(self.seed),
+                 "--after", self.after]  # fmt: skip
+        if self.ring_size is not None:
+            words += ["--ring-size", str(self.ring_size)]
+        return shlex.join([*words, *(["--native"] if self.native else []), "--rounds", "100"])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it."""
+
+    cell: Cell
+    faults: list[str] = field(default_factory=list)
+    promoted: tuple[int, int] = (0, 0)  # connections of which the client's, the server's direction went to the ring
+    ring_bytes: tuple[int, int] = (0, 0)  # behind the byte at which it did
+    seconds: float = 0.0
+    place: str = ""  # what is left of it, if it failed
+
+    def line(self) -> str:
+        """It as one line of JSON."""
+        return json.dumps({**asdict(self.cell), **asdict(self), "cell": self.cell.command})
+
+
+class Server:
+    """An echo server on a stage."""
+
+    def __init__(self, stage: Stage, name: str, argv: Sequence[str]) -> None:
+        self.name = name
+        self.log = stage.workdir / f"{name}-server.shim"
+        self.program = stage.start("server", [*argv, "server"], stdout=subprocess.PIPE, SIDESTEP_LOG=str(self.log))
+        self.port = int(self.program.line(DEADLINE_S))
+
+
+@contextlib.contextmanager
+def staged(workdir: Path, after: str, ring_size: int | None = None, *, native: bool = False) -> Iterator[Stage]:
+    """A stage with a provider of its own; with `native`, one without sidestep."""
+    with contextlib.ExitStack() as stack:
+        sidestep = None
+        if not native:
+            sidestep = stack.enter_context(Sidestep(None if after == "default" else after, ring_size))
+        stage = Stage(Mode.NATIVE if native else Mode.BOTH, workdir, sidestep)
+        stack.callback(stage.close)
+        yield stage
+
+
+def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, place: Path) -> Outcome:
+    """Run a client against the server; `place`, which is made, is left behind only where something was wrong."""
+    place.mkdir(parents=True)
+    outcome = Outcome(cell)
+    sent = [payload(cell.size, cell.seed + number) for number in range(cell.connections)]
+    for number, data in enumerate(sent):
+        (place / f"{number}.in").write_bytes(data)
+    client_log, server_from = place / "client.shim", _length(server.log)
+    begun = time.monotonic()
+    client = Program([*argv, "client", str(server.port), str(cell.connections), str(place)],
+                     stage.env("client", SIDESTEP_LOG=str(client_log)), stage.workdir, f"client {cell.client}",
+                     subprocess.DEVNULL, LOG, place / "client.log")  # fmt: skip
+    try:
+        client.expect_exit(deadline_s=DEADLINE_S)
+    except AssertionError as error:
+        outcome.faults += [str(error), _state(stage, server.port)]
+    finally:
+        client.close()
+    outcome.seconds = round(time.monotonic() - begun, 2)
+    if server.program.popen.poll() is not None:
+        outcome.faults.append(server.program.complaint("the server has ended"))
+    for number, data in enumerate(sent):
+        outcome.faults += compare(place / f"{number}.out", data)
+    _judge_path(outcome, client_log, server.log, server_from)
+    if outcome.faults:
+        (place / "fault.json").write_text(outcome.line() + "\n")
+        if server.log.exists():
+            (place / "server.shim").write_bytes(server.log.read_bytes()[server_from:])
+        outcome.place = str(place)
+    else:
+        shutil.rmtree(place)
+    return outcome
+
+
+def compare(path: Path, expected: bytes) -> list[str]:
+    """What is wrong with the bytes in the file."""
+    if not path.exists():
+        return [f"{path.name}: the connection did not come to its end"]
+    got = path.read_bytes()
+    if got == expected:
+        return []
+    common = min(len(got), len(expected))
+    at = next((n for n in range(0, common, 4096) if got[n : n + 4096] != expected[n : n + 4096]), common)
+    while at < common and got[at] == expected[at]:
+        at += 1
+    if at == len(got):
+        return [f"{path.name}: a false end of stream at {at} of {len(expected)}, {len(expected) - at} bytes are missing"]
+    return [f"{path.name}: wrong from byte {at} on, of {len(expected)}; {len(got)} came"]
+
+
+def _judge_path(outcome: Outcome, client_log: Path, server_log: Path, server_from: int) -> None:
+    """Count what was promoted; a pass by which nothing was is none."""
+    cell = outcome.cell
+    offsets = [
+        [int(offset) for offset in _SWITCHED.findall(log.read_bytes()[begin:] if log.exists() else b"")]
+        for log, begin in ((client_log, 0), (server_log, server_from))
+    ]
+    outcome.promoted = (len(offsets[0]), len(offsets[1]))
+    outcome.ring_bytes = tuple(sum(max(0, cell.size - at) for at in side) for side in offsets)  # type: ignore[assignment]
+    if not cell.native and not outcome.faults and not any(outcome.ring_bytes):
+        outcome.faults.append("nothing went by ring")
+    if cell.native and any(outcome.promoted):
+        outcome.faults.append("promoted without sidestep")
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _state(stage: Stage, port: int) -> str:
+    """The connections as they stand."""
+    rows = [c for c in stage.connections() if port in (port_of(c.local), port_of(c.remote))]
+    ss = shutil.which("ss", path=SEARCH_PATH)
+    told = subprocess.run([ss, "-tinpe", f"( sport = {port} or dport = {port} )"], capture_output=True, text=True) if ss else None
+    return f"{HOST}:{port}\n{describe(rows)}\n{told.stdout if told else ''}"
