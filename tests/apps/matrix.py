@@ -4,6 +4,10 @@ All take the same words: `server` prints the port it listens on and echoes on ev
 end of stream, which it answers with its own once all is echoed. `client PORT COUNT DIRECTORY` makes COUNT connections at
 once; connection N sends N.in whole, ends its direction, and writes to N.out what came until the other's end. The bytes are
 random, and other ones for each connection; every one of them is compared here.
+
+While a file DIRECTORY/wait exists, each of the client's connections first exchanges a little, again and again. So a *warm*
+exchange has all its bytes on the ring: it begins when all connections are promoted, and it is a fault if they are not. A
+*cold* one sends all at once and is promoted in its midst, or, on a machine that is quick that day, not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -111,6 +115,7 @@ class Cell:
     seed: int
     after: str = "default"  # --promote-after; one of AFTERS, or anything that it takes
     ring_size: int | None = None
+    warm: bool = False  # promoted before the bytes are sent
     native: bool = False  # without sidestep
 
     @property
@@ -121,6 +126,7 @@ class Cell:
                  "--after", self.after]  # fmt: skip
         if self.ring_size is not None:
             words += ["--ring-size", str(self.ring_size)]
+        words.append("--warm" if self.warm else "--cold")
         return shlex.join([*words, *(["--native"] if self.native else []), "--rounds", "100"])
 
 
@@ -131,7 +137,6 @@ class Outcome:
     cell: Cell
     faults: list[str] = field(default_factory=list)
     promoted: tuple[int, int] = (0, 0)  # connections of which the client's, the server's direction went to the ring
-    ring_bytes: tuple[int, int] = (0, 0)  # behind the byte at which it did
     seconds: float = 0.0
     place: str = ""  # what is left of it, if it failed
 
@@ -170,11 +175,17 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     for number, data in enumerate(sent):
         (place / f"{number}.in").write_bytes(data)
     client_log, server_from = place / "client.shim", _length(server.log)
+    if cell.warm:
+        (place / "wait").touch()
     begun = time.monotonic()
     client = Program([*argv, "client", str(server.port), str(cell.connections), str(place)],
                      stage.env("client", SIDESTEP_LOG=str(client_log)), stage.workdir, f"client {cell.client}",
                      subprocess.DEVNULL, LOG, place / "client.log")  # fmt: skip
     try:
+        if cell.warm:
+            if not cell.native:
+                _await_promotion(client, cell, lambda: _switched(client_log, server.log, server_from))
+            (place / "wait").unlink()
         client.expect_exit(deadline_s=DEADLINE_S)
     except AssertionError as error:
         outcome.faults += [str(error), _state(stage, server.port)]
@@ -185,7 +196,8 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
         outcome.faults.append(server.program.complaint("the server has ended"))
     for number, data in enumerate(sent):
         outcome.faults += compare(place / f"{number}.out", data)
-    _judge_path(outcome, client_log, server.log, server_from)
+    offsets = _switched(client_log, server.log, server_from)
+    outcome.promoted = (len(offsets[0]), len(offsets[1]))
     if outcome.faults:
         (place / "fault.json").write_text(outcome.line() + "\n")
         if server.log.exists():
@@ -212,19 +224,21 @@ def compare(path: Path, expected: bytes) -> list[str]:
     return [f"{path.name}: wrong from byte {at} on, of {len(expected)}; {len(got)} came"]
 
 
-def _judge_path(outcome: Outcome, client_log: Path, server_log: Path, server_from: int) -> None:
-    """Count what was promoted; a pass by which nothing was is none."""
-    cell = outcome.cell
-    offsets = [
-        [int(offset) for offset in _SWITCHED.findall(log.read_bytes()[begin:] if log.exists() else b"")]
-        for log, begin in ((client_log, 0), (server_log, server_from))
-    ]
-    outcome.promoted = (len(offsets[0]), len(offsets[1]))
-    outcome.ring_bytes = tuple(sum(max(0, cell.size - at) for at in side) for side in offsets)  # type: ignore[assignment]
-    if not cell.native and not outcome.faults and not any(outcome.ring_bytes):
-        outcome.faults.append("nothing went by ring")
-    if cell.native and any(outcome.promoted):
-        outcome.faults.append("promoted without sidestep")
+def _switched(client_log: Path, server_log: Path, server_from: int) -> tuple[list[int], list[int]]:
+    """The bytes from which on connections went by ring, from the client, from the server: each shim's log tells."""
+    sides = []
+    for log, begin in ((client_log, 0), (server_log, server_from)):
+        told = log.read_bytes()[begin:] if log.exists() else b""
+        sides.append([int(offset) for offset in _SWITCHED.findall(told)])
+    return sides[0], sides[1]
+
+
+def _await_promotion(client: Program, cell: Cell, look: Callable[[], tuple[list[int], list[int]]]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while min(map(len, look())) < cell.connections:
+        assert client.popen.poll() is None, client.complaint("ended before its connections were promoted")
+        assert time.monotonic() < end, client.complaint(f"{[len(side) for side in look()]} of its connections are promoted")
+        time.sleep(0.02)
 
 
 def _length(path: Path) -> int:

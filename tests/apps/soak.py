@@ -1,7 +1,7 @@
 """The matrix of servers and clients, at random, for as long as wanted.
 
 usage: soak.py [--minutes N | --rounds N] [--server NAME] [--client NAME] [--connections N] [--bytes N] [--seed N]
-               [--after default|0|...] [--ring-size N] [--load N] [--native] [--keep DIRECTORY] [--stop-at FAULTS]
+               [--after default|0|...] [--ring-size N] [--warm | --cold] [--load N] [--native] [--keep DIRECTORY] [--stop-at FAULTS]
 
 What is not given is drawn anew for each round, servers every twenty. Prints a line for each fault, with the command that
 runs it again, and in the end how many connections were made and how many failed; exits 1 if any did. What a failed round
@@ -38,6 +38,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--after")
     parser.add_argument("--ring-size", type=int)
     parser.add_argument("--load", type=int, default=matrix.LOAD)
+    parser.add_argument("--warm", action="store_true", default=None)
+    parser.add_argument("--cold", action="store_false", dest="warm")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--stop-at", type=int, default=0)
@@ -71,7 +73,8 @@ class Soak:
         connections, size = self.random.choice(SHAPES)
         return Cell(
             server, self.random.choice(given.client or ENDS), given.connections or connections, given.bytes or size,
-            self.random.randrange(1 << 32), after, given.ring_size, given.native,
+            self.random.randrange(1 << 32), after, given.ring_size,
+            self.random.random() < 0.5 if given.warm is None else given.warm, given.native,
         )  # fmt: skip
 
     def run(self) -> None:

@@ -14,6 +14,7 @@ import java.util.Iterator;
 
 public final class Echo {
 	private static final String HOST = "127.0.0.1";
+	private static final int NUDGE = 1000;
 
 	/** One end of a connection. */
 	private interface End {
@@ -45,6 +46,8 @@ public final class Echo {
 
 	private static final class Client implements End {
 		private final ByteBuffer unsent;
+		private final Path wait;
+		private int owed; // of what was sent while the test wants to see it exchange a little
 		private final ByteBuffer piece = ByteBuffer.allocateDirect(65536);
 		private final ByteArrayOutputStream got = new ByteArrayOutputStream();
 		private final Path out;
@@ -52,13 +55,14 @@ public final class Echo {
 		Client(Path place, int number) throws IOException {
 			unsent = ByteBuffer.wrap(Files.readAllBytes(place.resolve(number + ".in")));
 			out = place.resolve(number + ".out");
+			wait = place.resolve("wait");
 		}
 
 		@Override
 		public boolean handle(SelectionKey key, SocketChannel channel) throws IOException {
 			if (key.isConnectable()) {
 				channel.finishConnect();
-				key.interestOps(SelectionKey.OP_READ | SelectionKey.OP_WRITE);
+				go(key, channel);
 				return false;
 			}
 			if (key.isWritable()) {
@@ -76,10 +80,24 @@ public final class Echo {
 				channel.close();
 				return true;
 			}
+			if (owed > 0) {
+				owed -= count;
+				if (owed == 0)
+					go(key, channel);
+				return false;
+			}
 			byte[] data = new byte[count];
 			piece.flip().get(data);
 			got.write(data, 0, count);
 			return false;
+		}
+
+		private void go(SelectionKey key, SocketChannel channel) throws IOException {
+			if (Files.exists(wait)) {
+				owed = channel.write(ByteBuffer.allocate(NUDGE));
+				key.interestOps(SelectionKey.OP_READ);
+			} else
+				key.interestOps(SelectionKey.OP_READ | SelectionKey.OP_WRITE);
 		}
 	}
 

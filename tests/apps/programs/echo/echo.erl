@@ -3,6 +3,7 @@
 -export([main/0]).
 
 -define(HOST, {127, 0, 0, 1}).
+-define(NUDGE, 1000).
 
 main() ->
     process_flag(trap_exit, true),
@@ -47,6 +48,7 @@ client(Port, Place, Number) ->
     Name = filename:join(Place, integer_to_list(Number)),
     {ok, Data} = file:read_file(Name ++ ".in"),
     {ok, Conn} = gen_tcp:connect(?HOST, Port, [binary, {active, true}, {exit_on_close, false}]),
+    nudge(Conn, filename:join(Place, "wait")),
     Sender = spawn_link(fun() ->
         ok = gen_tcp:send(Conn, Data),
         ok = gen_tcp:shutdown(Conn, write)
@@ -54,6 +56,20 @@ client(Port, Place, Number) ->
     ok = file:write_file(Name ++ ".out", collect(Conn, [])),
     _ = Sender,
     gen_tcp:close(Conn).
+
+%% Exchanges a little while the test wants to see that.
+nudge(Conn, Wait) ->
+    case filelib:is_file(Wait) of
+        true ->
+            ok = gen_tcp:send(Conn, <<0:(?NUDGE * 8)>>),
+            nudged(Conn, ?NUDGE),
+            nudge(Conn, Wait);
+        false -> ok
+    end.
+
+nudged(_Conn, 0) -> ok;
+nudged(Conn, Owed) when Owed > 0 ->
+    receive {tcp, Conn, Data} -> nudged(Conn, Owed - byte_size(Data)) end.
 
 collect(Conn, Got) ->
     receive

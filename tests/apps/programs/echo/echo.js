@@ -3,6 +3,7 @@
 const fs = require("fs");
 const net = require("net");
 const HOST = "127.0.0.1";
+const NUDGE = 1000;
 const [what, port, connections, place] = process.argv.slice(2);
 
 if (what === "server") {
@@ -12,8 +13,21 @@ if (what === "server") {
 	for (let number = 0; number < Number(connections); number++) {
 		const socket = net.connect({ host: HOST, port: Number(port), allowHalfOpen: true });
 		const got = [];
-		socket.on("data", (data) => got.push(data));
+		let owed = 0; // of what was sent while the test wants to see it exchange a little
+		const go = () => {
+			if (fs.existsSync(`${place}/wait`))
+				socket.write(Buffer.alloc((owed = NUDGE)));
+			else
+				socket.end(fs.readFileSync(`${place}/${number}.in`));
+		};
+		socket.on("data", (data) => {
+			if (!owed)
+				return got.push(data);
+			owed -= data.length;
+			if (!owed)
+				go();
+		});
 		socket.on("end", () => fs.writeFileSync(`${place}/${number}.out`, Buffer.concat(got)));
-		socket.end(fs.readFileSync(`${place}/${number}.in`));
+		go();
 	}
 }

@@ -4,6 +4,7 @@ declare(strict_types=1);
 
 const HOST = '127.0.0.1';
 const PIECE = 65536;
+const NUDGE = 1000;
 
 set_error_handler(function (int $number, string $text): bool {
 	// a select() that a signal interrupts is told as a warning
@@ -16,6 +17,7 @@ final class End
 	public string $got = '';
 	public int $sent = 0;
 	public bool $sending = true;
+	public int $owed = 0; // of what was sent while the test wants to see it exchange a little
 
 	public function __construct(public $stream, public string $data = '', public string $out = '')
 	{
@@ -86,10 +88,16 @@ function talk(string $port, int $connections, string $place): void
 		$stream = stream_socket_client('tcp://' . HOST . ":$port");
 		$ends[] = new End($stream, file_get_contents("$place/$number.in"), "$place/$number.out");
 	}
+	$wants_write = fn (End $end): bool => $end->sending && !$end->owed;
 	while ($ends) {
-		[$readable, $writable] = wait_for($ends, null, fn (End $end): bool => true, fn (End $end): bool => $end->sending);
+		[$readable, $writable] = wait_for($ends, null, fn (End $end): bool => true, $wants_write);
 		foreach ($writable as $key => $stream) {
 			$end = $ends[$key];
+			clearstatcache();
+			if (file_exists("$place/wait")) {
+				$end->owed = (int) fwrite($stream, str_repeat("\0", NUDGE));
+				continue;
+			}
 			$end->sent += (int) fwrite($stream, substr($end->data, $end->sent, 100_000));
 			if ($end->sent === strlen($end->data)) {
 				stream_socket_shutdown($stream, STREAM_SHUT_WR);
@@ -99,6 +107,10 @@ function talk(string $port, int $connections, string $place): void
 		foreach ($readable as $key => $stream) {
 			$end = $ends[$key];
 			$data = fread($stream, PIECE);
+			if ($end->owed) {
+				$end->owed -= strlen((string) $data);
+				continue;
+			}
 			$end->got .= (string) $data;
 			if (($data === '' || $data === false) && feof($stream)) {
 				file_put_contents($end->out, $end->got);

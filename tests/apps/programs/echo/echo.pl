@@ -5,6 +5,7 @@ use IO::Select;
 use IO::Socket::INET;
 
 my $host = "127.0.0.1";
+my $nudge = "\0" x 1000;
 my ($what, $port, $connections, $place) = @ARGV;
 
 sub echo {
@@ -47,7 +48,8 @@ for my $number (0 .. $connections - 1) {
 	$conn->blocking(0);
 	open my $in, "<:raw", "$place/$number.in" or die "$number.in: $!";
 	local $/;
-	$state{$conn} = { number => $number, data => <$in>, sent => 0, got => "" };
+	# owed: of what was sent while the test wants to see it exchange a little
+	$state{$conn} = { number => $number, data => <$in>, sent => 0, got => "", owed => 0 };
 	$readers->add($conn);
 	$writers->add($conn);
 }
@@ -55,6 +57,11 @@ while ($readers->count) {
 	my ($readable, $writable) = IO::Select->select($readers, $writers);
 	for my $conn (@$writable) {
 		my $one = $state{$conn};
+		if (-e "$place/wait") {
+			$one->{owed} = syswrite($conn, $nudge) // die "syswrite: $!";
+			$writers->remove($conn);
+			next;
+		}
 		my $count = syswrite($conn, $one->{data}, 100_000, $one->{sent});
 		die "syswrite: $!" unless defined $count or $!{EAGAIN};
 		$one->{sent} += $count // 0;
@@ -68,6 +75,12 @@ while ($readers->count) {
 		my $count = sysread($conn, $one->{got}, 65536, length $one->{got});
 		next if !defined $count and $!{EAGAIN};
 		die "sysread: $!" unless defined $count;
+		if ($one->{owed}) {
+			$one->{owed} -= $count || die "an early end";
+			$one->{got} = "";
+			$writers->add($conn) unless $one->{owed};
+			next;
+		}
 		next if $count;
 		open my $out, ">:raw", "$place/$one->{number}.out" or die "$one->{number}.out: $!";
 		print $out $one->{got};

@@ -2,6 +2,7 @@
 require "socket"
 
 HOST = "127.0.0.1"
+NUDGE = ("\0" * 1000).b.freeze
 Thread.report_on_exception = true
 Thread.abort_on_exception = true
 
@@ -26,6 +27,10 @@ port, connections, place = ARGV[1..]
 Array.new(connections.to_i) do |number|
   Thread.new do
     conn = TCPSocket.new(HOST, port)
+    while File.exist?("#{place}/wait")
+      conn.write(NUDGE)
+      raise "wrong" unless conn.read(NUDGE.bytesize) == NUDGE
+    end
     sender = Thread.new do
       conn.write(File.binread("#{place}/#{number}.in"))
       conn.close_write

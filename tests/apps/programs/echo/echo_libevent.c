@@ -4,17 +4,23 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/listener.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 static struct event_base *base;
 static int left;
 static const char *place;
 
+enum { NUDGE = 1000 };
+
 struct client {
 	int number;
+	bool sends;
+	size_t owed; /* of what was sent while the test wants to see it exchange a little */
 	struct evbuffer *got;
 };
 
@@ -68,16 +74,48 @@ static void accepted(struct evconnlistener *listener, evutil_socket_t fd, struct
 
 /* ---- client ---- */
 
-static void client_drained(struct bufferevent *conn, void *unused)
+static void client_drained(struct bufferevent *conn, void *client)
 {
-	(void)unused;
-	if (evbuffer_get_length(bufferevent_get_output(conn)) == 0)
+	if (((struct client *)client)->sends && evbuffer_get_length(bufferevent_get_output(conn)) == 0)
 		shutdown(bufferevent_getfd(conn), SHUT_WR);
 }
 
-static void client_read(struct bufferevent *conn, void *client)
+static void client_go(struct bufferevent *conn, struct client *client)
 {
-	bufferevent_read_buffer(conn, ((struct client *)client)->got);
+	char name[4096], *data = calloc(1, 1 << 20);
+	size_t count;
+
+	snprintf(name, sizeof(name), "%s/wait", place);
+	if (access(name, F_OK) == 0) {
+		client->owed = NUDGE;
+		bufferevent_write(conn, data, NUDGE);
+	} else {
+		snprintf(name, sizeof(name), "%s/%d.in", place, client->number);
+		FILE *in = fopen(name, "rb");
+		if (!in)
+			fail(name);
+		client->sends = true;
+		while ((count = fread(data, 1, 1 << 20, in)) > 0)
+			bufferevent_write(conn, data, count);
+		fclose(in);
+	}
+	free(data);
+}
+
+static void client_read(struct bufferevent *conn, void *arg)
+{
+	struct client *client = arg;
+	struct evbuffer *in = bufferevent_get_input(conn);
+
+	if (client->owed) {
+		size_t len = evbuffer_get_length(in);
+		evbuffer_drain(in, len);
+		client->owed -= len;
+		if (client->owed == 0)
+			client_go(conn, client);
+		return;
+	}
+	evbuffer_add_buffer(client->got, in);
 }
 
 static void client_event(struct bufferevent *conn, short what, void *arg)
@@ -85,8 +123,10 @@ static void client_event(struct bufferevent *conn, short what, void *arg)
 	struct client *client = arg;
 	char name[4096];
 
-	if (what & BEV_EVENT_CONNECTED)
+	if (what & BEV_EVENT_CONNECTED) {
+		client_go(conn, client);
 		return;
+	}
 	if (!(what & BEV_EVENT_EOF))
 		fail("client");
 	client_read(conn, client);
@@ -104,18 +144,8 @@ static void talk(const struct sockaddr_in *there, int number)
 {
 	struct client *client = malloc(sizeof(*client));
 	struct bufferevent *conn = bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
-	char name[4096], *data = malloc(1 << 20);
-	size_t count;
 
-	snprintf(name, sizeof(name), "%s/%d.in", place, number);
-	FILE *in = fopen(name, "rb");
-	if (!in)
-		fail(name);
-	while ((count = fread(data, 1, 1 << 20, in)) > 0)
-		bufferevent_write(conn, data, count);
-	fclose(in);
-	free(data);
-	*client = (struct client){ number, evbuffer_new() };
+	*client = (struct client){ .number = number, .got = evbuffer_new() };
 	bufferevent_setcb(conn, client_read, client_drained, client_event, client);
 	bufferevent_enable(conn, EV_READ | EV_WRITE);
 	if (bufferevent_socket_connect(conn, (const struct sockaddr *)there, sizeof(*there)))

@@ -10,6 +10,7 @@ from gevent import socket
 from gevent.server import StreamServer
 
 HOST = "127.0.0.1"
+NUDGE = bytes(1000)
 
 
 def echo(conn: socket.socket, _address: object) -> None:
@@ -33,6 +34,11 @@ def send(conn: socket.socket, data: bytes) -> None:
 
 def talk(port: int, place: Path, number: int) -> None:
     conn = socket.create_connection((HOST, port))
+    while (place / "wait").exists():
+        conn.sendall(NUDGE)
+        back = 0
+        while back < len(NUDGE):
+            back += len(conn.recv(len(NUDGE) - back)) or sys.exit("an early end")
     sender = gevent.spawn(send, conn, (place / f"{number}.in").read_bytes())
     got = bytearray()
     while data := conn.recv(65536):

@@ -7,6 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
+NUDGE = bytes(1000)
+
 
 def echo(conn: socket.socket) -> None:
     with conn:
@@ -29,6 +31,9 @@ def send(conn: socket.socket, data: bytes) -> None:
 
 def talk(port: int, place: Path, number: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as conn:
+        while (place / "wait").exists():
+            conn.sendall(NUDGE)
+            assert conn.recv(len(NUDGE), socket.MSG_WAITALL) == NUDGE
         sender = threading.Thread(target=send, args=(conn, (place / f"{number}.in").read_bytes()), daemon=True)
         sender.start()
         got = bytearray()
