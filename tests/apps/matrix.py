@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from stage import HOST, LOG, PROGRAMS, SEARCH_PATH, Mode, Program, Stage, describe, missing, payload, port_of, require
+from stage import LOG, PROGRAMS, SEARCH_PATH, Mode, Program, Stage, describe, missing, payload, port_of, require
 
 from sidestep.testing import Sidestep
 
@@ -39,7 +39,7 @@ ENDS: Final = (
 )  # fmt: skip
 AFTERS: Final = ("default", "0")  # --promote-after
 SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  # connections at once, bytes of each
-_SWITCHED: Final = re.compile(rb"fd \d+: sends by ring from byte (\d+), round 1\n")
+_SWITCHED: Final = re.compile(rb"fd \d+: sends by ring from byte \d+, round 1\n")
 
 
 # --- the programs -------------------------------------------------------------------------------------------------------
@@ -61,24 +61,25 @@ def prepare(name: str, built: Path) -> list[str]:
         return [require("tclsh"), str(ECHO / "echo.tcl")]
     if name == "java":
         java, compiler = require("java"), require("javac")
-        _build(built / "Echo.class", [compiler, "-d", str(built), str(ECHO / "Echo.java")])
+        build(built / "Echo.class", [compiler, "-d", str(built), str(ECHO / "Echo.java")])
         return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp", str(built), "Echo"]
     if name == "erlang":
         erl, compiler = require("erl"), require("erlc")
-        _build(built / "echo.beam", [compiler, "-o", str(built), str(ECHO / "echo.erl")])
+        build(built / "echo.beam", [compiler, "-o", str(built), str(ECHO / "echo.erl")])
         return [erl, "-noinput", "-pa", str(built), "-run", "echo", "main", "-extra"]
     if name == "libevent":
         if not Path("/usr/include/event2/event.h").exists():
             missing("libevent-dev")
         program = built / "echo_libevent"
         flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
-        _build(program, [require(os.environ.get("CC", "cc"), "gcc"), *flags, str(ECHO / "echo_libevent.c"), "-o", str(program),
+        build(program, [require(os.environ.get("CC", "cc"), "gcc"), *flags, str(ECHO / "echo_libevent.c"), "-o", str(program),
                          "-levent"])  # fmt: skip
         return [str(program)]
     raise ValueError(f"no such end: {name}")
 
 
-def _build(product: Path, command: Sequence[str]) -> None:
+def build(product: Path, command: Sequence[str]) -> None:
+    """Run a compiler, if that was not done."""
     if not product.exists():
         subprocess.run(command, check=True)
 
@@ -136,7 +137,7 @@ class Outcome:
 
     cell: Cell
     faults: list[str] = field(default_factory=list)
-    promoted: tuple[int, int] = (0, 0)  # connections of which the client's, the server's direction went to the ring
+    promoted: list[int] = field(default_factory=list)  # connections that began to send by ring, at client and servers
     seconds: float = 0.0
     place: str = ""  # what is left of it, if it failed
 
@@ -146,13 +147,49 @@ class Outcome:
 
 
 class Server:
-    """An echo server on a stage."""
+    """What clients talk to on a stage: programs, of which the shims write to `logs`."""
+
+    name: str
+    port: int
+    programs: list[Program]
+    logs: list[Path]
+    marks: list[int]  # for each log, from where on it counts
+
+    def begin(self) -> None:
+        """An exchange begins: what was promoted before does not count."""
+        self.marks = [log.stat().st_size if log.exists() else 0 for log in self.logs]
+
+    def wanted(self, connections: int) -> int:
+        """How many connections have to be promoted, at each program, for so many of a client."""
+        return connections
+
+    def expected(self, sent: Sequence[bytes]) -> dict[str, bytes]:
+        """What a client's files hold in the end, if its connections send that."""
+        return {f"{number}.out": data for number, data in enumerate(sent)}
+
+    def promoted(self) -> list[int]:
+        """For each log, the connections that send by ring."""
+        return [switched(log, mark) for log, mark in zip(self.logs, self.marks, strict=True)]
+
+    def close(self) -> None:
+        """Take away what the stage does not."""
+
+
+class Echo(Server):
+    """One echo server."""
 
     def __init__(self, stage: Stage, name: str, argv: Sequence[str]) -> None:
         self.name = name
-        self.log = stage.workdir / f"{name}-server.shim"
-        self.program = stage.start("server", [*argv, "server"], stdout=subprocess.PIPE, SIDESTEP_LOG=str(self.log))
-        self.port = int(self.program.line(DEADLINE_S))
+        self.logs, self.marks = [stage.workdir / f"{name}-server.shim"], [0]
+        self.programs = [
+            stage.start("server", [*argv, "server"], stdout=subprocess.PIPE, SIDESTEP_LOG=str(self.logs[0]))
+        ]
+        self.port = int(self.programs[0].line(DEADLINE_S))
+
+
+def switched(log: Path, mark: int = 0) -> int:
+    """How many connections have begun to send by ring: the shim's log tells."""
+    return len(_SWITCHED.findall(log.read_bytes()[mark:])) if log.exists() else 0
 
 
 @contextlib.contextmanager
@@ -174,38 +211,51 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     sent = [payload(cell.size, cell.seed + number) for number in range(cell.connections)]
     for number, data in enumerate(sent):
         (place / f"{number}.in").write_bytes(data)
-    client_log, server_from = place / "client.shim", _length(server.log)
     if cell.warm:
         (place / "wait").touch()
+    log = place / "client.shim"
+    server.begin()
     begun = time.monotonic()
     client = Program([*argv, "client", str(server.port), str(cell.connections), str(place)],
-                     stage.env("client", SIDESTEP_LOG=str(client_log)), stage.workdir, f"client {cell.client}",
+                     stage.env("client", SIDESTEP_LOG=str(log)), stage.workdir, f"client {cell.client}",
                      subprocess.DEVNULL, LOG, place / "client.log")  # fmt: skip
     try:
         if cell.warm:
             if not cell.native:
-                _await_promotion(client, cell, lambda: _switched(client_log, server.log, server_from))
+                _await_promotion(client, log, server, server.wanted(cell.connections))
             (place / "wait").unlink()
         client.expect_exit(deadline_s=DEADLINE_S)
     except AssertionError as error:
-        outcome.faults += [str(error), _state(stage, server.port)]
+        outcome.faults += [str(error), _state(stage, place)]
     finally:
         client.close()
     outcome.seconds = round(time.monotonic() - begun, 2)
-    if server.program.popen.poll() is not None:
-        outcome.faults.append(server.program.complaint("the server has ended"))
-    for number, data in enumerate(sent):
-        outcome.faults += compare(place / f"{number}.out", data)
-    offsets = _switched(client_log, server.log, server_from)
-    outcome.promoted = (len(offsets[0]), len(offsets[1]))
+    for program in server.programs:
+        if program.popen.poll() is not None:
+            outcome.faults.append(program.complaint("has ended"))
+    for name, expected in server.expected(sent).items():
+        outcome.faults += compare(place / name, expected)
+    outcome.promoted = [switched(log), *server.promoted()]
+    if cell.native and any(outcome.promoted):
+        outcome.faults.append("promoted without sidestep")
     if outcome.faults:
-        (place / "fault.json").write_text(outcome.line() + "\n")
-        if server.log.exists():
-            (place / "server.shim").write_bytes(server.log.read_bytes()[server_from:])
         outcome.place = str(place)
+        (place / "fault.json").write_text(outcome.line() + "\n")
+        for own, mark in zip(server.logs, server.marks, strict=True):
+            if own.exists():
+                (place / f"server-{own.name}").write_bytes(own.read_bytes()[mark:])
     else:
         shutil.rmtree(place)
     return outcome
+
+
+def _await_promotion(client: Program, log: Path, server: Server, count: int) -> None:
+    """A pass by which nothing was promoted would be none."""
+    end = time.monotonic() + DEADLINE_S
+    while min(found := [switched(log), *server.promoted()]) < count:
+        assert client.popen.poll() is None, client.complaint("ended before its connections were promoted")
+        assert time.monotonic() < end, client.complaint(f"promoted, at the client and each server: {found}, not {count}")
+        time.sleep(0.02)
 
 
 def compare(path: Path, expected: bytes) -> list[str]:
@@ -224,30 +274,11 @@ def compare(path: Path, expected: bytes) -> list[str]:
     return [f"{path.name}: wrong from byte {at} on, of {len(expected)}; {len(got)} came"]
 
 
-def _switched(client_log: Path, server_log: Path, server_from: int) -> tuple[list[int], list[int]]:
-    """The bytes from which on connections went by ring, from the client, from the server: each shim's log tells."""
-    sides = []
-    for log, begin in ((client_log, 0), (server_log, server_from)):
-        told = log.read_bytes()[begin:] if log.exists() else b""
-        sides.append([int(offset) for offset in _SWITCHED.findall(told)])
-    return sides[0], sides[1]
-
-
-def _await_promotion(client: Program, cell: Cell, look: Callable[[], tuple[list[int], list[int]]]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while min(map(len, look())) < cell.connections:
-        assert client.popen.poll() is None, client.complaint("ended before its connections were promoted")
-        assert time.monotonic() < end, client.complaint(f"{[len(side) for side in look()]} of its connections are promoted")
-        time.sleep(0.02)
-
-
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _state(stage: Stage, port: int) -> str:
-    """The connections as they stand."""
-    rows = [c for c in stage.connections() if port in (port_of(c.local), port_of(c.remote))]
-    ss = shutil.which("ss", path=SEARCH_PATH)
-    told = subprocess.run([ss, "-tinpe", f"( sport = {port} or dport = {port} )"], capture_output=True, text=True) if ss else None
-    return f"{HOST}:{port}\n{describe(rows)}\n{told.stdout if told else ''}"
+def _state(stage: Stage, place: Path) -> str:
+    """The connections as they stand, all along a chain; what the kernel knows of them is left in `place`."""
+    rows = stage.connections()
+    ports = sorted({port_of(address) for row in rows for address in (row.local, row.remote)})
+    if ports and (ss := shutil.which("ss", path=SEARCH_PATH)):
+        known = subprocess.run([ss, "-tinpeaO", " or ".join(f"sport = {port}" for port in ports)], capture_output=True)
+        (place / "ss").write_bytes(known.stdout)
+    return describe(rows)

@@ -18,7 +18,7 @@ from typing import Final
 
 import matrix
 import pytest
-from matrix import AFTERS, ENDS, SHAPES, Cell, Server
+from matrix import AFTERS, ENDS, SHAPES, Cell, Echo
 
 COLD: Final = (2, 5_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
 
@@ -48,7 +48,7 @@ class Row:
         if self._stack is None:
             self._stack = ExitStack()
             self.stage = self._stack.enter_context(matrix.staged(self.workdir, self.after))
-            self.server = Server(self.stage, self.name, matrix.prepare(self.name, self.built))
+            self.server = Echo(self.stage, self.name, matrix.prepare(self.name, self.built))
         seed = ENDS.index(self.name) * 1000 + ENDS.index(client) * 70
         cell = Cell(self.name, client, connections, size, seed, self.after, warm=warm)
         outcome = matrix.exchange(self.stage, self.server, argv, cell, self.workdir / f"{client}-{warm}")
