@@ -33,7 +33,7 @@ from sidestep.testing import Sidestep
 
 ECHO: Final = PROGRAMS / "echo"
 LOAD: Final = 8  # busy processes beside the programs
-DEADLINE_S: Final = 90.0  # for one exchange, on two processors with that load
+DEADLINE_S: Final = 60.0  # for one exchange, on two processors with that load
 ENDS: Final = (
     "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
 )  # fmt: skip
@@ -54,7 +54,11 @@ def prepare(name: str, built: Path) -> list[str]:
     if name in ("uvloop", "gevent"):
         if importlib.util.find_spec(name) is None:
             missing(f"the Python package {name}")
-        return [sys.executable, str(ECHO / "green.py")] if name == "gevent" else [sys.executable, str(ECHO / "loop.py"), name]
+        return (
+            [sys.executable, str(ECHO / "green.py")]
+            if name == "gevent"
+            else [sys.executable, str(ECHO / "loop.py"), name]
+        )
     if name in ("node", "ruby", "perl", "php"):
         return [require(name), str(ECHO / f"echo.{ {'node': 'js', 'ruby': 'rb', 'perl': 'pl', 'php': 'php'}[name] }")]
     if name == "tcl":
@@ -159,9 +163,9 @@ class Server:
         """An exchange begins: what was promoted before does not count."""
         self.marks = [log.stat().st_size if log.exists() else 0 for log in self.logs]
 
-    def wanted(self, connections: int) -> int:
-        """How many connections have to be promoted, at each program, for so many of a client."""
-        return connections
+    def warm(self, client: int, connections: int) -> bool:
+        """Whether enough is promoted for so many connections of a client, of which `client` send by ring."""
+        return min(client, *self.promoted()) >= connections
 
     def expected(self, sent: Sequence[bytes]) -> dict[str, bytes]:
         """What a client's files hold in the end, if its connections send that."""
@@ -222,7 +226,7 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     try:
         if cell.warm:
             if not cell.native:
-                _await_promotion(client, log, server, server.wanted(cell.connections))
+                _await_promotion(client, log, server, cell.connections)
             (place / "wait").unlink()
         client.expect_exit(deadline_s=DEADLINE_S)
     except AssertionError as error:
@@ -249,12 +253,13 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     return outcome
 
 
-def _await_promotion(client: Program, log: Path, server: Server, count: int) -> None:
+def _await_promotion(client: Program, log: Path, server: Server, connections: int) -> None:
     """A pass by which nothing was promoted would be none."""
     end = time.monotonic() + DEADLINE_S
-    while min(found := [switched(log), *server.promoted()]) < count:
+    while not server.warm(switched(log), connections):
         assert client.popen.poll() is None, client.complaint("ended before its connections were promoted")
-        assert time.monotonic() < end, client.complaint(f"promoted, at the client and each server: {found}, not {count}")
+        found = [switched(log), *server.promoted()]
+        assert time.monotonic() < end, client.complaint(f"promoted ends at the client and each server: {found}")
         time.sleep(0.02)
 
 
@@ -270,7 +275,9 @@ def compare(path: Path, expected: bytes) -> list[str]:
     while at < common and got[at] == expected[at]:
         at += 1
     if at == len(got):
-        return [f"{path.name}: a false end of stream at {at} of {len(expected)}, {len(expected) - at} bytes are missing"]
+        return [
+            f"{path.name}: a false end of stream at {at} of {len(expected)}, {len(expected) - at} bytes are missing"
+        ]
     return [f"{path.name}: wrong from byte {at} on, of {len(expected)}; {len(got)} came"]
 
 

@@ -1,8 +1,7 @@
 """The matrix of servers and clients, at random, for as long as wanted.
 
 usage: soak.py [--minutes N | --rounds N] [--server NAME]... [--client NAME]... [--connections N] [--bytes N] [--seed N]
-               [--after default|0|CALLS] [--ring-size N] [--warm | --cold] [--load N] [--user NAME] [--native]
-               [--keep DIRECTORY] [--stop-at FAULTS]
+               [--after default|0|CALLS] [--ring-size N] [--warm | --cold] [--load N] [--native] [--keep DIRECTORY] [--stop-at FAULTS]
 
 A server is an echo server (see matrix.py) or a chain of HTTP servers such as nginx/haproxy/apache (see web.py). What is not
 given is drawn anew, clients each round and servers every twenty. Prints a line for each fault, with the command that runs
@@ -45,7 +44,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm", action="store_true", default=None)
     parser.add_argument("--cold", action="store_false", dest="warm")
     parser.add_argument("--load", type=int, default=matrix.LOAD)
-    parser.add_argument("--user", default="root", help="nginx's, of its workers; those of another are not seen promoted")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--stop-at", type=int, default=0)
@@ -98,7 +96,7 @@ class Soak:
         """One that is given, or any."""
         name = self.random.choice(self.given.server) if self.given.server else self.any_server()
         if "/" in name:
-            return web.Chain(stage, name, self.given.user)
+            return web.Chain(stage, name)
         return Echo(stage, name, matrix.prepare(name, self.built))
 
     def any_server(self) -> str:

@@ -1,26 +1,43 @@
-"""Twelve echo servers by twelve clients that move much, on a machine with eight busy processes (see matrix.py).
+"""Servers and clients that nobody here wrote, or only a page of, move much on a machine with eight busy processes.
 
     .venv/bin/pytest tests/apps/test_matrix.py                      the short form, as in CI
-    .venv/bin/pytest tests/apps/test_matrix.py -k 'threads-node'    a pair; or server java: -k 'java-'
-    .venv/bin/python tests/apps/soak.py --help                      the long form: at random, or one pair again and again
+    .venv/bin/pytest tests/apps/test_matrix.py -k 'libevent-node'   a pair; `-k default-java-`: what one server has to do
+    make soak SOAK_MINUTES=60                                       the long form: at random
     .venv/bin/python tests/apps/soak.py --server threads --client node --connections 4 --bytes 12000000 --cold --rounds 100
 
-Each pair has a warm exchange by one setting of --promote-after, with 1, 4, 16 or 64 connections that are all promoted before
-it begins, and by the other setting a cold one that sends all at once.
+Echo servers and clients in twelve languages or libraries, each with each (matrix.py): a warm exchange by one setting of
+--promote-after, with 1, 4, 16 or 64 connections that are all promoted before it begins, and by the other setting a cold one
+that sends all at once. Chains of HTTP servers (web.py): downloads and uploads through two keep-alive proxies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import matrix
 import pytest
-from matrix import AFTERS, ENDS, SHAPES, Cell, Echo
+import web
+from matrix import AFTERS, ENDS, SHAPES, Cell, Echo, Server
+from stage import Stage
+
+pytestmark = pytest.mark.timeout(400)  # each wait has its own, shorter end
 
 COLD: Final = (2, 5_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
+CHAINS: Final = (
+    "nginx/nginx",
+    "nginx-unbuffered/nginx",
+    "nginx-foreign/nginx-foreign",
+    "nginx/haproxy/nginx",
+    "haproxy/nginx/nginx",
+    "nginx-unbuffered/nginx/apache",
+    "haproxy/haproxy/nginx",
+    "haproxy/apache/nginx",
+    "apache/nginx-unbuffered/nginx",
+    "nginx/apache/haproxy/apache",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,47 +54,66 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Row:
-    """A server and all that is asked of it; it is replaced where something went wrong."""
+    """A server and all that is asked of it; after a fault it is another one."""
 
-    def __init__(self, name: str, after: str, built: Path, workdir: Path) -> None:
-        self.name, self.after, self.built, self.workdir = name, after, built, workdir
-        self._stack: ExitStack | None = None
+    def __init__(self, name: str, after: str, workdir: Path, start: Callable[[Stage], Server]) -> None:
+        self.name, self.after, self.workdir, self._start = name, after, workdir, start
+        self._stack = ExitStack()
+        self._server: tuple[Stage, Server] | None = None
+        self._count = 0
 
-    def check(self, client: str, connections: int, size: int, *, warm: bool) -> None:
-        argv = matrix.prepare(client, self.built)
-        if self._stack is None:
-            self._stack = ExitStack()
-            self.stage = self._stack.enter_context(matrix.staged(self.workdir, self.after))
-            self.server = Echo(self.stage, self.name, matrix.prepare(self.name, self.built))
-        seed = ENDS.index(self.name) * 1000 + ENDS.index(client) * 70
-        cell = Cell(self.name, client, connections, size, seed, self.after, warm=warm)
-        outcome = matrix.exchange(self.stage, self.server, argv, cell, self.workdir / f"{client}-{warm}")
+    def check(self, client: str, argv: list[str], connections: int, size: int, *, warm: bool) -> None:
+        if self._server is None:
+            stage = self._stack.enter_context(matrix.staged(self.workdir, self.after))
+            server = self._start(stage)
+            self._stack.callback(server.close)
+            self._server = stage, server
+        self._count += 1
+        cell = Cell(self.name, client, connections, size, 100 * self._count, self.after, warm=warm)
+        outcome = matrix.exchange(*self._server, argv, cell, self.workdir / f"{self._count}-{client}")
         if outcome.faults:
             self.close()
         assert not outcome.faults, "\n".join([cell.command, outcome.place, *outcome.faults[:8]])
 
     def close(self) -> None:
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = None
+        self._server = None
+        self._stack.close()
 
 
-@pytest.fixture(scope="module", params=[(after, server) for after in AFTERS for server in ENDS], ids="-".join)
-def row(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
-    """Each server with each setting."""
-    after, server = request.param
-    made = Row(server, after, built, tmp_path_factory.mktemp(f"{server}-{after}"))
-    try:
-        yield made
-    finally:
-        made.close()
+@pytest.fixture(scope="module", params=[(after, name) for after in AFTERS for name in ENDS], ids="-".join)
+def echo(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
+    """Each echo server with each setting."""
+    after, name = request.param
+    argv = matrix.prepare(name, built)
+    row = Row(name, after, tmp_path_factory.mktemp(f"{name}-{after}"), lambda stage: Echo(stage, name, argv))
+    yield row
+    row.close()
 
 
 @pytest.mark.parametrize("client", ENDS)
-def test_echo(row: Row, client: str) -> None:
+def test_echo(echo: Row, client: str, built: Path) -> None:
     """All that a client sends comes back whole, and then the end."""
-    turn = ENDS.index(row.name) + ENDS.index(client) + AFTERS.index(row.after)
+    argv = matrix.prepare(client, built)
+    turn = ENDS.index(echo.name) + ENDS.index(client) + AFTERS.index(echo.after)
     if turn % 2:
-        row.check(client, *COLD, warm=False)
+        echo.check(client, argv, *COLD, warm=False)
     else:
-        row.check(client, *SHAPES[turn // 2 % len(SHAPES)], warm=True)
+        echo.check(client, argv, *SHAPES[turn // 2 % len(SHAPES)], warm=True)
+
+
+@pytest.fixture(scope="module", params=CHAINS, ids=lambda name: name.replace("/", "+"))
+def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
+    """Each chain, with one of the settings."""
+    name = request.param
+    after = AFTERS[CHAINS.index(name) % len(AFTERS)]
+    row = Row(name, after, tmp_path_factory.mktemp("chain"), lambda stage: web.Chain(stage, name))
+    yield row
+    row.close()
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_chain(chain: Row, half: int, built: Path) -> None:
+    """Files come whole, down and up, for two of the clients."""
+    turn = CHAINS.index(chain.name)
+    client = web.CLIENTS[(turn + 2 * half) % len(web.CLIENTS)]
+    chain.check(client, web.prepare(client, built), *web.SHAPES[(turn + half) % len(web.SHAPES)], warm=True)

@@ -1,8 +1,9 @@
 """HTTP servers and proxies in front of one another, and clients that download and upload through them.
 
 A chain is written as its members from the client on, such as `nginx/haproxy/apache`: the last holds the files and takes
-uploads (WebDAV's PUT), the others are proxies that keep their connections to the next one. A client makes COUNT connections
-at once; on each it downloads /large, uploads N.in, and downloads that again.
+uploads (WebDAV's PUT), the others are proxies that keep their connections to the next one. The workers of `nginx-foreign` and
+of `apache` are another user's if this is root; whether their connections are promoted is up to the provider. A client makes
+COUNT connections at once; on each it downloads /large, uploads N.in, and downloads that again.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from stage import PROGRAMS, Stage, payload, require
 
 from sidestep.testing import free_port
 
-ORIGINS: Final = ("nginx", "apache")
-PROXIES: Final = ("nginx", "nginx-unbuffered", "haproxy", "apache")
+ORIGINS: Final = ("nginx", "nginx-foreign", "apache")
+PROXIES: Final = ("nginx", "nginx-unbuffered", "nginx-foreign", "haproxy", "apache")
 CLIENTS: Final = ("curl", "python", "node", "java")
-SHAPES: Final = ((1, 8_000_000), (2, 4_000_000), (8, 1_000_000))  # connections at once, bytes that each uploads
-LARGE_SIZE: Final = 32 * 1024 * 1024
+SHAPES: Final = ((1, 6_000_000), (2, 3_000_000), (6, 1_000_000))  # connections at once, bytes that each uploads
+LARGE_SIZE: Final = 16 * 1024 * 1024
 NUDGE_SIZE: Final = 100_000
 WEB: Final = PROGRAMS / "web"
 ROOT: Final = os.geteuid() == 0
@@ -104,6 +105,7 @@ LoadModule proxy_module {modules}/mod_proxy.so
 LoadModule proxy_http_module {modules}/mod_proxy_http.so
 ProxyPass / http://127.0.0.1:{back}/ timeout=600
 """
+FOREIGN: Final = ("nginx-foreign", "apache")
 MODULES: Final = Path("/usr/lib/apache2/modules")
 
 
@@ -124,10 +126,10 @@ def prepare(name: str, built: Path) -> list[str]:
 
 
 class Chain(Server):
-    """Servers in front of one another on a stage. `user` is nginx's."""
+    """Servers in front of one another on a stage."""
 
-    def __init__(self, stage: Stage, name: str, user: str = "root") -> None:
-        self.name, self.user = name, user
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.name = name
         # not below the test's own directory, where servers that change their user may not look
         self.directory = tempfile.TemporaryDirectory(prefix="sidestep-chain-")
         self.place = Path(self.directory.name)
@@ -138,13 +140,12 @@ class Chain(Server):
         self.large = payload(LARGE_SIZE, len(name))
         (self.www / "large").write_bytes(self.large)
         (self.www / "nudge").write_bytes(bytes(NUDGE_SIZE))
-        self.programs, self.logs, self.marks = [], [], []
+        self.programs, self.logs = [], []
         back = 0
         for number, member in reversed(list(enumerate(name.split("/")))):
             root = self.place / f"{number}-{member}"
-            root.mkdir(mode=0o755)
-            if ROOT:
-                root.chmod(0o777)
+            root.mkdir()
+            root.chmod(0o777)
             log = stage.workdir / f"{number}-{member}.shim"
             log.touch(0o666)
             program, back = stage.serve(
@@ -152,10 +153,9 @@ class Chain(Server):
                 SIDESTEP_LOG=str(log),
             )
             self.programs.append(program)
-            # Apache does not serve as root: its processes become another user's
-            if not (ROOT and (member == "apache" or (member.startswith("nginx") and user != "root"))):
+            if not (ROOT and member in FOREIGN):
                 self.logs.append(log)
-                self.marks.append(0)
+        self.marks = [0] * len(self.logs)
         self.port = back
 
     def close(self) -> None:
@@ -164,8 +164,9 @@ class Chain(Server):
     def begin(self) -> None:
         """Connections between the members last: what was promoted before counts."""
 
-    def wanted(self, connections: int) -> int:
-        return 1
+    def warm(self, client: int, connections: int) -> bool:
+        """Each member sends by ring. A client may have sent all its few bytes before."""
+        return all(self.promoted())
 
     def expected(self, sent: Sequence[bytes]) -> dict[str, bytes]:
         files = {f"{number}.out": self.large for number in range(len(sent))}
@@ -176,7 +177,7 @@ class Chain(Server):
         path = root / "configuration"
         kind = member.partition("-")[0]
         if kind == "nginx":
-            words["user"] = f"user {self.user};" if ROOT else ""
+            words["user"] = f"user {'www-data' if member in FOREIGN else 'root'};" if ROOT else ""
             words["buffering"] = "off" if member == "nginx-unbuffered" else "on"
             words["before"] = NGINX_BACK.format(**words) if back else ""
             words["place"] = (NGINX_PROXY if back else NGINX_FILES).format(**words)
@@ -191,4 +192,3 @@ class Chain(Server):
             path.write_text(APACHE.format(**words))
             return [require("apache2", "httpd"), "-f", str(path), "-D", "FOREGROUND"]
         raise ValueError(f"no such server: {member}")
-
