@@ -1,13 +1,14 @@
 """Echo servers and clients in many languages, each with each: what they are, one exchange, and what came of it.
 
-All take the same words: `server` prints the port it listens on and echoes on every connection, with backpressure, until the
-end of stream, which it answers with its own once all is echoed. `client PORT COUNT DIRECTORY` makes COUNT connections at
-once; connection N sends N.in whole, ends its direction, and writes to N.out what came until the other's end. The bytes are
-random, and other ones for each connection; every one of them is compared here.
+All take the same words: `server` prints the port it listens on and echoes on every connection, with backpressure,
+until the end of stream, which it answers with its own once all is echoed. `client PORT COUNT DIRECTORY` makes COUNT
+connections at once; connection N sends N.in whole, ends its direction, and writes to N.out what came until the
+other's end. The bytes are random, and other ones for each connection; every one of them is compared here.
 
-While a file DIRECTORY/wait exists, each of the client's connections first exchanges a little, again and again. So a *warm*
-exchange has all its bytes on the ring: it begins when all connections are promoted, and it is a fault if they are not. A
-*cold* one sends all at once and is promoted in its midst, or, on a machine that is quick that day, not at all.
+While a file DIRECTORY/wait exists, each of the client's connections first exchanges a little, again and again. So a
+*warm* exchange has all its bytes on the ring: it begins when all connections are promoted, and it is a fault if they
+are not. A *cold* one sends all at once and is promoted in its midst, or, on a machine that is quick that day, not at
+all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -42,11 +43,11 @@ SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  
 _SWITCHED: Final = re.compile(rb"fd \d+: sends by ring from byte \d+, round 1\n")
 
 
-# --- the programs -------------------------------------------------------------------------------------------------------
+# --- the programs -----------------------------------------------------------------------------------------------------
 
 
 def prepare(name: str, built: Path) -> list[str]:
-    """How the end `name` is started; compiled ones are built in `built`. What is missing skips, or fails where CI=true."""
+    """How the end `name` is started; compiled ones are built in `built`. One that is missing skips, or fails in CI."""
     if name == "threads":
         return [sys.executable, str(ECHO / "threads.py")]
     if name == "asyncio":
@@ -75,9 +76,9 @@ def prepare(name: str, built: Path) -> list[str]:
         if not Path("/usr/include/event2/event.h").exists():
             missing("libevent-dev")
         program = built / "echo_libevent"
-        flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
-        build(program, [require(os.environ.get("CC", "cc"), "gcc"), *flags, str(ECHO / "echo_libevent.c"), "-o", str(program),
-                         "-levent"])  # fmt: skip
+        flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+        compiler = require(os.environ.get("CC", "cc"), "gcc")
+        build(program, [compiler, *flags, str(ECHO / "echo_libevent.c"), "-levent"])
         return [str(program)]
     raise ValueError(f"no such end: {name}")
 
@@ -88,7 +89,7 @@ def build(product: Path, command: Sequence[str]) -> None:
         subprocess.run(command, check=True)
 
 
-# --- the load -----------------------------------------------------------------------------------------------------------
+# --- the load ---------------------------------------------------------------------------------------------------------
 
 _BUSY: Final = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    for _ in range(1000000): pass"
 
@@ -106,7 +107,7 @@ def busy(count: int = LOAD) -> Iterator[None]:
             process.wait()
 
 
-# --- one exchange -------------------------------------------------------------------------------------------------------
+# --- one exchange -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     if cell.warm:
         (place / "wait").touch()
     log = place / "client.shim"
+    ended = False
     server.begin()
     begun = time.monotonic()
     client = Program([*argv, "client", str(server.port), str(cell.connections), str(place)],
@@ -229,6 +231,7 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
                 _await_promotion(client, log, server, cell.connections)
             (place / "wait").unlink()
         client.expect_exit(deadline_s=DEADLINE_S)
+        ended = True
     except AssertionError as error:
         outcome.faults += [str(error), _state(stage, place)]
     finally:
@@ -238,7 +241,7 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
         if program.popen.poll() is not None:
             outcome.faults.append(program.complaint("has ended"))
     for name, expected in server.expected(sent).items():
-        outcome.faults += compare(place / name, expected)
+        outcome.faults += compare(place / name, expected, ended=ended)
     outcome.promoted = [switched(log), *server.promoted()]
     if cell.native and any(outcome.promoted):
         outcome.faults.append("promoted without sidestep")
@@ -263,8 +266,8 @@ def _await_promotion(client: Program, log: Path, server: Server, connections: in
         time.sleep(0.02)
 
 
-def compare(path: Path, expected: bytes) -> list[str]:
-    """What is wrong with the bytes in the file."""
+def compare(path: Path, expected: bytes, *, ended: bool) -> list[str]:
+    """What is wrong with the bytes in the file; `ended`: its writer has told that these are all."""
     if not path.exists():
         return [f"{path.name}: the connection did not come to its end"]
     got = path.read_bytes()
@@ -276,7 +279,7 @@ def compare(path: Path, expected: bytes) -> list[str]:
         at += 1
     if at == len(got):
         return [
-            f"{path.name}: a false end of stream at {at} of {len(expected)}, {len(expected) - at} bytes are missing"
+            f"{path.name}: {'a false end of stream' if ended else 'stands still'} at {at} of {len(expected)}, {len(expected) - at} bytes are missing"
         ]
     return [f"{path.name}: wrong from byte {at} on, of {len(expected)}; {len(got)} came"]
 

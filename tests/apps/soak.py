@@ -1,12 +1,14 @@
 """The matrix of servers and clients, at random, for as long as wanted.
 
 usage: soak.py [--minutes N | --rounds N] [--server NAME]... [--client NAME]... [--connections N] [--bytes N] [--seed N]
-               [--after default|0|CALLS] [--ring-size N] [--warm | --cold] [--load N] [--native] [--keep DIRECTORY] [--stop-at FAULTS]
+               [--after default|0|CALLS] [--ring-size N] [--warm | --cold] [--load N] [--native]
+               [--keep DIRECTORY] [--stop-at FAULTS]
 
-A server is an echo server (see matrix.py) or a chain of HTTP servers such as nginx/haproxy/apache (see web.py). What is not
-given is drawn anew, clients each round and servers every twenty. Prints a line for each fault, with the command that runs
-it again, and in the end how many connections and downloads were made and how many failed; exits 1 if any did. What a failed
-round left (bytes sent and received, the logs of programs and shims, the state of the connections) stays in DIRECTORY.
+A server is an echo server (see matrix.py) or a chain of HTTP servers such as nginx/haproxy/apache (see web.py). What
+is not given is drawn anew, clients each round and servers every twenty. Prints a line for each fault, with the
+command that runs it again, and in the end how many connections and downloads were made and how many failed; exits 1
+if any did. What a failed round left (bytes sent and received, the logs of programs and shims, the state of the
+connections) stays in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -89,8 +91,10 @@ class Soak:
                 server = self.server(stage)
                 stack.callback(server.close)
                 for number in range(ROUNDS_A_SERVER):
-                    if self.over or not self.round(stage, server, after, workdir / str(number)):
-                        break  # after a fault, go on with a server that nothing has happened to
+                    if not self.round(stage, server, after, workdir / str(number)):
+                        break  # go on with a server that nothing has happened to
+                    if self.over:
+                        break
 
     def server(self, stage: Stage) -> Server:
         """One that is given, or any."""
@@ -139,8 +143,8 @@ class Soak:
 
     def report(self) -> None:
         """What was done in all."""
-        print(f"{self.rounds} rounds (seed {self.given.seed}): {self.connections} connections, {self.downloads} downloads, "
-              f"{self.bytes / 1e9:.2f} GB received, ends that moved to the ring {self.switched}; "
+        print(f"{self.rounds} rounds (seed {self.given.seed}): {self.connections} connections, "
+              f"{self.downloads} downloads, {self.bytes / 1e9:.2f} GB received, {self.switched} ends moved to a ring; "
               f"{self.failed} rounds failed")  # fmt: skip
         for (server, client), count in self.by_pair.most_common():
             print(f"  {count} with server {server}, client {client}")

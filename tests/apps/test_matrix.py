@@ -1,13 +1,14 @@
 """Servers and clients that nobody here wrote, or only a page of, move much on a machine with eight busy processes.
 
     .venv/bin/pytest tests/apps/test_matrix.py                      the short form, as in CI
-    .venv/bin/pytest tests/apps/test_matrix.py -k 'libevent-node'   a pair; `-k default-java-`: what one server has to do
+    .venv/bin/pytest tests/apps/test_matrix.py -k 'libevent-node'   a pair; `-k default-java-`: all that ask one server
     make soak SOAK_MINUTES=60                                       the long form: at random
-    .venv/bin/python tests/apps/soak.py --server threads --client node --connections 4 --bytes 12000000 --cold --rounds 100
+    .venv/bin/python tests/apps/soak.py --server libevent --client node --connections 2 --bytes 5000000 --rounds 100
 
-Echo servers and clients in twelve languages or libraries, each with each (matrix.py): a warm exchange by one setting of
---promote-after, with 1, 4, 16 or 64 connections that are all promoted before it begins, and by the other setting a cold one
-that sends all at once. Chains of HTTP servers (web.py): downloads and uploads through two keep-alive proxies.
+Echo servers and clients in twelve languages or libraries, each with each (matrix.py): a warm exchange by one setting
+of --promote-after, with 1, 4, 16 or 64 connections that are all promoted before it begins, and by the other setting a
+cold one that sends all at once. Chains of HTTP servers (web.py): downloads and uploads through two keep-alive
+proxies.
 """
 
 from __future__ import annotations

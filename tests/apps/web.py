@@ -1,9 +1,10 @@
 """HTTP servers and proxies in front of one another, and clients that download and upload through them.
 
-A chain is written as its members from the client on, such as `nginx/haproxy/apache`: the last holds the files and takes
-uploads (WebDAV's PUT), the others are proxies that keep their connections to the next one. The workers of `nginx-foreign` and
-of `apache` are another user's if this is root; whether their connections are promoted is up to the provider. A client makes
-COUNT connections at once; on each it downloads /large, uploads N.in, and downloads that again.
+A chain is written as its members from the client on, such as `nginx/haproxy/apache`: the last holds the files and
+takes uploads (WebDAV's PUT), the others are proxies that keep their connections to the next one. The workers of
+`nginx-foreign` and of `apache` are another user's if this is root; whether their connections are promoted is up to
+the provider. A client makes COUNT connections at once; on each it downloads /large, uploads N.in, and downloads that
+again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from typing import Final
 
 from matrix import Server, build
 from stage import PROGRAMS, Stage, payload, require
-
-from sidestep.testing import free_port
 
 ORIGINS: Final = ("nginx", "nginx-foreign", "apache")
 PROXIES: Final = ("nginx", "nginx-unbuffered", "nginx-foreign", "haproxy", "apache")
