@@ -278,9 +278,8 @@ def compare(path: Path, expected: bytes, *, ended: bool) -> list[str]:
     while at < common and got[at] == expected[at]:
         at += 1
     if at == len(got):
-        return [
-            f"{path.name}: {'a false end of stream' if ended else 'stands still'} at {at} of {len(expected)}, {len(expected) - at} bytes are missing"
-        ]
+        what = "a false end of stream" if ended else "stands still"
+        return [f"{path.name}: {what} at {at} of {len(expected)}, {len(expected) - at} bytes are missing"]
     return [f"{path.name}: wrong from byte {at} on, of {len(expected)}; {len(got)} came"]
 
 
