@@ -26,7 +26,13 @@ from stage import Stage
 
 pytestmark = pytest.mark.timeout(400)  # each wait has its own, shorter end
 
-COLD: Final = (2, 5_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
+COLD: Final = (2, 12_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
+COLD_ENOUGH: Final = 50  # cold exchanges, of which some have to be promoted in their midst
+OFTEN: Final = (  # server, client, connections, bytes of each, warm, rounds: bytes were lost here, or never told of
+    ("libevent", "node", 2, 5_000_000, False, 40),
+    ("threads", "node", 4, 12_000_000, False, 10),
+    ("libevent", "erlang", 64, 150_000, True, 5),
+)
 CHAINS: Final = (
     "nginx/nginx",
     "nginx-unbuffered/nginx",
@@ -46,6 +52,7 @@ def load() -> Iterator[None]:
     """The machine has other things to do."""
     with matrix.busy():
         yield
+    assert Row.cold < COLD_ENOUGH or Row.cold_moved, "no cold exchange was promoted"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +63,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class Row:
     """A server and all that is asked of it; after a fault it is another one."""
+
+    cold = cold_moved = 0  # of all rows: cold exchanges, and the ends of their connections that moved to a ring
 
     def __init__(self, name: str, after: str, workdir: Path, start: Callable[[Stage], Server]) -> None:
         self.name, self.after, self.workdir, self._start = name, after, workdir, start
@@ -72,6 +81,9 @@ class Row:
         self._count += 1
         cell = Cell(self.name, client, connections, size, 100 * self._count, self.after, warm=warm)
         outcome = matrix.exchange(*self._server, argv, cell, self.workdir / f"{self._count}-{client}")
+        if not warm:
+            Row.cold += 1
+            Row.cold_moved += sum(outcome.promoted)
         if outcome.faults:
             self.close()
         assert not outcome.faults, "\n".join([cell.command, outcome.place, *outcome.faults[:8]])
@@ -100,6 +112,22 @@ def test_echo(echo: Row, client: str, built: Path) -> None:
         echo.check(client, argv, *COLD, warm=False)
     else:
         echo.check(client, argv, *SHAPES[turn // 2 % len(SHAPES)], warm=True)
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "connections", "size", "warm", "rounds"), OFTEN, ids=[f"{one[0]}-{one[1]}" for one in OFTEN]
+)
+def test_again_and_again(
+    server: str, client: str, connections: int, size: int, warm: bool, rounds: int, built: Path, tmp_path: Path
+) -> None:
+    """Pairs that failed once in some dozens of rounds."""
+    argv = {name: matrix.prepare(name, built) for name in (server, client)}
+    row = Row(server, "0", tmp_path, lambda stage: Echo(stage, server, argv[server]))
+    try:
+        for _ in range(rounds):
+            row.check(client, argv[client], connections, size, warm=warm)
+    finally:
+        row.close()
 
 
 @pytest.fixture(scope="module", params=CHAINS, ids=lambda name: name.replace("/", "+"))
