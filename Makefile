@@ -5,6 +5,7 @@
 #   make test    all tests, real server programs included
 #   make test-lab  the tests against the kernel's RDMA drivers in a guest; skipped without it (tests/interop/README.md)
 #   make lint    ruff, mypy; the compiler's warnings are errors in every build
+#   make soak    the servers and clients of tests/apps/test_matrix.py at random, for SOAK_MINUTES (60)
 #   make bench   the speed table
 #   make docs    the reference pages that are made from the code
 #   make wheel   a wheel in dist/
@@ -20,7 +21,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: build build-locked dev demo test test-lab lint bench wheel docs clean setup-apps
+.PHONY: build build-locked dev demo test test-lab soak lint bench wheel docs clean setup-apps
 
 # The lock lets several make runs meet in one tree.
 build:
@@ -79,6 +80,11 @@ test: setup-apps build
 
 test-lab: build
 	$(BIN)/pytest tests/interop $(PYTEST_ARGS)
+
+SOAK_MINUTES ?= 60
+SOAK_ARGS ?=
+soak: setup-apps build
+	$(BIN)/python tests/apps/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 lint: build
 	$(BIN)/ruff check .
