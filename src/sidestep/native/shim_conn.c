@@ -1745,9 +1745,9 @@ static bool rx_divided(const struct conn *conn)
 	                                conn_peer_switched(conn));
 }
 
-static bool has_data(const struct conn *conn, size_t wanted)
+static bool has_data(struct conn *conn, size_t wanted)
 {
-	return channel_rx_peek(&conn->channel) >= wanted;
+	return channel_rx_tell(&conn->channel) >= wanted;
 }
 
 static size_t low_water(struct conn *conn)
@@ -1814,6 +1814,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			full_fence();
 			room = conn_room(conn);
 		}
+		if (room >= room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM)))
+			room = channel_tx_tell(&conn->channel);
 		if (room >= room_wanted(conn))
 			ready |= EPOLLOUT | EPOLLWRNORM;
 		else if (interest & (EPOLLOUT | EPOLLWRNORM))
@@ -2080,6 +2082,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 		if (there > 0) {
 			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
+			if (unlikely(flags & MSG_PEEK))
+				channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + (uint64_t)there);
 			/* where the ring ends TCP goes on, if it is all there: the peer may have written more before it went back */
 			if (unlikely((flags & MSG_PEEK) && *moved < wanted && conn_peer_back(conn)) &&
 			    atomic_load(&conn->channel.remote->tx_back_at) == atomic_load(conn->channel.own_head) + *moved) {
@@ -2708,6 +2712,7 @@ int conn_look(struct conn *conn, int fd, struct piece *piece)
 		there = channel_rx_avail(&conn->channel);
 		piece->offset = (uint32_t)(atomic_load(conn->channel.own_head) & (conn->channel.rx_size - 1));
 		piece->len = there > 0 ? (uint32_t)there : 0;
+		channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + piece->len);
 		piece->size = conn->channel.rx_size;
 	}
 	slot_unlock(&slot->rx_lock);

@@ -438,7 +438,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
 		/* the ring's bytes, and those TCP still holds from before the switch or after the way back */
-		size_t there = slot_has(conn->slot, SLOT_RX_BACK) ? 0 : channel_rx_peek(&conn->channel);
+		size_t there = slot_has(conn->slot, SLOT_RX_BACK) ? 0 : channel_rx_tell(&conn->channel);
 		if (there != SIZE_MAX)
 			*(int *)argument += (int)there;
 	} else if (result == 0 && command == SIOCOUTQ && argument && word_load(conn->slot->tx_path) == PATH_RING) {
