@@ -331,6 +331,8 @@ void shim_lock_drop(void);
 
 /* ---- slot locks: the holder's tid; a dead holder's lock is taken over ---- */
 void slot_lock_slow(_Atomic uint32_t *lock);
+void conn_lock_broken(const void *lock);
+extern bool arena_shared;
 uint32_t thread_init(void);
 bool task_dead(uint32_t id, bool process);
 

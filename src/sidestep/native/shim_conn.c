@@ -61,6 +61,7 @@ static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
 _Atomic bool trim_due;
 static bool foreign_pids; /* this process counts them otherwise than who made the arena */
+bool arena_shared;        /* with a parent or children, who may have changed their user since and fallen into other hands */
 
 /* ---- arena ---- */
 static struct conn_slot *slot_at(uint32_t index)
@@ -200,7 +201,8 @@ static struct conn_slot *slot_alloc(void)
 	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
 	uint64_t top = atomic_load(head);
 
-	while ((uint32_t)top) {
+	/* a child that has changed its user since may write all of the arena: an index is bounded where it is used */
+	while ((uint32_t)top && (uint32_t)top <= ARENA_SLOTS_MAX) {
 		struct conn_slot *slot = slot_at((uint32_t)top - 1);
 		uint64_t next = ((top >> 32) + 1) << 32 | word_load(slot->free_next);
 		if (atomic_compare_exchange_weak(head, &top, next))
@@ -536,6 +538,7 @@ int conn_fd(struct conn *conn)
 /* Called with shim_lock held: the child is about to share, or shares, every connection. */
 void conn_forked(bool in_child)
 {
+	arena_shared = true;
 	if (in_child)
 		foreign_pids = !arena->pid_namespace || pid_namespace() != arena->pid_namespace;
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
@@ -1072,11 +1075,15 @@ static void tx_back(struct conn *conn, int fd)
 static bool tx_resend(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint64_t tail = atomic_load(conn->channel.own_tail);
+	uint64_t tail = atomic_load(conn->channel.own_tail), from = word_load(slot_tx_resend(slot));
 
-	while (slot_tx_resend(slot) != tail) {
-		uint64_t at = slot_tx_resend(slot) & (conn->channel.tx_size - 1);
-		size_t len = (size_t)(tail - slot_tx_resend(slot));
+	if (tail - from > conn->channel.tx_size) { /* a stranger wrote it; see slot_alloc() */
+		conn_violation(conn, fd);
+		from = tail;
+	}
+	while (from != tail) {
+		uint64_t at = from & (conn->channel.tx_size - 1);
+		size_t len = (size_t)(tail - from);
 		if (len > conn->channel.tx_size - at)
 			len = (size_t)(conn->channel.tx_size - at);
 		ssize_t n = raw_send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -1086,7 +1093,8 @@ static bool tx_resend(struct conn *conn, int fd)
 			return false;
 		if (n < 0)
 			break; /* the connection is gone; the next call hears of it from the kernel */
-		slot_tx_resend(slot) += (uint64_t)n;
+		from += (uint64_t)n;
+		word_store(slot_tx_resend(slot), from);
 		word_add(slot->tx_tcp_bytes, (uint64_t)n);
 	}
 	slot_clear(slot, SLOT_RESEND);
@@ -1445,6 +1453,18 @@ static void conn_abort(struct conn *conn, int fd, int error, enum reason_code re
 void conn_violation(struct conn *conn, int fd)
 {
 	conn_abort(conn, fd, ECONNRESET, REASON_PEER_VIOLATION);
+}
+
+/* A lock of the arena was taken from a holder that keeps it for ever: what it guards may be half done. */
+void conn_lock_broken(const void *lock)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd); /* who has asked for the lock holds it */
+		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
+			conn_violation(conn, (int)fd);
+			return;
+		}
+	}
 }
 
 /* ---- a provider between ---- */
