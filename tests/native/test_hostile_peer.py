@@ -6,6 +6,7 @@ connections of an honest client that checks every answer, goes on all the while.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import signal
@@ -178,6 +179,21 @@ def test_what_a_program_was_told_is_not_taken_back(sidestep: Sidestep, how: str,
             victim.stdin.write("\n")
             assert peer.wait_end() is ConnectionResetError
             assert victim.stdout.readline() == f"result {-errno.ECONNRESET}\n"
+
+
+def test_a_recall_that_was_none_hides_no_end(sidestep: Sidestep, tmp_path: Path) -> None:
+    """The peer says that what it sends by TCP was recalled, and fills TCP's buffers, so that its FIN stays behind."""
+    scene = Scene(sidestep, tmp_path, ["-m", "epoll"])
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        with HostilePeer(client, scene.port) as peer:
+            peer.promote()
+            peer.poke("side[0].tx_back", CHANNEL_RECALLED)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    peer.tcp.send(bytes(65536))
+            assert peer.wait_end() is ConnectionResetError
+    scene.end()
 
 
 @pytest.mark.parametrize("mode", MODES, ids="".join)

@@ -1653,6 +1653,23 @@ bool conn_judges_end(const struct conn *conn)
 	return word_load(conn->slot->tx_path) == PATH_RING || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
 }
 
+/*
+ * There are bytes on TCP, and in round `round` we read the ring: the peer has gone back, or breaks the rules. That we have
+ * recalled the rest is only its word, unless whoever holds the lock is just doing so; he looks himself.
+ */
+static bool rx_astray(struct conn *conn, uint32_t round)
+{
+	struct conn_slot *slot = conn->slot;
+	bool held = word_load(slot->rx_lock) == self.tid;
+
+	if (!held && !slot_trylock(&slot->rx_lock))
+		return false;
+	bool astray = word_load(slot->rx_path) == PATH_RING && word_load(slot->rx_round) == round && !conn_peer_back(conn);
+	if (!held)
+		slot_unlock(&slot->rx_lock);
+	return astray;
+}
+
 static void probe(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -1706,9 +1723,7 @@ static void probe(struct conn *conn, int fd)
 	} else if (on_ring && (native.revents & POLLIN)) {
 		/* bytes on TCP after the switch: only of a peer that has gone back to it */
 		char byte;
-		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
-		    atomic_load(&conn->channel.remote->tx_back) >> 2 != round &&
-		    atomic_load((_Atomic uint32_t *)&slot->rx_round) == round) /* else another thread has followed it since */
+		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 && rx_astray(conn, round))
 			conn_violation(conn, fd);
 	}
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
