@@ -218,6 +218,7 @@ static void test_wrap_of_the_counts(void)
 		ends[0].own.tail = ends[0].own.head_seen = ends[1].own.head = start;
 		ends[0].channel.tx_line->tail = start;
 		ends[0].channel.tx_peer_line->head = start;
+		ends[0].channel.head_told = ends[1].channel.tail_told = start;
 		while (position - start < 5 * (uint64_t)PAGE) {
 			size_t sent = end_send(&ends[0], 1, position, 1000);
 			CHECK(sent == 1000 && end_send(&ends[0], 1, position + sent, PAGE) == PAGE - 1000);
@@ -589,6 +590,47 @@ static void test_impossible_counts_are_refused(void)
 	ends_close(ends);
 }
 
+static void test_what_was_told_is_not_taken_back(void)
+{
+	struct end ends[2];
+
+	ends_open(ends, PAGE, PAGE, NULL);
+	CHECK(end_send(&ends[0], 1, 0, PAGE) == PAGE);
+	CHECK(channel_rx_tell(&ends[1].channel) == PAGE);
+	CHECK(end_receive(&ends[1], 1, 0, 100) == 100); /* part of it is no less */
+	ends[0].channel.tx_line->tail = PAGE - 1;
+	CHECK(channel_rx_avail(&ends[1].channel) == -ECONNRESET);
+	ends[0].channel.tx_line->tail = PAGE;
+	CHECK(channel_rx_avail(&ends[1].channel) == PAGE - 100);
+	CHECK(channel_tx_tell(&ends[0].channel) == 100);
+	ends[1].channel.rx_line->head = 99;
+	CHECK(channel_tx_space(&ends[0].channel, 1) == -ECONNRESET);
+	ends[1].channel.rx_line->head = 100;
+	CHECK(channel_tx_space(&ends[0].channel, 1) == 100);
+	/* what was not told may be seen to shrink by who only looks */
+	CHECK(end_receive(&ends[1], 1, 100, 100) == 100 && channel_tx_peek(&ends[0].channel) == 200);
+	ends[1].channel.rx_line->head = 100;
+	CHECK(channel_tx_space(&ends[0].channel, PAGE) == 100);
+	ends_close(ends);
+}
+
+/* In a shim they lie in memory that a child of another user may have kept. */
+static void test_own_counts_that_do_not_fit_are_refused(void)
+{
+	struct end ends[2];
+
+	for (uint64_t tail = 1; tail; tail <<= 1)
+		for (int sign = 0; sign < 2; sign++) {
+			uint64_t other = sign ? 0 - tail : tail;
+			ends_open(ends, PAGE, PAGE, NULL);
+			ends[0].own.tail = ends[1].own.head = other;
+			CHECK(channel_tx_space(&ends[0].channel, 1) <= PAGE, "%llu", (unsigned long long)other);
+			CHECK(other <= PAGE || channel_tx_space(&ends[0].channel, SIZE_MAX / 4) == -ECONNRESET);
+			CHECK(channel_rx_avail(&ends[1].channel) <= PAGE);
+			ends_close(ends);
+		}
+}
+
 /* Geometry is checked once and never read again. */
 static void test_geometry_is_not_read_again(void)
 {
@@ -660,6 +702,8 @@ static const struct {
 	TEST(lookers_beside_a_mover),
 	TEST(hostile_words_one_at_a_time),
 	TEST(impossible_counts_are_refused),
+	TEST(what_was_told_is_not_taken_back),
+	TEST(own_counts_that_do_not_fit_are_refused),
 	TEST(geometry_is_not_read_again),
 	TEST(hostile_words_while_talking),
 };

@@ -6,6 +6,8 @@ connections of an honest client that checks every answer, goes on all the while.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 import signal
 import subprocess
@@ -143,6 +145,54 @@ def test_an_impossible_count_ends_the_connection(
                     peer.poke("side[1].tx_back", CHANNEL_RECALLED)
                     peer.poke("side[0].notice", CHANNEL_RECALL)
                 assert peer.wait_end() is ConnectionResetError
+    scene.end()
+
+
+@pytest.mark.parametrize(
+    ("how", "word"),
+    [
+        *((f"receive {how}", "producer[0].tail") for how in ("poll", "epoll", "count", "peek")),
+        *((f"send {how}", "consumer[1].head") for how in ("poll", "epoll")),
+    ],
+)
+def test_what_a_program_was_told_is_not_taken_back(sidestep: Sidestep, how: str, word: str) -> None:
+    """Bytes, or room: it may then make a call that would wait for ever."""
+    program = toolchain.build("promised", [toolchain.NATIVE_TESTS / "programs" / "promised.c"], [])
+    victim = sidestep.popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    assert victim.stdin is not None
+    assert victim.stdout is not None
+    port = int(victim.stdout.readline().split()[1])
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        with HostilePeer(client, port) as peer:
+            peer.promote()
+            victim.stdin.write(f"{how}\n")
+            assert victim.stdout.readline() == "asking 0\n"
+            before = peer.peek(word)
+            if how.startswith("send"):
+                peer.end.read(peer.end.rx_size)
+            else:
+                peer.end.write(b"x")
+            peer.ring()
+            assert victim.stdout.readline() == "promised 0\n"
+            peer.poke(word, before)
+            victim.stdin.write("\n")
+            assert peer.wait_end() is ConnectionResetError
+            assert victim.stdout.readline() == f"result {-errno.ECONNRESET}\n"
+
+
+def test_a_recall_that_was_none_hides_no_end(sidestep: Sidestep, tmp_path: Path) -> None:
+    """The peer says that what it sends by TCP was recalled, and fills TCP's buffers, so that its FIN stays behind."""
+    scene = Scene(sidestep, tmp_path, ["-m", "epoll"])
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        with HostilePeer(client, scene.port) as peer:
+            peer.promote()
+            peer.poke("side[0].tx_back", CHANNEL_RECALLED)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    peer.tcp.send(bytes(65536))
+            assert peer.wait_end() is ConnectionResetError
     scene.end()
 
 

@@ -1032,3 +1032,17 @@ def test_sending_without_consent_ends_the_connection(world: World) -> None:
     assert reset(a)
     assert reset(b)
     assert world.one.counters.get("relay_reset", "violation") == 1
+
+
+def test_bytes_of_a_ring_that_was_never_gone_to_do_not_hide_the_end(world: World) -> None:
+    a, b, _, _ = world.pair(promoted=False)
+    for app in (a, b):
+        app.say(attached=1, rx_ready=1)
+    world.rest()
+    a.poke("producer[0].tail", 1)
+    world.rest()
+    assert not reset(b)
+    a.connected = False  # and says nothing
+    hear_fin(b)
+    world.rest()
+    assert reset(b)

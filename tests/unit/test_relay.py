@@ -630,3 +630,16 @@ def test_views_outlive_the_channel(world: World) -> None:
     (view,) = taken.stream.readable()
     world.hub.close()
     assert bytes(view) == b"kept"  # the mapping stays as long as somebody looks at it
+
+
+def test_bytes_of_a_ring_that_was_never_gone_to_do_not_hide_the_end(world: World) -> None:
+    a, b, _, _ = world.pair(promoted=False)
+    for app in (a, b):
+        app.say(attached=1, rx_ready=1)
+    world.turns()
+    a.poke("producer[0].tail", 1)
+    a.connected = False  # and says nothing
+    b.poke(f"side[{1 - b.provider_side}].fin_seen", 1)
+    world.turns()
+    assert b.word("notice") & Notice.RESET
+    assert world.counters.get("relay_reset", "violation") == 1

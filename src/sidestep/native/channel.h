@@ -139,8 +139,19 @@ struct channel_end {
 	struct channel_producer *rx_peer_line;  /* the peer's */
 	_Atomic uint64_t *own_tail, *own_head;
 	_Atomic uint64_t *head_seen; /* last checked copy of the peer's head, saves touching its line */
+	/* The furthest that a program of this process was told of: what the peer cannot take back. */
+	_Atomic uint64_t tail_told, head_told;
 	size_t map_len;
 };
+
+/* `count` was told to the program. Several threads may look at once. */
+static inline void channel_tell(_Atomic uint64_t *told, uint64_t count)
+{
+	uint64_t before = atomic_load_explicit(told, memory_order_relaxed);
+
+	while ((int64_t)(count - before) > 0 && !atomic_compare_exchange_weak(told, &before, count))
+		;
+}
 
 /*
  * Whether pages of a stranger's file stay where they are once mapped: sealed against shrinking and growing, and of ordinary
@@ -162,18 +173,24 @@ void channel_unmap(struct channel_end *end);
 /* Gives the pages of our own (empty) sending ring back to the kernel; the bytes of an empty ring mean nothing. */
 void channel_trim(struct channel_end *end);
 
-/* Bytes free in the sending ring; -ECONNRESET if the peer's head is impossible. The caller owns the sending direction. */
+/*
+ * Bytes free in the sending ring; -ECONNRESET if the peer's head is impossible. The caller owns the sending direction. Ours
+ * can be as well: in a shim a child that has changed its user since may write them.
+ */
 static inline int64_t channel_tx_space(const struct channel_end *end, size_t wanted)
 {
 	uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_relaxed);
 	uint64_t head = atomic_load_explicit(end->head_seen, memory_order_relaxed);
 
+	if (tail - head > end->tx_size)
+		return -ECONNRESET;
 	if (end->tx_size - (tail - head) >= wanted)
 		return (int64_t)(end->tx_size - (tail - head));
+	uint64_t told = atomic_load_explicit(&end->head_told, memory_order_acquire);
 	/* R2 pairs with W2 in channel_rx_consume: what was read is no longer needed. */
 	uint64_t fresh = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire);
 	/* the peer can write this word: it may only move forward, and not past what was sent */
-	if (fresh - head > tail - head)
+	if (fresh - head > tail - head || (int64_t)(fresh - told) < 0)
 		return -ECONNRESET;
 	atomic_store_explicit(end->head_seen, fresh, memory_order_relaxed);
 	return (int64_t)(end->tx_size - (tail - fresh));
@@ -181,20 +198,38 @@ static inline int64_t channel_tx_space(const struct channel_end *end, size_t wan
 
 /*
  * The same for a caller that does not own the direction: another thread may send meanwhile, so a head that fits no tail is
- * looked at again until the tail stands still. Stores nothing and accuses nobody: SIZE_MAX where the owner has something
- * to judge, so that it is called.
+ * looked at again until the tail stands still. Accuses nobody: SIZE_MAX where the owner has something to judge, so that it
+ * is called. *head is what it was.
  */
-static inline size_t channel_tx_peek(const struct channel_end *end)
+static inline size_t channel_tx_look(const struct channel_end *end, uint64_t *head)
 {
 	for (;;) {
 		uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_acquire);
-		uint64_t head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire); /* after tail */
+		*head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire); /* after tail */
 
-		if (tail - head <= end->tx_size)
-			return (size_t)(end->tx_size - (tail - head));
+		if (tail - *head <= end->tx_size)
+			return (size_t)(end->tx_size - (tail - *head));
 		if (atomic_load_explicit(end->own_tail, memory_order_relaxed) == tail)
 			return SIZE_MAX;
 	}
+}
+
+static inline size_t channel_tx_peek(const struct channel_end *end)
+{
+	uint64_t head;
+
+	return channel_tx_look(end, &head);
+}
+
+/* As channel_tx_peek(), for a caller that tells the program, which may then wait for nothing: the peer is held to it. */
+static inline size_t channel_tx_tell(struct channel_end *end)
+{
+	uint64_t head;
+	size_t room = channel_tx_look(end, &head);
+
+	if (room != SIZE_MAX)
+		channel_tell(&end->head_told, head);
+	return room;
 }
 
 /* Bytes sent that the peer has not read, for any caller; all of a ring where its count is impossible. */
@@ -225,32 +260,52 @@ static inline void channel_tx_publish(const struct channel_end *end, size_t len)
 	atomic_store_explicit(&end->tx_line->tail, tail, memory_order_release);
 }
 
-/* Bytes to read; -ECONNRESET if the peer's tail is impossible. */
+/* Bytes to read; -ECONNRESET if the peer's tail is impossible. The caller owns the receiving direction. */
 static inline int64_t channel_rx_avail(const struct channel_end *end)
 {
 	uint64_t head = atomic_load_explicit(end->own_head, memory_order_relaxed);
+	uint64_t told = atomic_load_explicit(&end->tail_told, memory_order_acquire);
 	uint64_t tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire); /* R1 */
 
-	if (tail - head > end->rx_size)
+	if (tail - head > end->rx_size || (int64_t)(tail - told) < 0)
 		return -ECONNRESET; /* the peer can write this word: load once, check the copy */
 	return (int64_t)(tail - head);
 }
 
 /*
  * Bytes to read for a caller that does not own the direction; SIZE_MAX where the owner has something to judge. A tail that
- * fits no head is looked at again until the head stands still: readiness that is none would hang a program.
+ * fits no head is looked at again until the head stands still: readiness that is none would hang a program. *tail is what
+ * it was.
  */
-static inline size_t channel_rx_peek(const struct channel_end *end)
+static inline size_t channel_rx_look(const struct channel_end *end, uint64_t *tail)
 {
 	for (;;) {
 		uint64_t head = atomic_load_explicit(end->own_head, memory_order_acquire);
-		uint64_t tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire);
+		*tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire);
 
-		if (tail - head <= end->rx_size)
-			return (size_t)(tail - head);
+		if (*tail - head <= end->rx_size)
+			return (size_t)(*tail - head);
 		if (atomic_load_explicit(end->own_head, memory_order_relaxed) == head)
 			return SIZE_MAX;
 	}
+}
+
+static inline size_t channel_rx_peek(const struct channel_end *end)
+{
+	uint64_t tail;
+
+	return channel_rx_look(end, &tail);
+}
+
+/* As channel_rx_peek(), for a caller that tells the program, which may then wait for nothing: the peer is held to it. */
+static inline size_t channel_rx_tell(struct channel_end *end)
+{
+	uint64_t tail;
+	size_t there = channel_rx_look(end, &tail);
+
+	if (there != SIZE_MAX)
+		channel_tell(&end->tail_told, tail);
+	return there;
 }
 
 /* Copies len bytes from `offset` bytes past the head; the caller has checked what is there. */

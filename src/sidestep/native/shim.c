@@ -225,6 +225,9 @@ void shim_lock_drop(void)
 	critical_leave();
 }
 
+#define LOCK_YIELDS 16 /* looks after dead holders before a waiting thread begins to nap */
+#define LOCK_NAPS 5000 /* of a millisecond, after which it takes the lock of a connection in memory that others can write */
+
 bool slot_trylock(uint32_t *word)
 {
 	uint32_t expected = 0, tid = self.tid ? self.tid : thread_init();
@@ -266,6 +269,11 @@ bool task_dead(uint32_t id, bool process)
 	return dead;
 }
 
+/*
+ * Sections are short, and no thread is stopped in one for seconds but by a debugger, a signal or a page fault: who waits
+ * longer may wait for a word that a child of another user wrote, and goes on with a connection that is reset. It naps a
+ * bounded number of times, as a clock would go on while it is stopped itself.
+ */
 void slot_lock_slow(_Atomic uint32_t *lock)
 {
 	for (uint32_t turn = 0;; turn++) {
@@ -279,9 +287,20 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 			cpu_relax();
 		} else {
 			sched_yield();
-			if (turn % 64 == 0 && task_dead(holder, false) &&
-			    atomic_compare_exchange_strong(lock, &holder, self.tid))
+			if (turn % 64)
+				continue;
+			if (task_dead(holder, false) && atomic_compare_exchange_strong(lock, &holder, self.tid))
 				return;
+			if (turn / 64 <= LOCK_YIELDS)
+				continue;
+			int saved = errno;
+			raw_poll(NULL, 0, 1);
+			errno = saved;
+			if (turn / 64 > LOCK_YIELDS + LOCK_NAPS && arena_shared) {
+				atomic_store(lock, self.tid);
+				conn_lock_broken(lock);
+				return;
+			}
 		}
 	}
 }

@@ -331,6 +331,8 @@ void shim_lock_drop(void);
 
 /* ---- slot locks: the holder's tid; a dead holder's lock is taken over ---- */
 void slot_lock_slow(_Atomic uint32_t *lock);
+void conn_lock_broken(const void *lock);
+extern bool arena_shared;
 uint32_t thread_init(void);
 bool task_dead(uint32_t id, bool process);
 
@@ -559,7 +561,7 @@ void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after);
 bool conn_switched(const struct conn *conn);
 bool conn_receives_tcp(struct conn *conn, int fd);
 bool conn_tcp_ended(struct conn *conn, int fd);
-size_t conn_ring_unread(const struct conn *conn, size_t queued);
+size_t conn_ring_unread(struct conn *conn, size_t queued);
 bool conn_reserved(const struct conn *conn);
 /* Bytes that the next call could send by ring; as channel_tx_peek(). */
 static inline size_t conn_room(const struct conn *conn)

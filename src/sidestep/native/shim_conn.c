@@ -61,6 +61,7 @@ static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
 _Atomic bool trim_due;
 static bool foreign_pids; /* this process counts them otherwise than who made the arena */
+bool arena_shared;        /* with a parent or children, who may have changed their user since and fallen into other hands */
 
 /* ---- arena ---- */
 static struct conn_slot *slot_at(uint32_t index)
@@ -200,7 +201,8 @@ static struct conn_slot *slot_alloc(void)
 	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
 	uint64_t top = atomic_load(head);
 
-	while ((uint32_t)top) {
+	/* a child that has changed its user since may write all of the arena: an index is bounded where it is used */
+	while ((uint32_t)top && (uint32_t)top <= ARENA_SLOTS_MAX) {
 		struct conn_slot *slot = slot_at((uint32_t)top - 1);
 		uint64_t next = ((top >> 32) + 1) << 32 | word_load(slot->free_next);
 		if (atomic_compare_exchange_weak(head, &top, next))
@@ -532,6 +534,7 @@ int conn_fd(struct conn *conn)
 /* Called with shim_lock held: the child is about to share, or shares, every connection. */
 void conn_forked(bool in_child)
 {
+	arena_shared = true;
 	if (in_child)
 		foreign_pids = !arena->pid_namespace || pid_namespace() != arena->pid_namespace;
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
@@ -1074,11 +1077,15 @@ static void tx_back(struct conn *conn, int fd)
 static bool tx_resend(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint64_t tail = atomic_load(conn->channel.own_tail);
+	uint64_t tail = atomic_load(conn->channel.own_tail), from = word_load(slot_tx_resend(slot));
 
-	while (slot_tx_resend(slot) != tail) {
-		uint64_t at = slot_tx_resend(slot) & (conn->channel.tx_size - 1);
-		size_t len = (size_t)(tail - slot_tx_resend(slot));
+	if (tail - from > conn->channel.tx_size) { /* a stranger wrote it; see slot_alloc() */
+		conn_violation(conn, fd);
+		from = tail;
+	}
+	while (from != tail) {
+		uint64_t at = from & (conn->channel.tx_size - 1);
+		size_t len = (size_t)(tail - from);
 		if (len > conn->channel.tx_size - at)
 			len = (size_t)(conn->channel.tx_size - at);
 		ssize_t n = raw_send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -1088,7 +1095,8 @@ static bool tx_resend(struct conn *conn, int fd)
 			return false;
 		if (n < 0)
 			break; /* the connection is gone; the next call hears of it from the kernel */
-		slot_tx_resend(slot) += (uint64_t)n;
+		from += (uint64_t)n;
+		word_store(slot_tx_resend(slot), from);
 		word_add(slot->tx_tcp_bytes, (uint64_t)n);
 	}
 	slot_clear(slot, SLOT_RESEND);
@@ -1449,6 +1457,18 @@ void conn_violation(struct conn *conn, int fd)
 	conn_abort(conn, fd, ECONNRESET, REASON_PEER_VIOLATION);
 }
 
+/* A lock of the arena was taken from a holder that keeps it for ever: what it guards may be half done. */
+void conn_lock_broken(const void *lock)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd); /* who has asked for the lock holds it */
+		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
+			conn_violation(conn, (int)fd);
+			return;
+		}
+	}
+}
+
 /* ---- a provider between ---- */
 static bool relay_gone(const struct conn *conn)
 {
@@ -1635,6 +1655,23 @@ bool conn_judges_end(const struct conn *conn)
 	return word_load(conn->slot->tx_path) == PATH_RING || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
 }
 
+/*
+ * There are bytes on TCP, and in round `round` we read the ring: the peer has gone back, or breaks the rules. That we have
+ * recalled the rest is only its word, unless whoever holds the lock is just doing so; he looks himself.
+ */
+static bool rx_astray(struct conn *conn, uint32_t round)
+{
+	struct conn_slot *slot = conn->slot;
+	bool held = word_load(slot->rx_lock) == self.tid;
+
+	if (!held && !slot_trylock(&slot->rx_lock))
+		return false;
+	bool astray = word_load(slot->rx_path) == PATH_RING && word_load(slot->rx_round) == round && !conn_peer_back(conn);
+	if (!held)
+		slot_unlock(&slot->rx_lock);
+	return astray;
+}
+
 static void probe(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -1688,9 +1725,7 @@ static void probe(struct conn *conn, int fd)
 	} else if (on_ring && (native.revents & POLLIN)) {
 		/* bytes on TCP after the switch: only of a peer that has gone back to it */
 		char byte;
-		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 &&
-		    atomic_load(&conn->channel.remote->tx_back) >> 2 != round &&
-		    atomic_load((_Atomic uint32_t *)&slot->rx_round) == round) /* else another thread has followed it since */
+		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 && rx_astray(conn, round))
 			conn_violation(conn, fd);
 	}
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
@@ -1747,9 +1782,9 @@ static bool rx_divided(const struct conn *conn)
 	                                conn_peer_switched(conn));
 }
 
-static bool has_data(const struct conn *conn, size_t wanted)
+static bool has_data(struct conn *conn, size_t wanted)
 {
-	return channel_rx_peek(&conn->channel) >= wanted;
+	return channel_rx_tell(&conn->channel) >= wanted;
 }
 
 static size_t low_water(struct conn *conn)
@@ -1816,6 +1851,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			full_fence();
 			room = conn_room(conn);
 		}
+		if (room >= room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM)))
+			room = channel_tx_tell(&conn->channel);
 		if (room >= room_wanted(conn))
 			ready |= EPOLLOUT | EPOLLWRNORM;
 		else if (interest & (EPOLLOUT | EPOLLWRNORM))
@@ -2009,10 +2046,10 @@ static bool rx_ring_next(const struct conn *conn, size_t queued)
 }
 
 /* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring or behind it. */
-size_t conn_ring_unread(const struct conn *conn, size_t queued)
+size_t conn_ring_unread(struct conn *conn, size_t queued)
 {
 	bool next = word_load(conn->slot->rx_path) == PATH_RING || rx_ring_next(conn, queued);
-	size_t there = next ? channel_rx_peek(&conn->channel) : 0;
+	size_t there = next ? channel_rx_tell(&conn->channel) : 0;
 
 	return there == SIZE_MAX ? 0 : there;
 }
@@ -2105,6 +2142,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		}
 		if (there > 0) {
 			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
+			if (unlikely(flags & MSG_PEEK))
+				channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + (uint64_t)there);
 			/* where the ring ends TCP goes on, if it is all there: the peer may have written more before it went back */
 			if (unlikely((flags & MSG_PEEK) && *moved < wanted && conn_peer_back(conn)) &&
 			    atomic_load(&conn->channel.remote->tx_back_at) == atomic_load(conn->channel.own_head) + *moved) {
@@ -2756,6 +2795,7 @@ int conn_look(struct conn *conn, int fd, struct piece *piece)
 		there = channel_rx_avail(&conn->channel);
 		piece->offset = (uint32_t)(atomic_load(conn->channel.own_head) & (conn->channel.rx_size - 1));
 		piece->len = there > 0 ? (uint32_t)there : 0;
+		channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + piece->len);
 		piece->size = conn->channel.rx_size;
 	}
 	slot_unlock(&slot->rx_lock);

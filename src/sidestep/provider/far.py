@@ -159,6 +159,9 @@ class Far(Joint):
             self.link.say(Say.ASK)
         if words.back == Back.BACK and words.tx_back_at != words.tail:
             self.reset("violation")
+        # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
+        if (side.final or words.back) and not (self.switched or self._drained):
+            self.reset("violation")
         if self.lost:
             return
         self._send(side)

@@ -281,6 +281,9 @@ class Relay(Joint):
             target.bell.ring()
         if words.back == Back.BACK and words.tx_back_at != words.tail:
             self.reset("violation")
+        # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
+        if (source.final or words.back) and words.tail and not (source.switched or source.frozen):
+            self.reset("violation")
         if self.lost:
             return
         if source.closed and (source.finished or not target.channel.space) and self._unread(source, target):

@@ -1,0 +1,43 @@
+"""A child that has changed its user, and fallen into other hands, writes into the arena it shares with its parent."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import toolchain
+from sidestep.testing import Sidestep
+from toolchain import ADDRESS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("attack", ["list", "noise", "lock", "tail", "head"])
+def test_the_parent_goes_on(sidestep: Sidestep, tmp_path: Path, attack: str) -> None:
+    """At worst a connection is reset; none of the parent's memory is written, and it waits for nothing for ever."""
+    shim = toolchain.SanitizedShim(ADDRESS, sidestep, tmp_path)
+    program = toolchain.build(
+        "stranger-child", [toolchain.NATIVE_TESTS / "programs" / "stranger_child.c"], ADDRESS.flags
+    )
+    parent = sidestep.popen(
+        [program], env=shim.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    for _ in range(100):  # both ends claim, consent and switch in calls
+        parent.stdin.write("talk\n")
+        assert parent.stdout.readline() == "talked 0\n"
+        if sum(c.promoted for c in sidestep.connections()) == 2:
+            break
+    else:
+        pytest.fail("the connection was not promoted")
+    out, _ = parent.communicate(f"{attack}\n", timeout=60)
+    assert parent.returncode == 0, out
+    old, new = out.splitlines()
+    assert new == "new 0"
+    if attack in ("lock", "tail", "head"):
+        assert old == f"old {-errno.ECONNRESET}"
+    shim.check()
