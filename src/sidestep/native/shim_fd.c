@@ -449,6 +449,18 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	return result;
 }
 
+/* A program that asks for all numbers, to see what it has inherited, does not see ours. */
+EXPORT int fstat(int fd, struct stat *found)
+{
+	return own(fd) ? bad_fd() : real.fstat(fd, found);
+}
+
+EXPORT int fstat64(int fd, struct stat64 *found)
+{
+	static_assert(sizeof(struct stat64) == sizeof(struct stat), "on 64-bit machines they are the same");
+	return fstat(fd, (struct stat *)found);
+}
+
 /* ---- closing ---- */
 EXPORT int close(int fd)
 {

@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -51,6 +52,7 @@
 	X(int, dup2, (int a, int b), (a, b)) \
 	X(int, dup3, (int a, int b, int f), (a, b, f)) \
 	X(int, fcntl64, (int fd, int cmd, long arg), (fd, cmd, arg)) \
+	X(int, fstat, (int fd, struct stat *found), (fd, found)) \
 	X(int, ioctl, (int fd, unsigned long cmd, void *arg), (fd, cmd, arg)) \
 	X(int, poll, (struct pollfd *p, nfds_t n, int t), (p, n, t)) \
 	X(int, ppoll, (struct pollfd *p, nfds_t n, const struct timespec *t, const sigset_t *s), (p, n, t, s)) \
