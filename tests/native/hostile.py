@@ -135,6 +135,8 @@ class HostilePeer:
             switched = self.peek("side[1].tx_switched")
             if switched and self.tcp_received == self.peek("side[1].tx_switch_offset"):
                 answer += self.end.read(len(message) - len(answer))
+                if select.select([self.tcp], [], [], 0)[0]:  # its end, as it sends by ring
+                    self.tcp.recv(1)
             elif select.select([self.tcp], [], [], 0.001)[0]:
                 part = self.tcp.recv(len(message) - len(answer))
                 assert part, "the victim closed an honest connection"

@@ -181,6 +181,19 @@ def test_what_a_program_was_told_is_not_taken_back(sidestep: Sidestep, how: str,
             assert victim.stdout.readline() == f"result {-errno.ECONNRESET}\n"
 
 
+@pytest.mark.parametrize("mode", MODES, ids="".join)
+def test_a_switch_before_what_was_read_is_told(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
+    """And not only to the peer: the program would ask for bytes for ever."""
+    scene = Scene(sidestep, tmp_path, mode)
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        with HostilePeer(client, scene.port) as peer:
+            peer.tcp_sent = -1  # it will say that it moved to the ring a byte before it did
+            with pytest.raises(ConnectionResetError):
+                peer.promote()
+    scene.end()
+
+
 def test_a_recall_that_was_none_hides_no_end(sidestep: Sidestep, tmp_path: Path) -> None:
     """The peer says that what it sends by TCP was recalled, and fills TCP's buffers, so that its FIN stays behind."""
     scene = Scene(sidestep, tmp_path, ["-m", "epoll"])

@@ -2119,8 +2119,10 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			}
 			if (n == 0 && conn_tcp_ended(conn, fd))
 				return STEP_ERROR;
+			if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
+				error = take_error(conn);
 			errno = error;
-			return n == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
+			return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 		}
 		if (n == 0) {
 			conn_probe(conn, fd);
