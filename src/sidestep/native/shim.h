@@ -468,6 +468,7 @@ void own_fd_close(int fd);
 /* ---- arena and connections (shim_conn.c) ---- */
 int arena_open(void);
 int arena_reader_fd(void); /* a read-only descriptor of the arena, to be closed by the caller */
+int arena_path_fd(void);   /* one that is a path and nothing more */
 extern uint8_t arena_id[16];
 struct conn *conn_new(int fd, int family, enum role_code role);
 void conn_ref(struct conn *conn);

@@ -110,12 +110,22 @@ int arena_open(void)
 	return 0;
 }
 
-int arena_reader_fd(void)
+static int arena_reopen(int flags)
 {
 	char path[32];
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", arena_fd);
-	return open(path, O_RDONLY | O_CLOEXEC);
+	return open(path, flags | O_CLOEXEC);
+}
+
+int arena_reader_fd(void)
+{
+	return arena_reopen(O_RDONLY);
+}
+
+int arena_path_fd(void)
+{
+	return arena_reopen(O_PATH);
 }
 
 static void slot_free(struct conn_slot *slot);

@@ -462,6 +462,29 @@ EXPORT int fstat64(int fd, struct stat64 *found)
 }
 
 /* ---- closing ---- */
+
+/*
+ * Closes what a number names, and keeps the number: calls on it fail with EBADF, as with a descriptor that is only a path
+ * (open(2), O_PATH). So the kernel gives it to nobody as long as our entry says that it is being closed, which would be
+ * believed of the file that it names then.
+ */
+static bool close_in_place(int fd)
+{
+	static _Atomic int nobody = -1;
+	int path = atomic_load(&nobody), none = -1, saved = errno;
+
+	if (unlikely(path < 0)) {
+		path = own_fd(arena_path_fd());
+		if (!atomic_compare_exchange_strong(&nobody, &none, path)) {
+			own_fd_close(path); /* another thread was first */
+			path = none;
+		}
+	}
+	bool done = path >= 0 && real.dup3(path, fd, O_CLOEXEC) == fd;
+	errno = saved;
+	return done;
+}
+
 EXPORT int close(int fd)
 {
 	struct file *file = file_get(fd);
@@ -471,6 +494,10 @@ EXPORT int close(int fd)
 	if (file->kind == FILE_OWN)
 		return bad_fd(); /* a loop over all numbers must not take the ground from under us */
 	forget(fd, true);
+	if (file_closing(fd) && !*one_thread && close_in_place(fd)) {
+		file_closed(fd);
+		return real.close(fd);
+	}
 	int result = real.close(fd);
 	file_closed(fd);
 	return result;

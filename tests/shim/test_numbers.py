@@ -1,0 +1,24 @@
+"""Numbers of descriptors are the program's: what a thread closes, another's new file may get at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidestep.testing import Sidestep
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parent / "programs" / "reused_numbers.py"
+CONNECTIONS = 400  # where the entry of a number outlived it, 13 to 56 calls failed meanwhile
+
+
+def test_a_number_that_is_closed_is_the_next_files() -> None:
+    with Sidestep(promote_after="0") as sidestep:
+        ended = sidestep.run([sys.executable, str(PROGRAM), str(CONNECTIONS)], stdout=subprocess.PIPE, text=True)
+        promoted = sidestep.status()["counters"]["claim_matched"]
+    assert ended.stdout == "0\n"
+    assert promoted > CONNECTIONS / 10
