@@ -118,6 +118,26 @@ def test_all_that_is_ready_is_told_at_once(stage: Sidestep, ends: tuple[End, End
     assert b.ask("[len(watched.poll(0)) for _ in range(100)]") == [2] * 100
 
 
+def test_a_level_is_told_to_every_thread_that_waits(stage: Sidestep, ends: tuple[End, End]) -> None:
+    """Who is told first may read a part and not come back, as Erlang's schedulers do."""
+    a, b = ends
+    b.ask("watch()")
+    b.ask("watched.unregister(near)")
+    promote(stage, a, b)
+    b.ask("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})")
+    assert b.ask("watched.poll(4)") == []  # while rings may have to be trimmed, who sleeps looks once a second
+    for _ in range(8):
+        b.ask("Later.of(lambda: later(lambda: watched.poll(60)))")
+        assert b.ask("Later.last.waits(0.05)")
+        b.tell("looked()")
+        a.ask("s.sendall(b'xx')")
+        assert b.answer() == "1"
+        assert b.ask("s.recv(1)") == b"x"
+        b.ask("hurry()")
+        assert b.ask("Later.last.waits(20)") is False, "it sleeps, with a byte to be read"
+        assert b.ask("s.recv(1)") == b"x"
+
+
 def test_a_reset_is_not_lost_behind_the_bytes_before_it(stage: Sidestep, ends: tuple[End, End]) -> None:
     a, b = ends
     promote(stage, a, b)

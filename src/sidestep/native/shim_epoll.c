@@ -84,6 +84,7 @@ struct set {
 	struct member **managed;
 	uint32_t managed_cap;
 	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
+	bool told_level; /* in this pass: what stays true if the program does nothing */
 	struct bell *bell;
 	struct set_bell *bells; /* every bell with an entry in the kernel's set */
 	uint32_t bells_len, bells_cap;
@@ -933,6 +934,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		member->disabled = true;
 		kernel_set(member, EPOLL_CTL_MOD);
 	}
+	set->told_level |= !(member->events & (EPOLLET | EPOLLONESHOT));
 	return true;
 }
 
@@ -1021,6 +1023,19 @@ static void set_sleep_begin(struct set *set)
 		bell_sleep_begin(set->bells[i].bell);
 }
 
+/*
+ * set lock held; `n` events are told, of `max` that could be. Whether another thread that sleeps has to look: there may be
+ * more than can be told, and what is told of a level is true for the others as well. The bell's edge was taken by one of
+ * them only, who may read less than all and not come back.
+ */
+static bool concerns_others(struct set *set, int n, int max)
+{
+	bool level = set->told_level;
+
+	set->told_level = false;
+	return n == max || (n && level);
+}
+
 struct set_sleep {
 	struct set *set;
 	struct bell **bells;
@@ -1074,7 +1089,7 @@ static int set_spin(struct set *set, int epfd, struct epoll_event *events, int m
 				n += collect(set, events + n, max - n);
 			}
 		}
-		if (n == max)
+		if (concerns_others(set, n, max))
 			wake_set(set);
 		set_unlock(set);
 		if (n || self.signals != signals)
@@ -1135,8 +1150,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			n = translate(set, told, k, events);
 			n += collect(set, events + n, max - n);
 		}
-		if (n == max)
-			wake_set(set); /* there may be more than we can tell, and others that sleep */
+		if (concerns_others(set, n, max))
+			wake_set(set);
 		set_unlock(set);
 		if (n || timeout_ns == 0 || (deadline != INT64_MAX && now >= deadline))
 			return n;
@@ -1167,6 +1182,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 				n = translate(set, told, k, events);
 				n += collect(set, events + n, max - n);
 			}
+			if (concerns_others(set, n, max))
+				wake_set(set);
 			set_unlock(set);
 			if (n || (k < 0 && errno == EINTR))
 				return n ? n : -1;
@@ -1182,6 +1199,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		}
 		set->pass++;
 		n = collect(set, events, max);
+		bool others = concerns_others(set, n, max);
 		set_unlock(set);
 		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
 		if (!n) {
@@ -1192,8 +1210,8 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			pthread_cleanup_pop(0);
 		}
 		set_sleep_undo(&(struct set_sleep){set, asleep, asleep_len});
-		if (n == max)
-			set_wake(set); /* there may be more than we can tell */
+		if (others)
+			set_wake(set);
 		if (n)
 			return n;
 		now = now_ns();
@@ -1211,7 +1229,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 			n = translate(set, told, k, events);
 			if (n < max)
 				n += collect(set, events + n, max - n);
-			if (n == max)
+			if (concerns_others(set, n, max))
 				wake_set(set);
 			set_unlock(set);
 			if (n)
