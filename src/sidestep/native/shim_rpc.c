@@ -25,7 +25,7 @@
 #define PENDING_MAX 64               /* offers and claims of this process with the provider; more wait for a later call */
 #define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
-#define UNTOLD_POLLS 1024            /* of so many looks for an answer one asks the socket, though no answer is told */
+#define UNTOLD_EVERY_NS 20000000     /* and, where no answer is told, the socket this often */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
 #define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
 #define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
@@ -561,16 +561,18 @@ static bool rpc_hear(void)
 
 void rpc_poll(void)
 {
-	static _Atomic int64_t polled_at;
-	static _Atomic uint32_t answers_heard, calls;
+	static _Atomic int64_t polled_at, asked_at;
+	static _Atomic uint32_t answers_heard;
 	const struct registry_header *page = atomic_load_explicit(&registry, memory_order_acquire);
 	uint32_t told = page ? atomic_load_explicit((const _Atomic uint32_t *)&page->answers, memory_order_acquire) : 0;
-	uint32_t count = atomic_load_explicit(&calls, memory_order_relaxed) + 1;
 
-	atomic_store_explicit(&calls, count, memory_order_relaxed);
-	/* a provider that has died moves no word any more */
-	if (likely(page && told == atomic_load_explicit(&answers_heard, memory_order_relaxed) && count % UNTOLD_POLLS != 0))
-		return;
+	/* a provider that has died moves no word any more: now and then its socket is asked all the same */
+	if (likely(page && told == atomic_load_explicit(&answers_heard, memory_order_relaxed))) {
+		int64_t coarse = coarse_ns();
+		if (likely(coarse - atomic_load_explicit(&asked_at, memory_order_relaxed) < UNTOLD_EVERY_NS))
+			return;
+		atomic_store_explicit(&asked_at, coarse, memory_order_relaxed);
+	}
 	int64_t now = now_ns();
 	if (now - atomic_load_explicit(&polled_at, memory_order_relaxed) < POLL_EVERY_NS)
 		return;
