@@ -225,7 +225,7 @@ void shim_lock_drop(void)
 	critical_leave();
 }
 
-#define LOCK_YIELDS 16 /* looks after dead holders before a waiting thread begins to nap */
+#define LOCK_YIELDS 1024 /* before a waiting thread begins to nap */
 #define LOCK_NAPS 5000 /* of a millisecond, after which it takes the lock of a connection in memory that others can write */
 
 bool slot_trylock(uint32_t *word)
@@ -286,17 +286,19 @@ void slot_lock_slow(_Atomic uint32_t *lock)
 		if (turn < 100) {
 			cpu_relax();
 		} else {
-			sched_yield();
-			if (turn % 64)
+			bool naps = turn > LOCK_YIELDS;
+			if (!naps)
+				sched_yield();
+			if (turn % 64 && !naps)
 				continue;
 			if (task_dead(holder, false) && atomic_compare_exchange_strong(lock, &holder, self.tid))
 				return;
-			if (turn / 64 <= LOCK_YIELDS)
+			if (!naps)
 				continue;
 			int saved = errno;
 			raw_poll(NULL, 0, 1);
 			errno = saved;
-			if (turn / 64 > LOCK_YIELDS + LOCK_NAPS && arena_shared) {
+			if (turn > LOCK_YIELDS + LOCK_NAPS && arena_shared) {
 				atomic_store(lock, self.tid);
 				conn_lock_broken(lock);
 				return;
