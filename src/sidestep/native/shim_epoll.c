@@ -640,8 +640,8 @@ struct bell *set_bell_for(struct conn *conn)
 bool set_wants_pin(struct conn *conn)
 {
 	for (struct member *member = conn->members; member; member = member->next)
-		if (member->set->nested || member->set->shared || (member->events & EPOLLEXCLUSIVE))
-			return true;
+		if (member->set->nested || member->set->shared || (member->events & (EPOLLEXCLUSIVE | EPOLLONESHOT)))
+			return true; /* one-shot: of 64 connections of an Erlang program, which moves them between sets, one stood still */
 	return false;
 }
 
