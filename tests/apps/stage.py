@@ -210,8 +210,11 @@ class Program:
             raise AssertionError(self.complaint(f"did not end in {deadline_s:g} s")) from None
         assert self.popen.returncode == status, self.complaint(f"exit status {self.popen.returncode}, not {status}")
 
-    def stop(self, how: signal.Signals = signal.SIGTERM, deadline_s: float = 5.0) -> int:
-        """Signal the program itself, wait for its end, return its status."""
+    def stop(self, how: signal.Signals = signal.SIGTERM, deadline_s: float = 40.0) -> int:
+        """Signal the program itself, wait for its end, return its status.
+
+        The deadline is beyond the thirty seconds that gunicorn gives a worker whom SIGTERM met before it was ready.
+        """
         if self.popen.poll() is None:
             self.popen.send_signal(how)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -6,7 +6,6 @@ connections of an honest client that checks every answer, goes on all the while.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import random
 import signal
@@ -202,10 +201,13 @@ def test_a_recall_that_was_none_hides_no_end(sidestep: Sidestep, tmp_path: Path)
         with HostilePeer(client, scene.port) as peer:
             peer.promote()
             peer.poke("side[0].tx_back", CHANNEL_RECALLED)
-            with contextlib.suppress(BlockingIOError):
+            try:
                 while True:
                     peer.tcp.send(bytes(65536))
-            assert peer.wait_end() is ConnectionResetError
+            except BlockingIOError:
+                assert peer.wait_end() is ConnectionResetError
+            except ConnectionResetError:  # the victim was faster than TCP's buffers were full
+                pass
     scene.end()
 
 
