@@ -7,7 +7,7 @@
  * exactly one a registration, with the events and the data the program gave.
  *
  * The shim's data is `secret << 32 | age << 24 | index`; a program's value that looks like it makes the set choose another secret
- * (before it has managed members) or pins the registration's set (after).
+ * (before the kernel has any entry with it) or pins the registration's set (after).
  */
 #include "shim.h"
 
@@ -306,6 +306,23 @@ static int kernel_set(struct member *member, int op)
 	                            .data.u64 = member->set->secret << NAME_BITS | member_name(member)};
 
 	return real.epoll_ctl(member->set->epfd, op, member->fd, &event);
+}
+
+/*
+ * The entry of a member whose connection is not managed, as the program gave it. But a one-shot entry that has fired must
+ * not be armed by member_manage(), and only who translates its event knows that it has: it carries our data from the start.
+ * Each arming has a name of its own, so that an event of the last one, still on its way, does not count for this one.
+ */
+static int kernel_plain(struct member *member, int op)
+{
+	struct set *set = member->set;
+	struct epoll_event event = {.events = member->events, .data.u64 = member->data};
+
+	if (member->events & EPOLLONESHOT) {
+		atomic_store(&set->managed_ever, true);
+		event.data.u64 = set->secret << NAME_BITS | member_name(member);
+	}
+	return real.epoll_ctl(set->epfd, op, member->fd, &event);
 }
 
 static bool bell_enter(struct set *set, struct bell *bell)
@@ -640,8 +657,8 @@ struct bell *set_bell_for(struct conn *conn)
 bool set_wants_pin(struct conn *conn)
 {
 	for (struct member *member = conn->members; member; member = member->next)
-		if (member->set->nested || member->set->shared || (member->events & (EPOLLEXCLUSIVE | EPOLLONESHOT)))
-			return true; /* one-shot: of 64 connections of an Erlang program, which moves them between sets, one stood still */
+		if (member->set->nested || member->set->shared || (member->events & EPOLLEXCLUSIVE))
+			return true;
 	return false;
 }
 
@@ -770,7 +787,7 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	}
 	if (set && event && unlikely(event->data.u64 >> NAME_BITS == set->secret)) {
 		set_lock(set);
-		if (!set->managed_len)
+		if (!atomic_load(&set->managed_ever))
 			set->secret = new_secret();
 		else
 			set->shared = true;
@@ -816,8 +833,10 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 			break;
 		}
 		member = member_new(set, conn, fd, event);
-		if (!member || !conn->managed) {
+		if (!member) {
 			result = real.epoll_ctl(epfd, op, fd, event);
+		} else if (!conn->managed) {
+			result = kernel_plain(member, op);
 		} else {
 			result = member_manage(member, EPOLL_CTL_ADD) ? 0 : -1;
 			if (result == 0)
@@ -830,12 +849,19 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 		}
 		break;
 	case EPOLL_CTL_MOD:
-		if (!member || !member->managed) {
+		if (!member) {
 			result = real.epoll_ctl(epfd, op, fd, event);
-			if (result == 0 && member) {
-				member->events = event->events;
-				member->data = event->data.u64;
-			}
+			break;
+		}
+		if (!member->managed) {
+			struct member before = *member;
+			member->events = event->events;
+			member->data = event->data.u64;
+			member->disabled = false;
+			member->age++;
+			result = kernel_plain(member, op);
+			if (result < 0)
+				*member = before;
 			break;
 		}
 		if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE) {
@@ -997,10 +1023,15 @@ static int translate(struct set *set, const struct epoll_event *told, int len, s
 		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
 		rung |= index == BELL_INDEX;
-		if (index == BELL_INDEX || !member || !member->managed || member->pass == set->pass ||
+		if (index == BELL_INDEX || !member || member->pass == set->pass ||
 		    member_name(member) != (uint32_t)told[i].data.u64)
 			continue;
 		struct epoll_event event;
+		if (!member->managed) { /* see kernel_plain() */
+			member->disabled = true;
+			events[n++] = (struct epoll_event){.events = told[i].events, .data.u64 = member->data};
+			continue;
+		}
 		if (member_report(set, member, told[i].events, &event)) {
 			events[n++] = event;
 			hot_add(set, member);
@@ -1252,12 +1283,12 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 	if (unlikely(!set || max <= 0 || !events))
 		return kernel(epfd, events, max, timeout, mask);
 	uint64_t signals = self.signals; /* before the mask lets any in */
-	if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_relaxed))) {
+	if (likely(!atomic_load_explicit(&set->managed_len, memory_order_relaxed))) {
 		if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 			rpc_poll();
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
 		atomic_fetch_add(&set->sitters, 1);
-		if (likely(!atomic_load(&set->managed_ever))) {
+		if (likely(!atomic_load(&set->managed_len))) {
 			/* The program's array holds nothing but what is reported, and a bell may come to be among the events. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
 			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
