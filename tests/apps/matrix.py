@@ -38,7 +38,6 @@ DEADLINE_S: Final = 60.0  # for one exchange, on two processors with that load
 ENDS: Final = (
     "threads", "asyncio", "uvloop", "gevent", "node", "java", "ruby", "perl", "php", "tcl", "erlang", "libevent",
 )  # fmt: skip
-STAYS: Final = {"erlang"}  # on TCP, as it registers sockets for one event (EPOLLONESHOT)
 AFTERS: Final = ("default", "0")  # --promote-after
 SHAPES: Final = ((1, 4_000_000), (4, 3_000_000), (16, 600_000), (64, 150_000))  # connections at once, bytes of each
 _SWITCHED: Final = re.compile(rb"fd \d+: sends by ring from byte \d+, round 1\n")

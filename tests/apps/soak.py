@@ -117,7 +117,6 @@ class Soak:
         client = self.random.choice([name for name in known if not given.client or name in given.client])
         connections, size = self.random.choice(web.SHAPES if chain else SHAPES)
         warm = self.random.random() < 0.5 if given.warm is None else given.warm
-        warm = warm and not {server.name, client} & matrix.STAYS
         cell = Cell(
             server.name, client, given.connections or connections, given.bytes or size, self.random.randrange(1 << 32),
             after, given.ring_size, warm, given.native,

@@ -304,6 +304,39 @@ static void epoll_oneshot(void)
 	peer_get(pair, 10);
 }
 
+static void epoll_oneshot_before(void)
+{
+	/* What a one-shot registration has told, or has not, is as it was when the connection is promoted. */
+	struct pair *told = open_pair_raw(), *armed = open_pair_raw(), *again = open_pair_raw();
+	int set = set_new();
+	NEED(set_ctl(set, EPOLL_CTL_ADD, told->fd, EPOLLIN | EPOLLONESHOT, 1) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, armed->fd, EPOLLIN | EPOLLONESHOT, 2) == 0);
+	NEED(set_ctl(set, EPOLL_CTL_ADD, again->fd, EPOLLIN | EPOLLOUT | EPOLLONESHOT, 3) == 0);
+	peer_put(told, 5);
+	say_wait("data, and room", set, 8, 5000);
+	NEED(set_ctl(set, EPOLL_CTL_MOD, again->fd, EPOLLIN | EPOLLONESHOT, 4) == 0);
+	get(told, 5);
+	if (choice.warm) {
+		warm_up(told);
+		warm_up(armed);
+		warm_up(again);
+	}
+	peer_put(told, 5);
+	arrived(told, 5);
+	say_wait("not armed", set, 8, 0);
+	peer_put(armed, 5);
+	say_wait("armed", set, 8, 5000);
+	say_wait("once", set, 8, 0);
+	peer_put(again, 5);
+	say_wait("armed again", set, 8, 5000);
+	say_wait("once", set, 8, 0);
+	NEED(set_ctl(set, EPOLL_CTL_MOD, told->fd, EPOLLIN | EPOLLONESHOT, 5) == 0);
+	say_wait("at last", set, 8, 5000);
+	get(told, 5);
+	get(armed, 5);
+	get(again, 5);
+}
+
 static void epoll_exclusive(void)
 {
 	struct pair *pair = open_pair();
@@ -722,6 +755,7 @@ const struct scene scenes_epoll[] = {
 	SCENE(epoll_level_out),
 	SCENE(epoll_hup),
 	SCENE(epoll_oneshot),
+	SCENE(epoll_oneshot_before),
 	SCENE(epoll_exclusive),
 	SCENE(epoll_nested),
 	SCENE(epoll_nested_before),
