@@ -189,6 +189,17 @@ def _kernel_tls() -> bool:
     return True
 
 
+def test_passed_at_both_ends_at_once() -> None:
+    """Neither end is left to send again what the other has not read: each gives it a moment for that."""
+    rounds = 8
+    with Sidestep(promote_after="0") as sidestep:
+        argv = [sys.executable, str(HERE / "programs/both_passed.py"), str(rounds)]
+        ended = sidestep.run(argv, stdout=subprocess.PIPE, text=True)
+        promoted = sidestep.status()["counters"]["claim_matched"]
+    assert ended.stdout.split() == ["whole"] * rounds
+    assert promoted > rounds / 2
+
+
 @pytest.mark.parametrize("reason", ["KERNEL_TLS", "URGENT_DATA"])
 def test_what_only_the_kernel_carries(sidestep: Sidestep, reason: str) -> None:
     if reason == "KERNEL_TLS" and not _kernel_tls():

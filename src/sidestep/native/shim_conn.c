@@ -50,6 +50,7 @@
 #define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
 #define HANDED_TURNS 10000     /* milliseconds that a call that must go by TCP waits until a provider has told our offset */
 #define ASKED_TURNS 1000       /* and that the peer was asked back to TCP, which it will be in any case */
+#define READ_TURNS 200         /* and that a peer has read its ring, which nobody can be asked for any more */
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 #define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
 #define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
@@ -1273,6 +1274,28 @@ static bool recall_fails(struct conn *conn, int fd)
 }
 
 /*
+ * No lock held. Ends our round before the socket is passed on, and gives the peer a moment for what the ring holds: should it
+ * be passed on there as well, nobody would be left whom it could ask to send that again. True: we were on the ring.
+ */
+static bool leave_to_stranger(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->tx_lock);
+	bool moved = conn->managed && word_load(slot->tx_path) == PATH_RING;
+	if (moved) {
+		tx_back(conn, fd);
+		full_fence();
+		conn_ring(conn);
+	}
+	slot_unlock(&slot->tx_lock);
+	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
+	                   !slot_has(slot, SLOT_RESET | SLOT_PEER_GONE); turn++)
+		raw_poll(NULL, 0, 1);
+	return moved;
+}
+
+/*
  * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
  * comes again by TCP: for a socket whose next reader has no shim.
@@ -1296,14 +1319,17 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
 			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
 	}
+	if (reason == REASON_PASSED)
+		moved = leave_to_stranger(conn, fd);
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
 		struct channel_side *remote = conn->channel.remote;
 
-		moved = word_load(slot->tx_path) == PATH_RING && (waits || tx_handed(conn));
-		if (moved)
+		if (word_load(slot->tx_path) == PATH_RING && (waits || tx_handed(conn))) {
 			tx_back(conn, fd);
+			moved = true;
+		}
 		/* else the kernel, or somebody without a shim, sends what we do not see */
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
 			resend_since(conn, fd);
