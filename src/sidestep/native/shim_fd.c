@@ -602,7 +602,8 @@ static int dup_onto(int from, int to, int flags, bool three)
 		return -1;
 	}
 	struct file *target = file_get(to), *source = file_get(from);
-	if (from == to || (!target && !source) || (flags & ~O_CLOEXEC))
+	/* nothing changes for a number that names the connection already; other threads may be using it */
+	if (from == to || target == source || (flags & ~O_CLOEXEC))
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to);
 	if (real.fcntl64(from, F_GETFD, 0) < 0)
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to); /* EBADF: `to` must stay as it is */
