@@ -25,3 +25,11 @@ def test_a_small_file_size_limit(sidestep: Sidestep, limit: int) -> None:
         preexec_fn=bound, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert program.communicate(timeout=30)[0] == "up\ndone\n"
+
+
+@pytest.mark.parametrize("limit", range(10, 34, 3))
+def test_few_descriptors(sidestep: Sidestep, limit: int) -> None:
+    """They run out in one step of promotion or another."""
+    bound = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
+    program = sidestep.popen([sys.executable, TALK], preexec_fn=bound, stdout=subprocess.PIPE, text=True)
+    assert program.communicate(timeout=30)[0] == "done\n"
