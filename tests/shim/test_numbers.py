@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import toolchain
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
@@ -22,3 +23,13 @@ def test_a_number_that_is_closed_is_the_next_files() -> None:
         promoted = sidestep.status()["counters"]["claim_matched"]
     assert ended.stdout == "0\n"
     assert promoted > CONNECTIONS / 10
+
+
+def test_a_number_that_is_given_what_it_names_already() -> None:
+    """Threads that use it meanwhile notice nothing."""
+    program = toolchain.build("same-number", [PROGRAM.with_name("same_number.c")], ["-O2", "-pthread"])
+    with Sidestep(promote_after="0", ring_size=1 << 14) as sidestep:
+        ended = sidestep.run([program], stdout=subprocess.PIPE, text=True)
+        promoted = sidestep.status()["counters"]["claim_matched"]
+    assert ended.stdout == "right\n"
+    assert promoted == 1

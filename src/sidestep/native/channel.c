@@ -6,6 +6,7 @@
 #include <linux/magic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -20,18 +21,32 @@ static size_t segment_len(uint32_t size0, uint32_t size1)
 	return (size_t)CHANNEL_HEADER_SIZE + size0 + size1;
 }
 
+int channel_memory(const char *name, size_t len)
+{
+	struct rlimit limit;
+
+	/* Memory counts as a file: the kernel would end the program, by SIGXFSZ. */
+	if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < len)
+		return -EFBIG;
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0 || ftruncate(fd, (off_t)len) == 0)
+		return fd < 0 ? -errno : fd;
+	int failed = errno;
+	close(fd);
+	return -failed;
+}
+
 int channel_create(uint32_t tx_size, uint32_t rx_size)
 {
 	if (!ring_size_ok(tx_size) || !ring_size_ok(rx_size))
 		return -EINVAL;
-	int fd = memfd_create("sidestep-channel", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = channel_memory("sidestep-channel", segment_len(tx_size, rx_size));
 	if (fd < 0)
-		return -errno;
+		return fd;
 
 	struct channel_segment header = {
 		.magic = CHANNEL_MAGIC, .version = CHANNEL_VERSION, .ring_size = {tx_size, rx_size}};
-	if (ftruncate(fd, (off_t)segment_len(tx_size, rx_size)) < 0 ||
-	    pwrite(fd, &header, offsetof(struct channel_segment, pad), 0) < 0 ||
+	if (pwrite(fd, &header, offsetof(struct channel_segment, pad), 0) < 0 ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
 		int failed = errno;
 		close(fd);

@@ -160,6 +160,8 @@ static inline void channel_tell(_Atomic uint64_t *told, uint64_t count)
 bool channel_stays(int fd);
 
 /* Makes a sealed segment; returns a close-on-exec memfd or -errno. Sizes in bytes, powers of two. */
+/* Memory of that many zeroes, to be shared and sealed. Its descriptor, or -errno. */
+int channel_memory(const char *name, size_t len);
 int channel_create(uint32_t tx_size, uint32_t rx_size);
 
 /*

@@ -153,6 +153,7 @@ class Reason(IntEnum):
     RELAY_LOST = 30
     NO_PROTOCOL = 36
     BY_SDP = 37
+    IO_URING = 38
 
 
 REASON_TEXT: Final[dict[Reason, str]] = {
@@ -186,6 +187,7 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.RELAY_LOST: "what stood between its two ends is gone, or lost bytes; the connection was reset",
     Reason.NO_PROTOCOL: "no offload protocol can carry it",
     Reason.BY_SDP: "its bytes go by SDP, between the providers of the two hosts; TCP leads to the provider only",
+    Reason.IO_URING: "the program has an io_uring, whose calls the shim does not see",
     Reason.PEER_LEFT: "it was promoted; then the other end had to go back to TCP",
 }
 

@@ -37,6 +37,7 @@ REMEDY: Final[dict[Reason, str]] = {
     Reason.HALF_CLOSED: "nothing helps: what is shut down that early stays where it is",
     Reason.UNUSUAL_OPTION: "do without the socket option, such as SO_TIMESTAMP, SO_PEEK_OFF or TCP_REPAIR",
     Reason.ASYNC_SIGNAL_IO: "let the program wait by poll or epoll instead of SIGIO or POSIX asynchronous I/O",
+    Reason.IO_URING: "switch io_uring off in this program",
     Reason.PEER_LEFT: "explain the other end: its own reason says why it went back",
     Reason.BOTH_WAYS_FULL: "let one of the two programs read before it goes on to send",
     Reason.POLICY: "change the first line of the policy that matches it; 'sidestep policy test' names that line",

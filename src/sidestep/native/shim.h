@@ -800,6 +800,8 @@ int reach_connect(struct conn *conn, int fd, const struct reach *reach);
 bool names_peer_may_be(const struct sockaddr_storage *remote); /* a quick look: names_show() is worth its system calls */
 bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
+extern _Atomic bool has_io_uring; /* this process may move bytes past us */
+
 /* ---- epoll (shim_epoll.c) ---- */
 struct set;
 void set_conn_attached(struct conn *conn);

@@ -86,11 +86,11 @@ static uint64_t pid_namespace(void)
 int arena_open(void)
 {
 	size_t len = ARENA_SLOTS_OFFSET + (size_t)ARENA_SLOTS_MAX * sizeof(struct conn_slot);
-	int fd = memfd_create("sidestep-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = channel_memory("sidestep-arena", len);
 
 	if (fd < 0)
-		return -errno;
-	if (ftruncate(fd, (off_t)len) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
+		return fd;
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ||
 	    getrandom(arena_id, sizeof(arena_id), GRND_NONBLOCK) != sizeof(arena_id)) {
 		raw_close(fd);
 		return -EIO;

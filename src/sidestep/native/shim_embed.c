@@ -265,7 +265,8 @@ struct sidestep_settings {
 
 /*
  * Redirects the process's calls. 0, also where they are already; -EPERM: pages cannot be made writable; -ENOENT: there is no
- * call to redirect, as in a program that is linked statically; -ENODEV: SIDESTEP_DISABLE is set, or there was no memory.
+ * call to redirect, as in a program that is linked statically; -ENODEV: SIDESTEP_DISABLE is set, the program runs with more
+ * rights than who started it, or there was no memory.
  */
 EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 {

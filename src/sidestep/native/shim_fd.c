@@ -3,6 +3,7 @@
 
 #include <aio.h>
 #include <alloca.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -601,7 +602,8 @@ static int dup_onto(int from, int to, int flags, bool three)
 		return -1;
 	}
 	struct file *target = file_get(to), *source = file_get(from);
-	if (from == to || (!target && !source) || (flags & ~O_CLOEXEC))
+	/* nothing changes for a number that names the connection already; other threads may be using it */
+	if (from == to || target == source || (flags & ~O_CLOEXEC))
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to);
 	if (real.fcntl64(from, F_GETFD, 0) < 0)
 		return three ? real.dup3(from, to, flags) : real.dup2(from, to); /* EBADF: `to` must stay as it is */
@@ -1206,6 +1208,52 @@ EXPORT long syscall(long number, ...)
 	}
 	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
+
+/*
+ * ---- io_uring ----
+ * Its calls do not come by here: a read of a promoted socket would wait for ever, what was written would break it. Who has
+ * a ring stays on TCP. liburing makes the system call itself; where it was loaded late it is in no scope that we can ask.
+ */
+_Atomic bool has_io_uring;
+
+static void *uring_find(const char *name)
+{
+	void *found = dlsym(real_scope(), name);
+
+	for (int version = 1; !found && version <= 2; version++) {
+		void *library = dlopen(version == 1 ? "liburing.so.1" : "liburing.so.2", RTLD_LAZY | RTLD_NOLOAD);
+		if (library) {
+			found = dlsym(library, name);
+			dlclose(library);
+		}
+	}
+	return found;
+}
+
+static int uring_made(int result)
+{
+	if (result < 0 || atomic_exchange(&has_io_uring, true))
+		return result;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn)
+			conn_demote(conn, (int)fd, REASON_IO_URING, true);
+	}
+	return result;
+}
+
+#define URING(name, params, args) \
+	EXPORT int name params; \
+	EXPORT int name params \
+	{ \
+		int(*found) params = (int(*) params)uring_find(#name); \
+		return found ? uring_made(found args) : -ENOSYS; \
+	}
+URING(io_uring_setup, (unsigned n, void *setup), (n, setup))
+URING(io_uring_queue_init, (unsigned n, void *ring, unsigned flags), (n, ring, flags))
+URING(io_uring_queue_init_params, (unsigned n, void *ring, void *setup), (n, ring, setup))
+URING(io_uring_queue_init_mem, (unsigned n, void *ring, void *setup, void *memory, size_t len),
+      (n, ring, setup, memory, len))
 
 /* ---- asynchronous I/O: libc's threads make the calls inside libc ---- */
 static void aio_demote(const struct aiocb *block)

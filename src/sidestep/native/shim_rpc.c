@@ -849,6 +849,10 @@ void rpc_consider(struct conn *conn, int fd)
 		return;
 	if (slot_has(slot, SLOT_STAYS))
 		return;
+	if (unlikely(atomic_load(&has_io_uring))) {
+		conn_pin(conn, REASON_IO_URING);
+		return;
+	}
 	if (conn->backoff && coarse_ns() < conn->again_at)
 		return;
 	rpc_listen();

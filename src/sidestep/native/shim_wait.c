@@ -43,12 +43,10 @@ static bool page_ready(void)
 	if (page.base && (page.free_lines || page.used < BELL_PAGE_BELLS))
 		return true;
 	/* full, or none yet (or the parent's): bells keep their own page descriptor number, so the old page lives on */
-	int fd = memfd_create("sidestep-bells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = channel_memory("sidestep-bells", BELL_PAGE_LEN);
 	if (fd < 0)
 		return false;
-	uint8_t *base = MAP_FAILED;
-	if (ftruncate(fd, BELL_PAGE_LEN) == 0)
-		base = mmap(NULL, BELL_PAGE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	uint8_t *base = mmap(NULL, BELL_PAGE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (base == MAP_FAILED ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0 ||
 	    getrandom(page.id, sizeof(page.id), GRND_NONBLOCK) != sizeof(page.id)) {

@@ -1,0 +1,66 @@
+"""A program that has an io_uring, whose calls no shim sees: all its connections stay on TCP, or go back there."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import toolchain
+from sidestep.testing import Sidestep
+
+PROGRAMS = Path(__file__).parent / "programs"
+Say = Callable[[str], int]
+
+
+@pytest.fixture(params=["linked", "plugin"])
+def say(request: pytest.FixtureRequest, sidestep: Sidestep, tmp_path: Path) -> Say:
+    """Starts ring_user, and does as it is told; what it answers. A plugin's libraries are in no scope of the shim's."""
+    library = tmp_path / "liburing.so.2"
+    flags = ["-O2", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    shutil.copy(toolchain.build("ring-library.so", [PROGRAMS / "ring_library.c"], flags), library)
+    user = tmp_path / "ring_user"
+    plugin = request.param == "plugin"
+    subprocess.run(
+        [toolchain.compiler(), "-O2", *toolchain.WARNINGS, *(["-shared", "-fPIC"] if plugin else ["-DALONE"]),
+         PROGRAMS / "ring_user.c", "-o", user, library, f"-Wl,-rpath,{tmp_path}"], check=True, timeout=60,
+    )  # fmt: skip
+    argv = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(user)!r}).use_ring()"] if plugin else [user]
+    program = sidestep.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def tell(what: str) -> int:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(f"{what}\n")
+        answer = int(program.stdout.readline())
+        if what == "ring" and -answer in (errno.ENOSYS, errno.EPERM):
+            pytest.skip("this kernel lets nobody have an io_uring")
+        return answer
+
+    return tell
+
+
+def test_connections_go_back_to_tcp(sidestep: Sidestep, say: Say) -> None:
+    for _ in range(100):  # both ends claim, consent and switch in calls
+        assert say("talk") == 0
+        if sum(c.promoted for c in sidestep.connections()) == 2:
+            break
+    else:
+        pytest.fail("the connection was not promoted")
+    assert say("ring") == 0
+    assert say("mix") == 0
+
+
+def test_connections_stay_on_tcp(sidestep: Sidestep, say: Say) -> None:
+    assert say("ring") == 0
+    for _ in range(20):
+        assert say("talk") == 0
+    found = sidestep.connections()
+    assert {c.reason for c in found} == {"IO_URING"}
+    assert not any(c.promoted for c in found)
+    assert say("mix") == 0
