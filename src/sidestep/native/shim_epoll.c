@@ -470,7 +470,7 @@ static bool member_manage(struct member *member, int op)
 	if (!conn_watch_life(conn, set->epfd, set->secret << NAME_BITS | BELL_INDEX))
 		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
-	member_by_tcp(member, true);
+	member_by_tcp(member, !conn_switched(conn));
 	member->armed = member->out_armed = true;
 	member->reported = 0;
 	member->at = set->managed_len;
@@ -1064,7 +1064,7 @@ static bool concerns_others(struct set *set, int n, int max)
 	bool level = set->told_level;
 
 	set->told_level = false;
-	return n == max || (n && level);
+	return (n == max || (n && level)) && atomic_load(&set->sleepers);
 }
 
 struct set_sleep {
