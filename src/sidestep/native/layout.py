@@ -18,7 +18,7 @@ import sys
 from enum import IntEnum, IntFlag
 from typing import Any, Final
 
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -203,6 +203,7 @@ class Role(IntEnum):
 # field = (name, struct code, count); codes: B u8, H u16, I u32, Q u64. Natural alignment is asserted, never padded in.
 Field = tuple[str, str, int]
 
+
 RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # One fixed record for every RPC message: 168 bytes.
     "rpc_msg": (
@@ -241,11 +242,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("netns_cookie", "Q", 1),
         ("secret", "Q", 1),  # seed of the bucket hash
         ("orders", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
-        (
-            "asks_connect",
-            "I",
-            1,
-        ),  # 1: some connects of ordinary sockets begin with an offload protocol: each asks first
+        ("asks_connect", "I", 1),  # 1: connects of ordinary sockets may begin with an offload protocol: each asks first
         ("answers", "I", 1),  # moves on after an answer has been sent to anybody
         ("pad", "I", 1),
     ),
@@ -300,9 +297,11 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_head_seen", "Q", 1),
         ("tx_sleeps", "Q", 1),
         ("tx_round", "I", 1),  # how often this direction has gone to the ring
-        ("tx_pad", "I", 1),
+        ("tx_left", "I", 1),  # how often it left the ring of its own accord
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
-        ("tx_spare", "Q", 4),
+        ("tx_resend", "Q", 1),  # with SLOT_RESEND: the ring's count from which on it goes out by TCP
+        ("tx_reserver", "Q", 1),  # with SLOT_RESERVED: pid << 32 | tid
+        ("tx_spare", "Q", 2),
         # lines 4-5: receiving direction
         ("rx_lock", "I", 1),
         ("rx_path", "I", 1),
@@ -317,11 +316,19 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("spins_lost", "Q", 1),
         ("rx_round", "I", 1),  # the round last consented to
         ("rx_pad", "I", 1),
-        ("rx_spare", "Q", 5),
+        ("rx_low_water", "Q", 1),  # SO_RCVLOWAT
+        ("rx_spare", "Q", 4),
         # lines 6-7
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
         ("spare", "Q", 8),
     ),
+}
+
+# What threads and processes touch while another changes it: `_Atomic` in C.
+ATOMIC: Final[dict[str, set[str]]] = {
+    "registry_header": {"closing", "orders", "asks_connect", "answers"},
+    "arena_header": {"free_head", "slots_used"},
+    "conn_slot": {name for name, code, _ in RECORDS["conn_slot"] if code != "B"},
 }
 
 _SIZES: Final = {"B": 1, "H": 2, "I": 4, "Q": 8}
@@ -406,6 +413,7 @@ def c_header() -> str:
         "#ifndef SIDESTEP_LAYOUT_H",
         "#define SIDESTEP_LAYOUT_H",
         "#include <assert.h>",
+        "#include <stdatomic.h>",
         "#include <stddef.h>",
         "#include <stdint.h>",
         "",
@@ -423,7 +431,9 @@ def c_header() -> str:
         lines += ["};"]
     for record, fields in RECORDS.items():
         lines += ["", f"struct {record} {{"]
-        lines += [f"\t{_CTYPES[code]} {name}{f'[{n}]' if n > 1 else ''};" for name, code, n in fields]
+        for name, code, n in fields:
+            atomic = "_Atomic " if name in ATOMIC.get(record, ()) else ""
+            lines.append(f"\t{atomic}{_CTYPES[code]} {name}{f'[{n}]' if n > 1 else ''};")
         lines += ["};"]
         lines += [
             f'static_assert(offsetof(struct {record}, {name}) == {at}, "layout");'

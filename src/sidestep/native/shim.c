@@ -229,12 +229,12 @@ void shim_lock_drop(void)
 #define LOCK_YIELDS 1024 /* before a waiting thread begins to nap */
 #define LOCK_NAPS 5000 /* of a millisecond, after which it takes the lock of a connection in memory that others can write */
 
-bool slot_trylock(uint32_t *word)
+bool slot_trylock(_Atomic uint32_t *lock)
 {
 	uint32_t expected = 0, tid = self.tid ? self.tid : thread_init();
 
 	critical_enter();
-	if (atomic_compare_exchange_strong((_Atomic uint32_t *)word, &expected, tid))
+	if (atomic_compare_exchange_strong(lock, &expected, tid))
 		return true;
 	critical_leave();
 	return false;

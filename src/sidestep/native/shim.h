@@ -94,13 +94,6 @@ enum {
 
 enum { PATH_TCP = 0, PATH_RING = 1 };
 
-/* conn_slot spare words with a name (the layout keeps them for the shim) */
-#define slot_rcvlowat(slot) (*(_Atomic uint64_t *)&(slot)->rx_spare[0])
-#define slot_reserver(slot) (*(_Atomic uint64_t *)&(slot)->spare[7]) /* with SLOT_RESERVED: pid << 32 | tid */
-#define slot_tx_resend(slot) ((slot)->tx_spare[0])
-#define slot_tx_left(slot) ((slot)->tx_pad) /* how often it left the ring of its own accord */
-#define slot_head_seen(slot) ((_Atomic uint64_t *)&(slot)->tx_head_seen)
-
 /* A piece of a ring; `struct sidestep_piece` of sidestep.rings. */
 struct piece {
 	uint64_t serial;   /* of the connection in this process */
@@ -115,15 +108,15 @@ struct conn {
 	/* A thread that comes late may look at these while the struct is given out anew. */
 	struct file file;      /* its kind is for ever */
 	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: nobody's */
-	uint64_t serial;       /* unique in the process; word_load() and word_store() without a reference */
+	_Atomic uint64_t serial; /* unique in the process; word_load() and word_store() without a reference */
 	/* The others are its holders'. */
 	_Atomic uint8_t managed; /* holds a segment */
-	bool nonblock; /* as far as we have seen it set; decides about spinning only */
-	bool waited; /* seen in a hooked poll, select or epoll set */
+	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
+	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
 	uint32_t generation; /* of the slot */
 	struct conn_slot *slot;
 	_Atomic uint32_t fds;  /* descriptors of this process */
-	uint32_t calls;        /* since birth or the last refused offer */
+	_Atomic uint32_t calls; /* since birth or the last refused offer */
 	_Atomic uint32_t bucket_seen;
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
@@ -195,10 +188,10 @@ struct thread {
 	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
 	uint32_t bells_len;
 	uint64_t bells[32];        /* serials of the bells in bell_epfd */
-	uint32_t bell_watched;     /* of the provider's socket there; see rpc_watch() */
+	_Atomic uint32_t bell_watched;     /* of the provider's socket there; see rpc_watch() */
 	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and bells as above */
 	uint32_t wait_bells_len;
-	uint32_t wait_watched;
+	_Atomic uint32_t wait_watched;
 	uint32_t watched_next;
 	uint64_t wait_bells[8];
 	struct {
@@ -336,9 +329,8 @@ extern bool arena_shared;
 uint32_t thread_init(void);
 bool task_dead(uint32_t id, bool process);
 
-static inline void slot_lock(uint32_t *word)
+static inline void slot_lock(_Atomic uint32_t *lock)
 {
-	_Atomic uint32_t *lock = (_Atomic uint32_t *)word;
 	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
 
 	critical_enter();
@@ -346,25 +338,24 @@ static inline void slot_lock(uint32_t *word)
 	                                                      memory_order_relaxed)))
 		slot_lock_slow(lock);
 }
-bool slot_trylock(uint32_t *word);
-static inline void slot_unlock(uint32_t *word)
+bool slot_trylock(_Atomic uint32_t *lock);
+static inline void slot_unlock(_Atomic uint32_t *lock)
 {
-	atomic_store_explicit((_Atomic uint32_t *)word, 0, memory_order_release);
+	atomic_store_explicit(lock, 0, memory_order_release);
 	critical_leave();
 }
 
 /* words of a slot or a segment that several threads touch */
-#define word_load(word) atomic_load_explicit((_Atomic __typeof__(word) *)&(word), memory_order_relaxed)
-#define word_store(word, value) atomic_store_explicit((_Atomic __typeof__(word) *)&(word), (value), memory_order_relaxed)
-#define word_add(word, value) \
-	atomic_fetch_add_explicit((_Atomic __typeof__(word) *)&(word), (value), memory_order_relaxed)
+#define word_load(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define word_store(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+#define word_add(word, value) atomic_fetch_add_explicit(&(word), (value), memory_order_relaxed)
 /*
  * What no other thread changes needs no bus lock, which costs more than all the rest of a call that stays native: a signal
  * comes before an instruction or after it. libc says whether there is another thread (sys/single_threaded.h).
  */
 extern const char *one_thread; /* points to a word that is not 0 as long as this process has one */
 /* Adds; `alone`: no other process has the word either. */
-static inline void word_count64(uint64_t *word, uint64_t value, bool alone)
+static inline void word_count64(_Atomic uint64_t *word, uint64_t value, bool alone)
 {
 #if defined(__x86_64__)
 	if (likely(alone)) {
@@ -376,7 +367,7 @@ static inline void word_count64(uint64_t *word, uint64_t value, bool alone)
 	word_add(*word, value);
 }
 /* The same, with a full fence where there is somebody to be ordered with. */
-static inline void word_count32(uint32_t *word, uint32_t value, bool alone)
+static inline void word_count32(_Atomic uint32_t *word, uint32_t value, bool alone)
 {
 #if defined(__x86_64__)
 	if (likely(alone)) {
@@ -385,7 +376,7 @@ static inline void word_count32(uint32_t *word, uint32_t value, bool alone)
 	}
 #endif
 	(void)alone;
-	atomic_fetch_add((_Atomic uint32_t *)word, value);
+	atomic_fetch_add(word, value);
 }
 /* Takes one off. True: it was the last. */
 static inline bool refs_drop(_Atomic uint32_t *refs)
@@ -423,15 +414,15 @@ static inline bool refs_take(_Atomic uint32_t *refs)
 }
 static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
 {
-	return (word_load(((struct conn_slot *)slot)->flags) & bits) != 0;
+	return (word_load(slot->flags) & bits) != 0;
 }
 static inline void slot_set(struct conn_slot *slot, uint32_t bits)
 {
-	atomic_fetch_or((_Atomic uint32_t *)&slot->flags, bits);
+	atomic_fetch_or(&slot->flags, bits);
 }
 static inline void slot_clear(struct conn_slot *slot, uint32_t bits)
 {
-	atomic_fetch_and((_Atomic uint32_t *)&slot->flags, ~bits);
+	atomic_fetch_and(&slot->flags, ~bits);
 }
 
 /* ---- descriptor table (shim.c) ---- */
@@ -593,12 +584,12 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
 static inline void native_rx_abandoned(struct conn **sitting)
 {
 	if (unlikely(*sitting))
-		atomic_fetch_sub((_Atomic uint32_t *)&(*sitting)->slot->rx_sitters, 1);
+		atomic_fetch_sub(&(*sitting)->slot->rx_sitters, 1);
 }
 static inline void native_tx_abandoned(struct conn **sitting)
 {
 	if (unlikely(*sitting))
-		atomic_fetch_sub((_Atomic uint32_t *)&(*sitting)->slot->tx_sitters, 1);
+		atomic_fetch_sub(&(*sitting)->slot->tx_sitters, 1);
 }
 #define NATIVE_RX(conn, fd, call, flags) \
 	({ \
@@ -697,7 +688,7 @@ void spin_share(bool may_move, uint32_t cpu); /* gives the CPU away; moves to an
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 void rpc_listen(void); /* does what the provider tells to, and looks now and then whether it is there. No lock may be held. */
-void rpc_watch(int epfd, uint32_t *watched, uint64_t data);
+void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_withdraw(struct conn *conn);
 void rpc_after_fork(void);

@@ -136,7 +136,7 @@ void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
 {
 	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids) && !foreign_pids; i++) {
 		uint32_t expected = before;
-		if (atomic_compare_exchange_strong((_Atomic uint32_t *)&slot->holder_pids[i], &expected, after))
+		if (atomic_compare_exchange_strong(&slot->holder_pids[i], &expected, after))
 			return;
 	}
 }
@@ -144,7 +144,7 @@ void holder_put(struct conn_slot *slot, uint32_t before, uint32_t after)
 static void slot_release(struct conn_slot *slot)
 {
 	holder_put(slot, shim_pid, 0);
-	if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1)
+	if (atomic_fetch_sub(&slot->holders, 1) == 1)
 		slot_free(slot);
 }
 
@@ -170,9 +170,9 @@ static void slot_reap(struct conn_slot *slot, struct known_pids *known)
 	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids); i++) {
 		uint32_t pid = word_load(slot->holder_pids[i]);
 		if (!pid || !pid_dead(known, pid) ||
-		    !atomic_compare_exchange_strong((_Atomic uint32_t *)&slot->holder_pids[i], &pid, 0))
+		    !atomic_compare_exchange_strong(&slot->holder_pids[i], &pid, 0))
 			continue;
-		if (atomic_fetch_sub((_Atomic uint32_t *)&slot->holders, 1) == 1) {
+		if (atomic_fetch_sub(&slot->holders, 1) == 1) {
 			slot_free(slot);
 			return;
 		}
@@ -209,7 +209,7 @@ bool conn_alone(struct conn *conn)
 static struct conn_slot *slot_alloc(void)
 {
 	slots_reap();
-	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
+	_Atomic uint64_t *head = &arena->free_head;
 	uint64_t top = atomic_load(head);
 
 	/* a child that has changed its user since may write all of the arena: an index is bounded where it is used */
@@ -229,7 +229,7 @@ static struct conn_slot *slot_alloc(void)
 
 static void slot_free(struct conn_slot *slot)
 {
-	_Atomic uint64_t *head = (_Atomic uint64_t *)&arena->free_head;
+	_Atomic uint64_t *head = &arena->free_head;
 	uint64_t top = atomic_load(head);
 	uint64_t mine;
 
@@ -279,11 +279,11 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	holder_put(slot, 0, shim_pid);
 	slot->born_ns = (uint64_t)now_ns();
 	slot->reason = REASON_YOUNG;
-	slot_rcvlowat(slot) = 1;
+	slot->rx_low_water = 1;
 	if (role == ROLE_PASSIVE)
 		slot->flags = SLOT_CONNECTED;
 	word_store(slot->state, STATE_NATIVE);
-	atomic_store_explicit((_Atomic uint32_t *)&slot->generation, generation, memory_order_release);
+	atomic_store_explicit(&slot->generation, generation, memory_order_release);
 
 	memset((uint8_t *)conn + offsetof(struct conn, managed), 0, sizeof(*conn) - offsetof(struct conn, managed));
 	conn->slot = slot;
@@ -340,7 +340,8 @@ static void conn_destroy(struct conn *conn)
 	conn->bell = NULL;
 	own_fd_close(conn->pending_segment_fd);
 	own_fd_close(conn->linger_fd);
-	conn->pending_segment_fd = conn->linger_fd = -1;
+	conn->pending_segment_fd = -1;
+	conn->linger_fd = -1;
 	slot_release(slot);
 	conn->next_free = free_conns;
 	free_conns = conn;
@@ -555,7 +556,7 @@ void conn_forked(bool in_child)
 		if (!in_child) {
 			/* once for each connection, however many numbers it has */
 			if ((int)fd == conn_fd(conn))
-				atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, 1);
+				atomic_fetch_add(&conn->slot->holders, 1);
 		} else {
 			if ((int)fd == conn_fd(conn))
 				holder_put(conn->slot, 0, shim_pid);
@@ -576,24 +577,24 @@ void conn_family_exit(void)
 				end_lent(conn, (int)fd, true);
 			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
 			if (foreign_pids)
-				atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->holders, 1);
+				atomic_fetch_sub(&conn->slot->holders, 1);
 		}
 	}
 }
 
-static void address_store(const struct sockaddr_storage *from, uint8_t addr[16], uint16_t *port)
+/* Its port. */
+static uint16_t address_store(const struct sockaddr_storage *from, uint8_t addr[16])
 {
 	if (from->ss_family == AF_INET) {
 		const struct sockaddr_in *in = (const struct sockaddr_in *)from;
 		memset(addr, 0, 10);
 		memset(addr + 10, 0xff, 2);
 		memcpy(addr + 12, &in->sin_addr, 4);
-		*port = ntohs(in->sin_port);
-	} else {
-		const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)from;
-		memcpy(addr, &in6->sin6_addr, 16);
-		*port = ntohs(in6->sin6_port);
+		return ntohs(in->sin_port);
 	}
+	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)from;
+	memcpy(addr, &in6->sin6_addr, 16);
+	return ntohs(in6->sin6_port);
 }
 
 void conn_set_addresses(struct conn *conn, int fd)
@@ -601,7 +602,6 @@ void conn_set_addresses(struct conn *conn, int fd)
 	struct sockaddr_storage local, remote;
 	socklen_t local_len = sizeof(local), remote_len = sizeof(remote);
 	struct conn_slot *slot = conn->slot;
-	uint16_t port;
 
 	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
 	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
@@ -609,10 +609,10 @@ void conn_set_addresses(struct conn *conn, int fd)
 	names_show(fd, &local, &remote);
 	shim_lock_take();
 	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
-		address_store(&remote, slot->remote_addr, &slot->remote_port);
-		address_store(&local, slot->local_addr, &port);
+		slot->remote_port = address_store(&remote, slot->remote_addr);
+		uint16_t port = address_store(&local, slot->local_addr);
 		/* last: who sees it finds the others */
-		atomic_store_explicit((_Atomic uint16_t *)&slot->local_port, port, memory_order_release);
+		atomic_store_explicit(&slot->local_port, port, memory_order_release);
 	}
 	shim_lock_drop();
 }
@@ -664,7 +664,8 @@ static void consider(struct conn *conn, int fd)
 }
 
 /* What a native call has moved; its thread is no sitter any more. */
-static inline void native_count(struct conn *conn, uint64_t *bytes, uint64_t *messages, uint32_t *sitters, ssize_t moved)
+static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
+                                _Atomic uint32_t *sitters, ssize_t moved)
 {
 	bool mine = conn_mine(conn);
 
@@ -697,12 +698,12 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 
 void native_wait_begin(struct conn *conn)
 {
-	atomic_fetch_add((_Atomic uint32_t *)&conn->slot->rx_sitters, 1);
+	atomic_fetch_add(&conn->slot->rx_sitters, 1);
 }
 
 void native_wait_end(struct conn *conn)
 {
-	atomic_fetch_sub((_Atomic uint32_t *)&conn->slot->rx_sitters, 1);
+	atomic_fetch_sub(&conn->slot->rx_sitters, 1);
 }
 
 /* ---- switch-over ---- */
@@ -719,8 +720,8 @@ bool conn_switched(const struct conn *conn)
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
 {
 	struct conn_slot *slot = conn->slot;
-	int failed = channel_map(&conn->channel, segment_fd, side, (_Atomic uint64_t *)&slot->tx_tail,
-	                         (_Atomic uint64_t *)&slot->rx_head, slot_head_seen(slot));
+	int failed = channel_map(&conn->channel, segment_fd, side, &slot->tx_tail,
+	                         &slot->rx_head, &slot->tx_head_seen);
 
 	if (failed)
 		return failed;
@@ -836,7 +837,7 @@ static bool rx_settled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (atomic_load((_Atomic uint32_t *)&slot->rx_sitters) != 0) {
+	if (atomic_load(&slot->rx_sitters) != 0) {
 		waits_for(slot, REASON_WAITER_IN_KERNEL);
 		return false;
 	}
@@ -942,7 +943,7 @@ static bool tx_switch(struct conn *conn, int fd)
 	    tx_waits(slot) || (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
-	if (atomic_load((_Atomic uint32_t *)&slot->tx_sitters) != 0) {
+	if (atomic_load(&slot->tx_sitters) != 0) {
 		slot_clear(slot, SLOT_TX_SWITCH);
 		return false;
 	}
@@ -994,7 +995,7 @@ static int rx_follow(struct conn *conn, int fd)
 	}
 	word_store(slot->rx_switch_offset, offset);
 	/* How the stream ends was the kernel's to tell; conn_probe() finds out anew. Another thread may just be setting it. */
-	bool ended = atomic_fetch_and((_Atomic uint32_t *)&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
+	bool ended = atomic_fetch_and(&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
 	word_store(slot->rx_path, PATH_RING);
 	mark_promoted(conn);
 	if (ended)
@@ -1074,7 +1075,7 @@ static void tx_back(struct conn *conn, int fd)
 	if (!how || (how == CHANNEL_RECALLED && tail - frozen > conn->channel.tx_size)) {
 		conn_violation(conn, fd);
 	} else if (how == CHANNEL_RECALLED && frozen != tail) {
-		slot_tx_resend(slot) = frozen;
+		slot->tx_resend = frozen;
 		slot_set(slot, SLOT_RESEND);
 	}
 	word_store(slot->tx_path, PATH_TCP);
@@ -1088,7 +1089,7 @@ static void tx_back(struct conn *conn, int fd)
 static bool tx_resend(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint64_t tail = atomic_load(conn->channel.own_tail), from = word_load(slot_tx_resend(slot));
+	uint64_t tail = atomic_load(conn->channel.own_tail), from = word_load(slot->tx_resend);
 
 	if (tail - from > conn->channel.tx_size) { /* a stranger wrote it; see slot_alloc() */
 		conn_violation(conn, fd);
@@ -1107,7 +1108,7 @@ static bool tx_resend(struct conn *conn, int fd)
 		if (n < 0)
 			break; /* the connection is gone; the next call hears of it from the kernel */
 		from += (uint64_t)n;
-		word_store(slot_tx_resend(slot), from);
+		word_store(slot->tx_resend, from);
 		word_add(slot->tx_tcp_bytes, (uint64_t)n);
 	}
 	slot_clear(slot, SLOT_RESEND);
@@ -1132,7 +1133,7 @@ static void resend_since(struct conn *conn, int fd)
 	if (tail - frozen > conn->channel.tx_size) {
 		conn_violation(conn, fd);
 	} else if (frozen != tail) {
-		slot_tx_resend(slot) = frozen;
+		slot->tx_resend = frozen;
 		slot_set(slot, SLOT_RESEND);
 	}
 	atomic_store(&conn->channel.local->tx_follows, word_load(slot->tx_round) << 2 | CHANNEL_ENDED);
@@ -1238,7 +1239,7 @@ static bool leave(struct conn *conn, int fd, enum reason_code reason)
 		tx_back(conn, fd);
 		moved = true;
 		if (reason == REASON_BOTH_WAYS_FULL) {
-			uint32_t times = word_add(slot_tx_left(slot), 1);
+			uint32_t times = word_add(slot->tx_left, 1);
 			times = times < RETRY_DOUBLINGS ? times : RETRY_DOUBLINGS;
 			word_store(slot->tx_retry_ns, (uint64_t)(now_ns() + (RETRY_AFTER_NS << times)));
 		}
@@ -1391,7 +1392,7 @@ void conn_promote(struct conn *conn, int fd)
 	slot_clear(slot, SLOT_DEMOTED);
 	if (!stays && word_load(slot->tx_retry_ns)) {
 		word_store(slot->tx_retry_ns, 0);
-		word_store(slot_tx_left(slot), 0);
+		word_store(slot->tx_left, 0);
 		slot_clear(slot, SLOT_NO_TX);
 	}
 	if (!stays && conn->managed) {
@@ -1714,8 +1715,8 @@ static void probe(struct conn *conn, int fd)
 	bool relayed = conn_relayed(conn);
 	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
 	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
-	uint32_t round = atomic_load((_Atomic uint32_t *)&slot->rx_round); /* before the path: it is that round's */
-	bool on_ring = atomic_load((_Atomic uint32_t *)&slot->rx_path) == PATH_RING, end_known = true;
+	uint32_t round = atomic_load(&slot->rx_round); /* before the path: it is that round's */
+	bool on_ring = atomic_load(&slot->rx_path) == PATH_RING, end_known = true;
 	int saved = errno;
 
 	if (slot_has(slot, SLOT_RESET) ||
@@ -1825,7 +1826,7 @@ static bool has_data(struct conn *conn, size_t wanted)
 
 static size_t low_water(struct conn *conn)
 {
-	uint64_t low = atomic_load_explicit(&slot_rcvlowat(conn->slot), memory_order_relaxed);
+	uint64_t low = atomic_load_explicit(&conn->slot->rx_low_water, memory_order_relaxed);
 
 	if (unlikely(conn_peer_back(conn)))
 		return 1; /* the rest comes by TCP once the ring has been read */
@@ -1974,7 +1975,7 @@ static int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t mo
 
 static int take_error(struct conn *conn)
 {
-	return (int)atomic_exchange((_Atomic uint32_t *)&conn->slot->error, 0);
+	return (int)atomic_exchange(&conn->slot->error, 0);
 }
 
 /* rx_lock held. Copies from the ring to iov from byte `done` on. */
@@ -2171,8 +2172,8 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		if (conn_relay_news(conn))
 			conn_probe(conn, fd);
 		/* Loaded before the ring is looked at: an end seen after it may stand behind bytes not seen. */
-		uint32_t ended = atomic_load((_Atomic uint32_t *)&slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET);
-		bool failed = atomic_load((_Atomic uint32_t *)&slot->error) != 0;
+		uint32_t ended = atomic_load(&slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET);
+		bool failed = atomic_load(&slot->error) != 0;
 		int64_t there = channel_rx_avail(&conn->channel);
 		if (unlikely(there < 0)) {
 			conn_violation(conn, fd);
@@ -2224,10 +2225,10 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 	struct conn_slot *slot = conn->slot;
 	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
 
-	atomic_fetch_add((_Atomic uint32_t *)&slot->rx_sitters, 1);
+	atomic_fetch_add(&slot->rx_sitters, 1);
 	full_fence();
 	if (slot_has(slot, SLOT_RX_CONSENT)) { /* declared meanwhile: back to watching both */
-		atomic_fetch_sub((_Atomic uint32_t *)&slot->rx_sitters, 1);
+		atomic_fetch_sub(&slot->rx_sitters, 1);
 		return -2;
 	}
 	ssize_t n = real.recvmsg(fd, &message, flags);
@@ -2396,7 +2397,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 bool conn_reserved(const struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t pid = (uint32_t)(atomic_load(&slot_reserver(slot)) >> 32);
+	uint32_t pid = (uint32_t)(atomic_load(&slot->tx_reserver) >> 32);
 
 	if (pid == shim_pid || !task_dead(pid, true))
 		return true;
@@ -2406,7 +2407,7 @@ bool conn_reserved(const struct conn *conn)
 
 static bool reserved_by_self(const struct conn *conn)
 {
-	return atomic_load(&slot_reserver(conn->slot)) == ((uint64_t)shim_pid << 32 | self.tid);
+	return atomic_load(&conn->slot->tx_reserver) == ((uint64_t)shim_pid << 32 | self.tid);
 }
 
 /* tx_lock held. STEP_DONE: what comes next goes by ring, and there is *room. Inline: it is half of each send. */
@@ -2515,12 +2516,12 @@ static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, i
 	struct conn_slot *slot = conn->slot;
 	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
 
-	atomic_fetch_add((_Atomic uint32_t *)&slot->tx_sitters, 1);
+	atomic_fetch_add(&slot->tx_sitters, 1);
 	full_fence();
 	/* in this order: who has seen a recall asks for its bytes to be sent again first, then says so */
 	if ((conn->managed && !tx_follows(conn)) || slot_has(slot, SLOT_RESEND) ||
 	    (slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE))) {
-		atomic_fetch_sub((_Atomic uint32_t *)&slot->tx_sitters, 1);
+		atomic_fetch_sub(&slot->tx_sitters, 1);
 		return -2;
 	}
 	ssize_t n = real.sendmsg(fd, &message, flags);
@@ -2900,7 +2901,7 @@ int conn_reserve(struct conn *conn, int fd, size_t wanted, struct piece *piece)
 		piece->offset = (uint32_t)(tail & (conn->channel.tx_size - 1));
 		piece->len = (uint32_t)(room < wanted ? room : wanted);
 		piece->size = conn->channel.tx_size;
-		atomic_store(&slot_reserver(slot), (uint64_t)shim_pid << 32 | self.tid);
+		atomic_store(&slot->tx_reserver, (uint64_t)shim_pid << 32 | self.tid);
 		slot_set(slot, SLOT_RESERVED);
 	}
 	slot_unlock(&slot->tx_lock);
@@ -2931,7 +2932,7 @@ int conn_commit(struct conn *conn, int fd, const struct piece *piece, size_t len
 
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) && len <= piece->len &&
-	    (uint32_t)(atomic_load(&slot_reserver(slot)) >> 32) == shim_pid && /* a child of fork() has it only by memory */
+	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid && /* a child of fork() has it only by memory */
 	    word_load(slot->tx_path) == PATH_RING && atomic_load(conn->channel.own_tail) == piece->position &&
 	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE | SLOT_RESEND) && !word_load(slot->error)) {
 		tx_cpu(conn);
@@ -2960,7 +2961,7 @@ void conn_unreserve(struct conn *conn, uint64_t serial)
 
 	slot_lock(&slot->tx_lock);
 	if (conn->serial == serial && slot_has(slot, SLOT_RESERVED) &&
-	    (uint32_t)(atomic_load(&slot_reserver(slot)) >> 32) == shim_pid)
+	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid)
 		unreserve(conn);
 	slot_unlock(&slot->tx_lock);
 }

@@ -98,7 +98,7 @@ struct set {
 	uint32_t feeds_len, feeds_cap;
 	uint32_t cursor;
 	bool kernel_filled;     /* the last look left no room for the rings */
-	uint32_t watched; /* of the provider's socket; see rpc_watch() */
+	_Atomic uint32_t watched; /* of the provider's socket; see rpc_watch() */
 	uint64_t pass;
 	_Atomic int64_t looked_at;
 	_Atomic uint32_t spin_ns;
@@ -187,7 +187,8 @@ static int set_created(int epfd)
 		set->file.kind = FILE_SET; /* for ever: a thread that comes late may look at it while it is given out anew */
 	}
 	set->epfd = epfd;
-	set->owner_pid = set->user_pid = shim_pid;
+	set->owner_pid = shim_pid;
+	set->user_pid = shim_pid;
 	set->refs = 1;
 	set->secret = new_secret();
 	set->spin_ns = config.spin_ns;

@@ -170,7 +170,7 @@ static void inherit(struct conn *conn, int fd)
 		if (real.getsockopt(fd, heritable[i].level, name, &value, &len) < 0)
 			continue;
 		if (heritable[i].level == SOL_SOCKET && name == SO_RCVLOWAT)
-			slot_rcvlowat(conn->slot) = value > 0 ? (uint64_t)value : 1;
+			conn->slot->rx_low_water = value > 0 ? (uint64_t)value : 1;
 		else if (heritable[i].level == SOL_SOCKET && name == SO_PEEK_OFF ? value >= 0 : value != 0)
 			conn_pin(conn, REASON_UNUSUAL_OPTION);
 	}
@@ -371,7 +371,7 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 	if (unlikely(conn && conn->managed && level == SOL_SOCKET && name == SO_ERROR && value && len &&
 	             *len >= sizeof(int))) {
 		conn_probe(conn, fd);
-		int error = (int)atomic_exchange((_Atomic uint32_t *)&conn->slot->error, 0);
+		int error = (int)atomic_exchange(&conn->slot->error, 0);
 		if (error) {
 			memcpy(value, &error, sizeof(error));
 			*len = sizeof(error);
@@ -397,7 +397,7 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 	if (level == SOL_SOCKET && name == SO_RCVLOWAT && len >= sizeof(int)) {
 		int low;
 		memcpy(&low, value, sizeof(low));
-		slot_rcvlowat(conn->slot) = low > 0 ? (uint64_t)low : 1;
+		conn->slot->rx_low_water = low > 0 ? (uint64_t)low : 1;
 	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
 		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
 	} else if ((level == SOL_SOCKET && stamps(name)) || (level == IPPROTO_TCP && name == TCP_INQ)) {
@@ -930,7 +930,7 @@ static void hold_on_exec(int change)
 		struct conn *conn = conn_get((int)fd);
 		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
 			continue;
-		atomic_fetch_add((_Atomic uint32_t *)&conn->slot->holders, (uint32_t)change);
+		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
 		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
 	}
 }

@@ -638,7 +638,7 @@ void rpc_listen(void)
  * Whoever sleeps on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one of
  * those that sleep, who asks rpc_listen(). `watched` belongs to the set.
  */
-void rpc_watch(int epfd, uint32_t *watched, uint64_t data)
+void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLET | EPOLLEXCLUSIVE, .data.u64 = data};
 
@@ -838,7 +838,7 @@ void rpc_consider(struct conn *conn, int fd)
 	uint32_t after = at_once ? 0 : config.promote_after_calls;
 
 	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
-	if (!(atomic_load_explicit((_Atomic uint32_t *)&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
+	if (!(atomic_load_explicit(&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
 		return;
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
 	if (slot->role == ROLE_PASSIVE)
@@ -879,7 +879,7 @@ void rpc_consider(struct conn *conn, int fd)
 		errno = saved;
 		return;
 	}
-	if (!atomic_load_explicit((_Atomic uint16_t *)&slot->local_port, memory_order_acquire))
+	if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
 		conn_set_addresses(conn, fd);
 	if (!word_load(slot->local_port)) { /* not connected any more */
 		errno = saved;

@@ -258,7 +258,8 @@ int self_bell_fd(struct bell *const *bells, int bells_len)
 {
 	if (self.bell_epfd <= 0) {
 		self.bell_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
-		self.bells_len = self.bell_watched = 0;
+		self.bells_len = 0;
+		self.bell_watched = 0;
 		thread_register();
 		if (self.bell_epfd < 0)
 			return -1;
@@ -495,7 +496,7 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 	uint32_t budget;
 	uint64_t signals = self.signals_interrupting;
 
-	if (n == 0 || word_load(conn->nonblock) || slot_rcvlowat(conn->slot) != 1 || !(budget = native_budget(&spin_receiving)))
+	if (n == 0 || word_load(conn->nonblock) || conn->slot->rx_low_water != 1 || !(budget = native_budget(&spin_receiving)))
 		return real.recv(fd, buf, n, 0);
 	pthread_testcancel();
 	int saved = errno;
@@ -627,7 +628,8 @@ static int wait_set(struct conn *conn, int fd)
 
 	if (self.wait_epfd <= 0) {
 		self.wait_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
-		self.wait_bells_len = self.wait_watched = 0;
+		self.wait_bells_len = 0;
+		self.wait_watched = 0;
 		memset(self.watched, 0, sizeof(self.watched));
 		thread_register();
 		if (self.wait_epfd < 0)
