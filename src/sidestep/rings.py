@@ -16,26 +16,23 @@ import os
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidestep import embed, limits
 from sidestep.errors import Misuse
+from sidestep.native import layout
 
 if TYPE_CHECKING:
     from sidestep.native._ring import Ring
 
 
-class _Piece(ctypes.Structure):
-    """`struct piece` of shim.h."""
+_WORD: Final = {"I": ctypes.c_uint32, "Q": ctypes.c_uint64}
 
-    _fields_ = (
-        ("serial", ctypes.c_uint64),
-        ("position", ctypes.c_uint64),
-        ("offset", ctypes.c_uint32),
-        ("len", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
-    )
+
+class _Piece(ctypes.Structure):
+    """A piece of a ring, as the shim tells it."""
+
+    _fields_ = tuple((name, _WORD[code]) for name, code, _ in layout.RECORDS["sidestep_piece"])
     serial: int
     position: int
     offset: int

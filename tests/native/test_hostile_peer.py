@@ -19,6 +19,7 @@ import pytest
 from hostile import HostilePeer, block
 
 import toolchain
+from sidestep.native.layout import Back, Notice
 from sidestep.testing import Connection, ShimClient, Sidestep
 from toolchain import ADDRESS
 
@@ -26,8 +27,7 @@ BENCH = toolchain.ROOT / "bench" / "c"
 ATTACKS = 40
 NEIGHBOURS = 2
 WITHIN_S = 20
-CHANNEL_RECALL = 4  # channel.h, as is the next
-CHANNEL_BACK, CHANNEL_RECALLED = 1 << 2 | 1, 1 << 2 | 2  # in the first round
+FIRST_BACK, FIRST_RECALLED = 1 << 2 | Back.BACK, 1 << 2 | Back.RECALLED  # of the first round
 
 pytestmark = pytest.mark.slow
 
@@ -139,10 +139,10 @@ def test_an_impossible_count_ends_the_connection(
                     peer.flood()
                 peer.poke(word, peer.peek("producer[0].tail") + value)
                 if word == "side[0].tx_back_at":
-                    peer.poke("side[0].tx_back", CHANNEL_BACK)
+                    peer.poke("side[0].tx_back", FIRST_BACK)
                 elif word == "side[0].rx_frozen":
-                    peer.poke("side[1].tx_back", CHANNEL_RECALLED)
-                    peer.poke("side[0].notice", CHANNEL_RECALL)
+                    peer.poke("side[1].tx_back", FIRST_RECALLED)
+                    peer.poke("side[0].notice", Notice.RECALL)
                 assert peer.wait_end() is ConnectionResetError
     scene.end()
 
@@ -200,7 +200,7 @@ def test_a_recall_that_was_none_hides_no_end(sidestep: Sidestep, tmp_path: Path)
         client.hello()
         with HostilePeer(client, scene.port) as peer:
             peer.promote()
-            peer.poke("side[0].tx_back", CHANNEL_RECALLED)
+            peer.poke("side[0].tx_back", FIRST_RECALLED)
             try:
                 while True:
                     peer.tcp.send(bytes(65536))

@@ -12,9 +12,10 @@ from channel_app import RING, App
 
 from sidestep import limits
 from sidestep.counters import Counters
+from sidestep.native.layout import Back, Handed, Notice, Seen
 from sidestep.provider import far as fars
 from sidestep.provider.far import Far
-from sidestep.provider.joints import Back, Handed, Notice, Relays, Seen
+from sidestep.provider.joints import Relays
 from sidestep.provider.services import ProviderServices
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop

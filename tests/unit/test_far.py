@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from sidestep import limits
 from sidestep.native import _channel
+from sidestep.native.layout import Back, Handed, Notice, Seen
 from sidestep.provider.far import Far
-from sidestep.provider.joints import Back, Handed, Notice, Seen
 from sidestep.switch.link import Say
 
 

@@ -25,8 +25,9 @@ from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import Unavailable
 from sidestep.native import _channel
+from sidestep.native.layout import Back, Handed, Notice
 from sidestep.provider import memory
-from sidestep.provider.joints import Back, Handed, Notice, Relays
+from sidestep.provider.joints import Relays
 from sidestep.provider.relay import open_relay
 from sidestep.provider.services import ProviderServices
 from sidestep.switch.stream import Stream

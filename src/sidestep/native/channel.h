@@ -20,6 +20,8 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "layout.h"
+
 #define CHANNEL_MAGIC 0x31434453u /* "SDC1" */
 #define CHANNEL_VERSION 3u
 #define CHANNEL_HEADER_SIZE 4096u
@@ -27,57 +29,7 @@
 #define CHANNEL_RING_MAX (64u << 20)
 #define CHANNEL_LINE 128 /* two cache lines: the adjacent-line prefetcher pairs them */
 
-/* Written by the producer of a ring. want_space and cpu ride on the line that every message moves anyway. */
-struct channel_producer {
-	_Atomic uint64_t tail;
-	_Atomic uint32_t want_space; /* the producer waits for room: ring its bell after making some */
-	_Atomic uint32_t cpu;        /* where the producer last ran, + 1 */
-	uint8_t pad[CHANNEL_LINE - 16];
-};
-
-/* Written by the consumer of a ring. */
-struct channel_consumer {
-	_Atomic uint64_t head;
-	_Atomic uint32_t cpu;
-	uint8_t pad[CHANNEL_LINE - 12];
-};
-
-/*
- * Written by one side during switch-over and at its end. A direction may go to the ring and back any number of times: each
- * is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to its end, and no
- * word of one round is taken for that of another, as each carries its number.
- */
-struct channel_side {
-	_Atomic uint32_t attached;    /* holds the segment and the other's bell */
-	_Atomic uint32_t rx_ready;    /* consents: may be sent to by ring in this round */
-	_Atomic uint32_t tx_switched; /* the round for which tx_switch_offset is valid; bytes from there are in the ring */
-	_Atomic uint32_t shut_wr;     /* shutdown(SHUT_WR) was called, so a FIN is no close */
-	_Atomic uint32_t notice;      /* CHANNEL_NOTICE bits; 0 on the fast path */
-	_Atomic uint32_t tx_back;     /* round << 2 | how it ends; decided once a round, by who is first */
-	_Atomic uint64_t tx_switch_offset;
-	_Atomic uint64_t tx_back_at;  /* with CHANNEL_BACK: count of the ring's bytes (its tail) at which TCP takes over again */
-	_Atomic uint64_t rx_frozen;   /* head at which reading by ring stopped; valid with CHANNEL_RECALL */
-	_Atomic uint32_t hint;        /* not 0: name this number in your hint ring whenever you publish or make room */
-	_Atomic uint32_t tx_ended;    /* the last round that is over: what follows comes by TCP, and tail stands */
-	/* Only where a provider stands between the two ends of the connection; see provider/relay.py. */
-	_Atomic uint32_t fin_seen;    /* a shim: CHANNEL_SEEN bits, my native socket has told it; where does the ring end? */
-	_Atomic uint32_t tx_fin;      /* a provider: nothing follows; shut_wr and CHANNEL_CLOSED say how it ended */
-	_Atomic uint64_t tx_fin_at;   /* a provider: with tx_fin, the count of the ring's bytes at which the stream ends */
-	_Atomic uint32_t handed_on;   /* a provider: CHANNEL_HANDED bits, what of your words the other end has now */
-	/* After CHANNEL_BACK: who was first, our first byte by TCP (CHANNEL_BACK) or the reader (CHANNEL_RECALLED). As tx_back;
-	 * CHANNEL_ENDED once we have seen that it was the reader. */
-	_Atomic uint32_t tx_follows;
-	uint8_t pad[CHANNEL_LINE - 80];
-};
-
 #define CHANNEL_ROUNDS ((1u << 30) - 1) /* after so many a direction stays on TCP */
-
-/* tx_back: whether the ring's last bytes are read from the ring or come again by TCP is decided by one compare-and-swap. */
-enum {
-	CHANNEL_BACK = 1,     /* by the sender: read the ring to tx_back_at, then TCP */
-	CHANNEL_RECALLED = 2, /* by the reader: from its rx_frozen on all comes by TCP */
-	CHANNEL_ENDED = 3,    /* by the sender: it sends its FIN after what the ring holds */
-};
 
 /*
  * Ends a round of a direction in the way `how`, or finds that the other side has decided already: the way that stands.
@@ -92,26 +44,6 @@ static inline uint32_t channel_decide(_Atomic uint32_t *tx_back, uint32_t round,
 	return found >> 2 == round ? found & 3 : 0;
 }
 
-/* What a side tells the other beside the stream. */
-enum {
-	CHANNEL_CLOSED = 1u << 0, /* the last descriptor is being closed */
-	CHANNEL_DEMOTE = 1u << 1, /* send by TCP until I consent anew; I read the ring to its end first */
-	CHANNEL_RECALL = 1u << 2, /* send by TCP from now on, beginning with the ring's bytes from rx_frozen on */
-	CHANNEL_RESET = 1u << 3,  /* by a provider: bytes are lost, or the other end broke the rules; reset the connection */
-	CHANNEL_OVER = 1u << 4,   /* by a provider, the last it says: it answers nothing any more, and no byte is with it */
-};
-
-enum {
-	CHANNEL_SEEN_END = 1u << 0,   /* nothing more comes by TCP */
-	CHANNEL_SEEN_RESET = 1u << 1, /* as it is dead: reset, or timed out */
-};
-
-enum {
-	CHANNEL_HANDED_SWITCH = 1u << 0, /* tx_switch_offset */
-	CHANNEL_HANDED_ASKED = 1u << 1,  /* CHANNEL_DEMOTE or CHANNEL_RECALL */
-	CHANNEL_HANDED_READY = 1u << 2,  /* rx_ready; stored before it is handed on: without it nothing comes by ring */
-};
-
 struct channel_segment {
 	uint32_t magic;
 	uint32_t version;
@@ -122,10 +54,9 @@ struct channel_segment {
 	struct channel_consumer consumer[2];
 };
 
-static_assert(sizeof(struct channel_producer) == CHANNEL_LINE, "layout v1: a line each");
-static_assert(sizeof(struct channel_consumer) == CHANNEL_LINE, "layout v1: a line each");
-static_assert(sizeof(struct channel_side) == CHANNEL_LINE, "layout v1: a line each");
-static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "layout v1: header is one page");
+static_assert(sizeof(struct channel_producer) == CHANNEL_LINE && sizeof(struct channel_consumer) == CHANNEL_LINE &&
+                  sizeof(struct channel_side) == CHANNEL_LINE, "a line each");
+static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "the header is one page");
 
 /* One side's view of a mapped segment. own_tail and own_head are in memory the peer cannot write. */
 struct channel_end {
@@ -159,9 +90,9 @@ static inline void channel_tell(_Atomic uint64_t *told, uint64_t count)
  */
 bool channel_stays(int fd);
 
-/* Makes a sealed segment; returns a close-on-exec memfd or -errno. Sizes in bytes, powers of two. */
 /* Memory of that many zeroes, to be shared and sealed. Its descriptor, or -errno. */
 int channel_memory(const char *name, size_t len);
+/* Makes a sealed segment; returns a close-on-exec memfd or -errno. Sizes in bytes, powers of two. */
 int channel_create(uint32_t tx_size, uint32_t rx_size);
 
 /*

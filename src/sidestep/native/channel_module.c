@@ -330,11 +330,8 @@ static PyObject *channel_commit(PyObject *self, PyObject *count)
 }
 
 /* ---- the words of the two sides ---- */
-#define LOADED(word) ((unsigned long long)atomic_load_explicit(&remote->word, memory_order_acquire))
-
 PyDoc_STRVAR(remote_doc, "remote($self, /)\n--\n\n"
-                         "The peer's words, each read once: (attached, rx_ready, notice, shut_wr, fin_seen, tx_back,\n"
-                         "tx_switched, tx_switch_offset, tx_back_at, rx_frozen, tail). What says that another is valid comes first.");
+                         "The peer's words, each read once, as a tuple in the order of `layout.Words`.");
 
 static PyObject *channel_remote(PyObject *self, PyObject *unused)
 {
@@ -344,23 +341,34 @@ static PyObject *channel_remote(PyObject *self, PyObject *unused)
 	if (!channel)
 		return NULL;
 	const struct channel_side *remote = channel->end.remote;
+#define LOADED(word) (uint64_t)atomic_load_explicit(&remote->word, memory_order_acquire),
 	/* in this order: who finds that a direction has ended finds all that it held */
-	unsigned long long attached = LOADED(attached), rx_ready = LOADED(rx_ready), notice = LOADED(notice);
-	unsigned long long shut_wr = LOADED(shut_wr), fin_seen = LOADED(fin_seen), tx_back = LOADED(tx_back);
-	unsigned long long tx_switched = LOADED(tx_switched), tx_switch_offset = LOADED(tx_switch_offset);
-	unsigned long long tx_back_at = LOADED(tx_back_at), rx_frozen = LOADED(rx_frozen);
-	unsigned long long tail =
-		(unsigned long long)atomic_load_explicit(&channel->end.rx_peer_line->tail, memory_order_acquire);
-	return Py_BuildValue("(KKKKKKKKKKK)", attached, rx_ready, notice, shut_wr, fin_seen, tx_back, tx_switched,
-	                     tx_switch_offset, tx_back_at, rx_frozen, tail);
+	uint64_t words[] = {
+		CHANNEL_REMOTE_WORDS(LOADED) atomic_load_explicit(&channel->end.rx_peer_line->tail, memory_order_acquire)};
+	Py_ssize_t len = sizeof(words) / sizeof(*words);
+	PyObject *found = PyTuple_New(len);
+
+	for (Py_ssize_t i = 0; found && i < len; i++) {
+		PyObject *value = PyLong_FromUnsignedLongLong(words[i]);
+		if (!value || PyTuple_SetItem(found, i, value) < 0)
+			Py_CLEAR(found);
+	}
+	return found;
 }
 
+/* A word by its name, for tests and tools that look at a segment through a mapping of their own, too. */
+struct place {
+	const char *name;
+	size_t offset, size;
+};
+#define PLACE(record, path) {#path, offsetof(struct record, path), sizeof(((struct record *)0)->path)},
+
 PyDoc_STRVAR(publish_doc, "publish($self, name, value, /)\n--\n\n"
-                          "Stores one of our words, by its name in HEADER_WORDS without the side; `notice` and `handed_on`\n"
-                          "add bits.");
+                          "Stores one of our words, by its name; `notice` and `handed_on` add bits.");
 
 static PyObject *channel_publish(PyObject *self, PyObject *args)
 {
+	static const struct place words[] = {CHANNEL_SIDE_WORDS(PLACE, channel_side)};
 	struct channel *channel = mapped(self);
 	const char *name;
 	unsigned long long value;
@@ -368,35 +376,22 @@ static PyObject *channel_publish(PyObject *self, PyObject *args)
 	if (!channel || !PyArg_ParseTuple(args, "sK:publish", &name, &value))
 		return NULL;
 	struct channel_side *local = channel->end.local;
-	struct {
-		const char *name;
-		_Atomic uint32_t *word;
-	} const small[] = {{"attached", &local->attached}, {"rx_ready", &local->rx_ready}, {"shut_wr", &local->shut_wr},
-	                   {"tx_switched", &local->tx_switched}, {"hint", &local->hint}, {"tx_fin", &local->tx_fin},
-	                   {"want_space", &channel->end.tx_line->want_space}};
-	struct {
-		const char *name;
-		_Atomic uint64_t *word;
-	} const large[] = {{"tx_switch_offset", &local->tx_switch_offset}, {"tx_back_at", &local->tx_back_at},
-	                   {"rx_frozen", &local->rx_frozen}, {"tx_fin_at", &local->tx_fin_at}};
-	if (strcmp(name, "notice") == 0) {
-		atomic_fetch_or(&local->notice, (uint32_t)value);
+	if (strcmp(name, "want_space") == 0) {
+		atomic_store(&channel->end.tx_line->want_space, (uint32_t)value);
 		Py_RETURN_NONE;
 	}
-	if (strcmp(name, "handed_on") == 0) {
-		atomic_fetch_or(&local->handed_on, (uint32_t)value);
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+		if (strcmp(name, words[i].name) != 0)
+			continue;
+		void *word = (uint8_t *)local + words[i].offset;
+		if (word == &local->notice || word == &local->handed_on)
+			atomic_fetch_or((_Atomic uint32_t *)word, (uint32_t)value);
+		else if (words[i].size == sizeof(uint32_t))
+			atomic_store((_Atomic uint32_t *)word, (uint32_t)value);
+		else
+			atomic_store((_Atomic uint64_t *)word, (uint64_t)value);
 		Py_RETURN_NONE;
 	}
-	for (size_t i = 0; i < sizeof(small) / sizeof(*small); i++)
-		if (strcmp(name, small[i].name) == 0) {
-			atomic_store(small[i].word, (uint32_t)value);
-			Py_RETURN_NONE;
-		}
-	for (size_t i = 0; i < sizeof(large) / sizeof(*large); i++)
-		if (strcmp(name, large[i].name) == 0) {
-			atomic_store(large[i].word, (uint64_t)value);
-			Py_RETURN_NONE;
-		}
 	PyErr_Format(PyExc_KeyError, "%s", name);
 	return NULL;
 }
@@ -1019,21 +1014,11 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 	return (PyObject *)channel;
 }
 
-/* Header words by name, for tests and tools that look at a segment through a mapping of their own. */
-#define WORD(path) {#path, offsetof(struct channel_segment, path), sizeof(((struct channel_segment *)0)->path)}
-#define SIDE(i) \
-	WORD(side[i].attached), WORD(side[i].rx_ready), WORD(side[i].tx_switched), WORD(side[i].shut_wr), \
-	WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
-	WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
-	WORD(side[i].tx_fin_at), WORD(side[i].handed_on)
-#define RING(i) \
-	WORD(producer[i].tail), WORD(producer[i].want_space), WORD(producer[i].cpu), WORD(consumer[i].head), \
-	WORD(consumer[i].cpu)
-
-static const struct {
-	const char *name;
-	size_t offset, size;
-} words[] = {WORD(magic), WORD(version), WORD(ring_size[0]), WORD(ring_size[1]), SIDE(0), SIDE(1), RING(0), RING(1)};
+#define WORD(path) PLACE(channel_segment, path)
+#define AT(at, name) WORD(at.name)
+#define BOTH(list, at) list(AT, at[0]) list(AT, at[1])
+static const struct place words[] = {WORD(magic) WORD(version) WORD(ring_size[0]) WORD(ring_size[1])
+	BOTH(CHANNEL_SIDE_WORDS, side) BOTH(CHANNEL_PRODUCER_WORDS, producer) BOTH(CHANNEL_CONSUMER_WORDS, consumer)};
 
 static int module_exec(PyObject *module)
 {

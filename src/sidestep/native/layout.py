@@ -1,9 +1,10 @@
 """The one definition of every record that C and Python share.
 
 Python reads these tables directly; the build runs ``python layout.py OUT`` to write ``layout.h`` with the same
-structs, each field held in place by a ``static_assert``. Three things are shared: the provider's RPC message, the
-registry page (provider writes, shims map it read-only), and the arena of connection slots (a shim's process family
-writes, the provider maps it read-only for ``sidestep ss``).
+structs, each field held in place by a ``static_assert``. Shared are the provider's RPC message, the registry page
+(provider writes, shims map it read-only), the arena of connection slots (a shim's process family writes, the provider
+maps it read-only for ``sidestep ss``), the header of a channel's segment (each end writes its own part), and what
+Python hands to the shim in its own process.
 
 All integers are native-endian: records never leave the host. Ports and addresses are kept as numbers and network-order
 bytes; IPv4 addresses are stored v4-mapped (``::ffff:a.b.c.d``) so that one comparison serves both families.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import struct
 import sys
 from enum import IntEnum, IntFlag
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 LAYOUT_VERSION: Final = 5
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
@@ -192,6 +193,61 @@ REASON_TEXT: Final[dict[Reason, str]] = {
 }
 
 
+class Notice(IntFlag):
+    """What a side of a channel tells the other beside the stream (`notice`)."""
+
+    CLOSED = 1  # the last descriptor is being closed
+    DEMOTE = 2  # send by TCP until I consent anew; I read the ring to its end first
+    RECALL = 4  # send by TCP from now on, beginning with the ring's bytes from rx_frozen on
+    RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
+    OVER = 16  # by a provider, the last it says: it answers nothing any more, and no byte is with it
+
+
+class Seen(IntFlag):
+    """What a shim's native socket has told it, for a provider between (`fin_seen`)."""
+
+    END = 1  # nothing more comes by TCP
+    RESET = 2  # as it is dead: reset, or timed out
+
+
+class Handed(IntFlag):
+    """What a provider between has handed on of a shim's words (`handed_on`)."""
+
+    SWITCH = 1  # tx_switch_offset
+    ASKED = 2  # Notice.DEMOTE or Notice.RECALL
+    READY = 4  # rx_ready; stored before it is handed on: without it nothing comes by ring
+
+
+class Back(IntEnum):
+    """How a round of a direction ends (`tx_back`): decided by one compare-and-swap, by who is first."""
+
+    NOT = 0
+    BACK = 1  # by the sender: read the ring to tx_back_at, then TCP
+    RECALLED = 2  # by the reader: from its rx_frozen on all comes by TCP
+    ENDED = 3  # by the sender: it sends its FIN after what the ring holds
+
+
+class Words(NamedTuple):
+    """What a peer says of itself, in the order in which it is read: what says that another is valid comes first."""
+
+    attached: int
+    rx_ready: int
+    notice: int
+    shut_wr: int
+    fin_seen: int
+    tx_back: int
+    tx_switched: int
+    tx_switch_offset: int
+    tx_back_at: int
+    rx_frozen: int
+    tail: int  # of its ring, and the only one that is no word of "channel_side"
+
+    @property
+    def back(self) -> int:
+        """How the ring ends: a word of another round than the first, the only one beside a provider, says nothing."""
+        return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
+
+
 class Role(IntEnum):
     """Which side of the TCP handshake this end was."""
 
@@ -322,13 +378,62 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
         ("spare", "Q", 8),
     ),
+    # Of a segment's header, two of each: written by the producer of a ring. All but the tail ride on the line that each
+    # message moves anyway.
+    "channel_producer": (
+        ("tail", "Q", 1),
+        ("want_space", "I", 1),  # the producer waits for room: ring its bell after making some
+        ("cpu", "I", 1),  # where the producer last ran, + 1
+        ("pad", "B", 112),
+    ),
+    # Written by the consumer of a ring.
+    "channel_consumer": (
+        ("head", "Q", 1),
+        ("cpu", "I", 1),
+        ("pad", "B", 116),
+    ),
+    # Written by one side during switch-over and at its end. A direction may go to the ring and back any number of
+    # times: each is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to
+    # its end, and no word of one round is taken for that of another, as each carries its number.
+    "channel_side": (
+        ("attached", "I", 1),  # holds the segment and the other's bell
+        ("rx_ready", "I", 1),  # consents: may be sent to by ring in this round
+        ("tx_switched", "I", 1),  # the round for which tx_switch_offset is valid; bytes from there are in the ring
+        ("shut_wr", "I", 1),  # shutdown(SHUT_WR) was called, so a FIN is no close
+        ("notice", "I", 1),  # Notice; 0 on the fast path
+        ("tx_back", "I", 1),  # round << 2 | Back
+        ("tx_switch_offset", "Q", 1),
+        ("tx_back_at", "Q", 1),  # with Back.BACK: count of the ring's bytes (its tail) at which TCP takes over again
+        ("rx_frozen", "Q", 1),  # head at which reading by ring stopped; valid with Notice.RECALL
+        ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room
+        ("tx_ended", "I", 1),  # the last round that is over: what follows comes by TCP, and tail stands
+        # Only where a provider stands between the two ends of the connection; see provider/relay.py.
+        ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
+        ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
+        ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
+        ("handed_on", "I", 1),  # a provider: Handed, what of your words the other end has now
+        # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back; ENDED once
+        # we have seen that it was the reader.
+        ("tx_follows", "I", 1),
+        ("pad", "B", 48),
+    ),
+    # A piece of a ring, as the shim gives it to `sidestep.rings` in its own process.
+    "sidestep_piece": (
+        ("serial", "Q", 1),  # of the connection in this process
+        ("position", "Q", 1),  # of its first byte: in the stream received, or in the ring's own count to be sent
+        ("offset", "I", 1),  # in the ring; behind its end it goes on at 0
+        ("len", "I", 1),
+        ("size", "I", 1),  # of the ring
+        ("pad", "I", 1),
+    ),
 }
+_CHANNEL: Final = ("channel_producer", "channel_consumer", "channel_side")
 
 # What threads and processes touch while another changes it: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
     "registry_header": {"closing", "orders", "asks_connect", "answers"},
     "arena_header": {"free_head", "slots_used"},
-    "conn_slot": {name for name, code, _ in RECORDS["conn_slot"] if code != "B"},
+    **{record: {name for name, code, _ in RECORDS[record] if code != "B"} for record in ("conn_slot", *_CHANNEL)},
 }
 
 _SIZES: Final = {"B": 1, "H": 2, "I": 4, "Q": 8}
@@ -425,9 +530,10 @@ def c_header() -> str:
         lines.append(f"#define {name} {globals()[name]:#x}u")
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
-    for enum in (Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role):
+    prefixes = {Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Handed: "CHANNEL_HANDED", Back: "CHANNEL"}
+    for enum in (Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Handed, Back):
         lines += ["", f"enum {enum.__name__.lower()}_code {{"]
-        lines += [f"\t{enum.__name__.upper()}_{member.name} = {member.value}," for member in enum]
+        lines += [f"\t{prefixes.get(enum, enum.__name__.upper())}_{member.name} = {member.value}," for member in enum]
         lines += ["};"]
     for record, fields in RECORDS.items():
         lines += ["", f"struct {record} {{"]
@@ -440,6 +546,11 @@ def c_header() -> str:
             for name, at in offsets(record).items()
         ]
         lines += [f'static_assert(sizeof(struct {record}) == {size(record)}, "layout");']
+    # lists of names, for tables by name and for what is done with each of them
+    for record in _CHANNEL:
+        names = " ".join(f"WORD(at, {name})" for name, _, _ in RECORDS[record] if name != "pad")
+        lines += ["", f"#define {record.upper()}_WORDS(WORD, at) {names}"]
+    lines += ["", f"#define CHANNEL_REMOTE_WORDS(WORD) {' '.join(f'WORD({name})' for name in Words._fields[:-1])}"]
     return "\n".join([*lines, "", "#endif", ""])
 
 

@@ -94,16 +94,6 @@ enum {
 
 enum { PATH_TCP = 0, PATH_RING = 1 };
 
-/* A piece of a ring; `struct sidestep_piece` of sidestep.rings. */
-struct piece {
-	uint64_t serial;   /* of the connection in this process */
-	uint64_t position; /* of its first byte: in the stream received, or in the ring's own count to be sent */
-	uint32_t offset;   /* in the ring; behind its end it goes on at 0 */
-	uint32_t len;
-	uint32_t size;     /* of the ring */
-	uint32_t pad;
-};
-
 struct conn {
 	/* A thread that comes late may look at these while the struct is given out anew. */
 	struct file file;      /* its kind is for ever */
@@ -561,11 +551,11 @@ static inline size_t conn_room(const struct conn *conn)
 	return unlikely(slot_has(conn->slot, SLOT_RESERVED)) && conn_reserved(conn) ? 0 : channel_tx_peek(&conn->channel);
 }
 /* In place, on ring memory; see conn_reserve() and those beside it. */
-struct piece;
-int conn_look(struct conn *conn, int fd, struct piece *piece);
+struct sidestep_piece;
+int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece);
 int conn_consume(struct conn *conn, uint64_t position, size_t len);
-int conn_reserve(struct conn *conn, int fd, size_t wanted, struct piece *piece);
-int conn_commit(struct conn *conn, int fd, const struct piece *piece, size_t len);
+int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece);
+int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len);
 void conn_unreserve(struct conn *conn, uint64_t serial);
 
 /* Only this thread changes the words of its slot. */

@@ -2820,7 +2820,7 @@ void conns_trim(int64_t now)
 /* ---- in place: a program's own views of the rings (shim_views.c) ---- */
 
 /* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
-int conn_look(struct conn *conn, int fd, struct piece *piece)
+int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 {
 	struct conn_slot *slot = conn->slot;
 	int64_t there = 0;
@@ -2874,7 +2874,7 @@ int conn_consume(struct conn *conn, uint64_t position, size_t len)
  * process or another: a send waits, as if the room were taken. 0; -EAGAIN: there is none; -ENOTCONN: the bytes do not go
  * by ring, or send() has to tell why they go nowhere; -EDEADLK: this thread has the room already.
  */
-int conn_reserve(struct conn *conn, int fd, size_t wanted, struct piece *piece)
+int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece)
 {
 	struct conn_slot *slot = conn->slot;
 	enum step step = STEP_NATIVE;
@@ -2925,7 +2925,7 @@ static void unreserve(struct conn *conn)
 }
 
 /* Sends what was written there. 0; -ENOTCONN: it does not go by ring any more, and is reserved as before. */
-int conn_commit(struct conn *conn, int fd, const struct piece *piece, size_t len)
+int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len)
 {
 	struct conn_slot *slot = conn->slot;
 	bool done = false;

@@ -12,11 +12,11 @@
 
 /* The bytes that have come by ring. 0 or -EAGAIN, as conn_look(); serial and position are told in any case, 0 and 0 of a
  * socket that is not tracked. */
-EXPORT int sidestep_look(int fd, struct piece *piece)
+EXPORT int sidestep_look(int fd, struct sidestep_piece *piece)
 {
 	HELD conn = conn_hold(fd);
 
-	*piece = (struct piece){0};
+	*piece = (struct sidestep_piece){0};
 	if (!conn)
 		return -EAGAIN;
 	piece->serial = conn->serial;
@@ -26,7 +26,7 @@ EXPORT int sidestep_look(int fd, struct piece *piece)
 }
 
 /* Takes `len` bytes from the front, if `piece` still is the front. 0, -ESTALE, or -EAGAIN: they are the kernel's. */
-EXPORT int sidestep_consume(int fd, const struct piece *piece, size_t len)
+EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t len)
 {
 	HELD conn = conn_hold(fd);
 
@@ -36,23 +36,23 @@ EXPORT int sidestep_consume(int fd, const struct piece *piece, size_t len)
 }
 
 /* As conn_reserve(). */
-EXPORT int sidestep_reserve(int fd, size_t wanted, struct piece *piece)
+EXPORT int sidestep_reserve(int fd, size_t wanted, struct sidestep_piece *piece)
 {
 	HELD conn = conn_hold(fd);
 
-	*piece = (struct piece){0};
+	*piece = (struct sidestep_piece){0};
 	return conn ? conn_reserve(conn, fd, wanted, piece) : -ENOTCONN;
 }
 
 /* As conn_commit(). */
-EXPORT int sidestep_commit(int fd, const struct piece *piece, size_t len)
+EXPORT int sidestep_commit(int fd, const struct sidestep_piece *piece, size_t len)
 {
 	HELD conn = conn_hold(fd);
 
 	return conn ? conn_commit(conn, fd, piece, len) : -ENOTCONN;
 }
 
-EXPORT void sidestep_unreserve(int fd, const struct piece *piece)
+EXPORT void sidestep_unreserve(int fd, const struct sidestep_piece *piece)
 {
 	HELD conn = conn_hold(fd);
 

@@ -31,7 +31,8 @@ from typing import Final
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.native import _channel
-from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Seen, Side, Words
+from sidestep.native.layout import Back, Handed, Notice, Seen, Words
+from sidestep.provider.joints import End, Joint, Relays, Side
 from sidestep.switch.link import Link, Say
 
 _RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us

@@ -15,73 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.errors import LimitReached, Unavailable
 from sidestep.native import _channel
+from sidestep.native.layout import Notice, Words
 from sidestep.provider.services import ProviderServices
 
-
-class Notice(IntFlag):
-    """CHANNEL_* bits of channel.h."""
-
-    CLOSED = 1
-    DEMOTE = 2
-    RECALL = 4
-    RESET = 8
-    OVER = 16
-
-
 _CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
-
-
-class Seen(IntFlag):
-    """CHANNEL_SEEN_* bits."""
-
-    END = 1
-    RESET = 2
-
-
-class Handed(IntFlag):
-    """CHANNEL_HANDED_* bits."""
-
-    SWITCH = 1
-    ASKED = 2
-    READY = 4
-
-
-class Back(IntEnum):
-    """How a direction of a ring ends (`tx_back`, channel.h)."""
-
-    NOT = 0
-    BACK = 1
-    RECALLED = 2
-    ENDED = 3
-
-
-class Words(NamedTuple):
-    """What an application says of itself, as `Channel.remote` reads it."""
-
-    attached: int
-    rx_ready: int
-    notice: int
-    shut_wr: int
-    fin_seen: int
-    tx_back: int
-    tx_switched: int
-    tx_switch_offset: int
-    tx_back_at: int
-    rx_frozen: int
-    tail: int
-
-    @property
-    def back(self) -> int:
-        """How the ring ends: a word of another round than the first, which is the only one, says nothing."""
-        return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +54,7 @@ class Side:
         self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
         self.asking = False  # the application is to ring when it has read
         self.gone = False  # no process holds that end any more
-        self.words = Words(*[0] * 11)
+        self.words = Words(*[0] * len(Words._fields))
 
     def ask(self, *, wanted: bool = True) -> None:
         """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""

@@ -41,7 +41,8 @@ from collections.abc import Callable
 
 from sidestep.errors import Misuse
 from sidestep.native import _channel
-from sidestep.provider.joints import Back, End, Handed, Joint, Notice, Relays, Side, Words
+from sidestep.native.layout import Back, Handed, Notice, Words
+from sidestep.provider.joints import End, Joint, Relays, Side
 from sidestep.switch.stream import Stream
 
 
