@@ -484,6 +484,7 @@ bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
 uint64_t conn_stuck(const struct conn *conn); /* for who waits for room */
 bool conn_unstick(struct conn *conn, int fd, uint64_t since);
+void conn_leave_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);

@@ -483,7 +483,9 @@ void conn_abandon(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
+	/* in this order: who is just going back (another process, about to exec) says so once it has recalled what it can */
 	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !slot_has(slot, SLOT_RX_CONSENT) ||
+	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
 	    slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
 		return;
 	real.connect(fd, &none, sizeof(none));
@@ -1275,15 +1277,15 @@ static bool recall_fails(struct conn *conn, int fd)
 }
 
 /*
- * No lock held. Ends our round before the socket is passed on, and gives the peer a moment for what the ring holds: should it
- * be passed on there as well, nobody would be left whom it could ask to send that again. True: we were on the ring.
+ * Before the socket is passed on: ends our round, and gives the peer a moment for what the ring holds. Should it be passed on
+ * there as well, nobody would be left whom it could ask to send that again.
  */
-static bool leave_to_stranger(struct conn *conn, int fd)
+void conn_leave_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	slot_lock(&slot->tx_lock);
-	bool moved = conn->managed && word_load(slot->tx_path) == PATH_RING;
+	bool moved = conn->managed && word_load(slot->tx_path) == PATH_RING && tx_handed(conn);
 	if (moved) {
 		tx_back(conn, fd);
 		full_fence();
@@ -1293,7 +1295,6 @@ static bool leave_to_stranger(struct conn *conn, int fd)
 	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
 	                   !slot_has(slot, SLOT_RESET | SLOT_PEER_GONE); turn++)
 		raw_poll(NULL, 0, 1);
-	return moved;
 }
 
 /*
@@ -1320,17 +1321,14 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
 			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
 	}
-	if (reason == REASON_PASSED)
-		moved = leave_to_stranger(conn, fd);
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
 		struct channel_side *remote = conn->channel.remote;
 
-		if (word_load(slot->tx_path) == PATH_RING && (waits || tx_handed(conn))) {
+		moved = word_load(slot->tx_path) == PATH_RING && (waits || tx_handed(conn));
+		if (moved)
 			tx_back(conn, fd);
-			moved = true;
-		}
 		/* else the kernel, or somebody without a shim, sends what we do not see */
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
 			resend_since(conn, fd);

@@ -322,8 +322,10 @@ static void pin_passed(const struct msghdr *message)
 			int fd;
 			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
 			HELD conn = conn_hold(fd);
-			if (conn)
-				conn_demote(conn, fd, REASON_PASSED, true);
+			if (!conn)
+				continue;
+			conn_leave_ring(conn, fd);
+			conn_demote(conn, fd, REASON_PASSED, true);
 		}
 	}
 }

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 
 LEN = 100_000
+WARM_S = 0.2  # of conversation, in which the connection is promoted
 DATA = bytes(index * 7 % 251 for index in range(LEN))
 
 
@@ -50,16 +52,20 @@ for _ in range(int(sys.argv[1])):
     if writer == 0:
         one = socket.create_connection(listener.getsockname())
         listener.close()
-        for _ in range(40):
+        until = time.monotonic() + WARM_S
+        while time.monotonic() < until:
             one.sendall(b"p" * 64)
             take(one, 64)
+        one.sendall(b"q" * 64)
+        take(one, 64)
         one.sendall(DATA)
         pass_on(one, "write")
         os._exit(0)
     one, _ = listener.accept()
     listener.close()
-    for _ in range(40):
-        one.sendall(take(one, 64))
+    while (record := take(one, 64))[:1] == b"p":
+        one.sendall(record)
+    one.sendall(record)
     one.recv(1, socket.MSG_PEEK)
     pass_on(one, "read")
     os.waitpid(writer, 0)
