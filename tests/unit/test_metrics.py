@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -201,6 +203,23 @@ def test_scrapers_that_say_nothing_do_not_keep_others_out(sidestep: Sidestep, cl
         silent[0].close()  # its thread ends, and makes room
         body = curl("--retry", "20", "--retry-all-errors", "--retry-delay", "1", url)
         assert values(body)["sidestep_provider_up", ()] == 1
+
+
+def test_scrapers_that_say_a_byte_now_and_then_are_cut(sidestep: Sidestep, closing: ExitStack) -> None:
+    with serving(sidestep, "0") as (_, url):
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        slow = [
+            closing.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(limits.METRICS_REQUESTS_MAX)
+        ]
+        until = time.monotonic() + 4 * limits.METRICS_REQUEST_TIMEOUT_S
+        while slow:
+            assert time.monotonic() < until, f"{len(slow)} keep their places"
+            ended, _, _ = select.select(slow, (), (), 0.5)
+            slow = [one for one in slow if one not in ended]
+            for one in slow:
+                with suppress(OSError):  # it has been cut in this moment
+                    one.send(b"G")
 
 
 def test_a_file_that_is_no_socket_is_left_alone(sidestep: Sidestep, tmp_path: Path) -> None:

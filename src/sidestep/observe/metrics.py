@@ -17,6 +17,7 @@ import re
 import socket
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -185,8 +186,6 @@ def _provider(status: Any) -> Iterator[Metric]:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = limits.METRICS_REQUEST_TIMEOUT_S
-
     def log_message(self, *_: object) -> None:  # a scraper comes every few seconds
         pass
 
@@ -205,6 +204,7 @@ class Server(WSGIServer):
         """
         self._path: Path | None = None  # of the socket that is ours to take away
         self._free = threading.BoundedSemaphore(limits.METRICS_REQUESTS_MAX)
+        self._serving: dict[socket.socket, float] = {}  # since when, by time.monotonic()
         if isinstance(address, Path):
             self.address_family, self.allow_reuse_address = socket.AF_UNIX, False
         else:
@@ -257,13 +257,22 @@ class Server(WSGIServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        self._serving[request] = time.monotonic()
         threading.Thread(target=self._serve, args=(request, client_address), daemon=True).start()
+
+    def service_actions(self) -> None:
+        """Cuts who has had his time: a byte now and then would keep a thread for ever."""
+        for request, since in tuple(self._serving.items()):
+            if time.monotonic() - since > limits.METRICS_REQUEST_TIMEOUT_S:
+                with suppress(OSError):  # it has just been closed
+                    request.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, request: Any, client_address: Any) -> None:
         try:
             with suppress(OSError):  # the scraper went away, or was too slow
                 self.finish_request(request, client_address)
         finally:
+            del self._serving[request]
             self.shutdown_request(request)
             self._free.release()
 
