@@ -1,0 +1,145 @@
+"""How large files and functions may be, and who may know whom. What is beyond the rule is named, and may only go down."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).parents[2] / "src" / "sidestep"
+NATIVE: Final = SOURCE / "native"
+FILE_LINES_MAX: Final = 700
+FUNCTION_LINES_MAX: Final = 60
+
+LONG_FILES: Final[dict[str, int]] = {
+    "native/shim_conn.c": 2965,
+    "native/shim_epoll.c": 1395,
+    "native/shim_fd.c": 1326,
+    "native/channel_module.c": 1149,
+    "native/framing_module.c": 1134,
+    "native/shim_rpc.c": 1059,
+    "sdp/endpoint.py": 862,
+    "provider/pairing.py": 857,
+    "native/shim.h": 811,
+    "native/framing.c": 805,
+    "native/shim_wait.c": 790,
+    "provider/server.py": 766,
+    "provider/far.py": 725,
+    "sdp/sink.py": 720,
+}
+LONG_FUNCTIONS: Final[dict[str, int]] = {
+    "conn_send": 139,
+    "set_wait": 131,
+    "rpc_consider": 124,
+    "conn_recv": 120,
+    "epoll_ctl": 111,
+    "poll_managed": 110,
+    "rx_step": 109,
+    "conn_ready": 86,
+    "probe": 80,
+    "syscall": 77,
+    "conn_demote": 69,
+    "rpc_receive": 67,
+    "conn_wait": 63,
+    "member_report": 61,
+}
+
+# The shim's files, from the lowest: nobody calls who stands behind him here. How often that is broken, file by file.
+SHIM: Final = (
+    "channel", "shim", "shim_signal", "shim_conn", "shim_explicit", "shim_reach", "shim_rpc", "shim_wait", "shim_epoll",
+    "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_embed",
+)  # fmt: skip
+SHIM_UP: Final[dict[str, int]] = {
+    "shim_conn": 16,
+    "shim": 12,
+    "shim_reach": 5,
+    "shim_rpc": 5,
+    "shim_explicit": 1,
+    "shim_wait": 1,
+    "shim_fd": 1,
+}
+
+# The rooms, from the lowest: a file imports nothing of a room behind its own.
+ROOMS: Final = ("", "native", "rdma", "sdp", "policy", "switch", "remote", "provider", "observe", "api", "cli")
+ROOMS_UP: Final[dict[str, int]] = {
+    ". -> api": 7,
+    ". -> native": 7,
+    ". -> observe": 4,
+    ". -> provider": 3,
+    ". -> cli": 1,
+}
+
+_BODY: Final = re.compile(r"^\{\n(.*?)^\}", re.M | re.S)
+_COMMENT: Final = re.compile(r"/\*.*?\*/|^#.*?$", re.M | re.S)
+_NAME: Final = re.compile(r"\b(?!__attribute__|constructor|TRACKED)(\w+) ?\(")
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(path for suffix in ("py", "c", "h") for path in sorted(SOURCE.rglob(f"*.{suffix}")))
+
+
+@cache
+def functions(path: Path) -> tuple[tuple[str, str, int], ...]:
+    """Of each function of a C file what stands before its name, its name, and its lines."""
+    text, found = path.read_text(encoding="utf-8"), []
+    for body in _BODY.finditer(text):
+        head = _COMMENT.sub("", text[: body.start()].rpartition("\n\n")[2])
+        name = _NAME.search(head)
+        assert name is not None, head
+        found.append((head[: name.start()], name[1], body[1].count("\n")))
+    return tuple(found)
+
+
+def held(found: dict[str, int], ceiling: dict[str, int]) -> None:
+    """Nothing is new or larger, and what is within the rule is taken out of the list."""
+    assert {name: count for name, count in found.items() if count > ceiling.get(name, 0)} == {}
+    assert ceiling.keys() - found.keys() == set()
+
+
+def test_files_are_short() -> None:
+    lines = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8").count("\n") for path in sources()}
+    held({name: count for name, count in lines.items() if count > FILE_LINES_MAX}, LONG_FILES)
+
+
+def test_functions_are_short() -> None:
+    lines = {name: count for path in sorted(NATIVE.glob("*.c")) for _, name, count in functions(path)}
+    assert len(lines) > 500
+    held({name: count for name, count in lines.items() if count > FUNCTION_LINES_MAX}, LONG_FUNCTIONS)
+
+
+def test_nobody_of_the_shim_calls_up() -> None:
+    assert {path.stem for path in NATIVE.glob("shim*.c")} <= set(SHIM)
+    defined = {
+        called: at
+        for at, name in enumerate(SHIM)
+        for before, called, _ in functions(NATIVE / f"{name}.c")
+        if "static" not in before and "EXPORT" not in before
+    }
+    up = {
+        name: sum(
+            defined.get(one, at) > at for one in set(re.findall(r"\b(\w+)\(", (NATIVE / f"{name}.c").read_text()))
+        )
+        for at, name in enumerate(SHIM)
+    }
+    held({name: count for name, count in up.items() if count}, SHIM_UP)
+
+
+def test_no_room_imports_up() -> None:
+    up: Counter[str] = Counter()
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).parts
+        room = parts[0] if len(parts) > 1 else ""
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = (
+                [node.module] if isinstance(node, ast.ImportFrom) and node.module
+                else [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            )  # fmt: skip
+            for module in modules:
+                target = module.split(".")[1] if module.startswith("sidestep.") else ""
+                target = target if target in ROOMS else ""
+                up[f"{room or '.'} -> {target}"] += ROOMS.index(target) > ROOMS.index(room)
+    held({name: count for name, count in up.items() if count}, ROOMS_UP)
