@@ -1,4 +1,4 @@
-"""How large files and functions may be, and who may know whom. What is beyond the rule is named, and may only go down."""
+"""How large files and functions may be, and who may know whom. What is beyond the rule is named, and only goes down."""
 
 from __future__ import annotations
 
