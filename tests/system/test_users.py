@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal, Rpc, Welcome
-from sidestep.provider import control
+from sidestep.provider import control, rpc
+from sidestep.provider.rpc import Message
 from sidestep.testing import Channel, ShimClient
 
 TcpPair = tuple[socket.socket, socket.socket]
@@ -300,3 +301,27 @@ def test_one_user_cannot_take_all_the_connections(closing: ExitStack) -> None:
     assert system.counter("client_dropped{too_many}") == 1
     system.client(BOB)
     greedy[0].close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_one_user_cannot_have_all_the_descriptors_on_their_way(closing: ExitStack, *, leaves: bool) -> None:
+    """The kernel bounds what was sent and not received, for all clients together, and a dropped one keeps its part."""
+    system = System(closing, descriptors=512)
+    with control.ControlConnection(system.socket) as connection:
+        room = connection.status()["clients_max"] // limits.USER_SHARE
+    families = [system.client(ALICE) for _ in range(room // 2)]
+    asking = Message(type=Rpc.CONTROL), (), b'{"op": "arenas"}'
+    for _ in range(2 * 512 // len(families)):
+        with as_user(ALICE):
+            greedy = closing.enter_context(control.connect(system.socket))
+        with suppress(OSError):  # it may have been dropped
+            for _ in range(1 if leaves else 10):
+                rpc.send(greedy, *asking)
+            if leaves:
+                greedy.shutdown(socket.SHUT_WR)  # no client any more, but what it was sent stays in its queue
+        with control.ControlConnection(system.socket) as connection:
+            connection.status()  # the provider has come so far
+    assert system.counter("client_dropped{slow}") or system.counter("client_dropped{too_many}")
+    system.client(BOB).close()
+    for family in families:
+        family.close()

@@ -16,11 +16,15 @@ import pytest
 from common import TcpPair, eventually, slot
 
 from sidestep import limits
+from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.provider import control, memory, rpc
+from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
+from sidestep.provider.server import Provider
+from sidestep.switch.offers import ClientId
 from sidestep.testing import Channel, ShimClient, Sidestep
 
 MakeClient = Callable[[], ShimClient]
@@ -585,3 +589,19 @@ def test_ten_thousand_connections_are_listed(sidestep: Sidestep, closing: ExitSt
     client.hello()
     client.write_arena([slot(index) for index in range(10_000)])
     assert len(sidestep.connections()) == 10_000
+
+
+def test_who_may_not_remove_a_module_begins_no_removal(tmp_path: Path) -> None:
+    """While root's removal waits for connections to be back on TCP, a stranger's would have let new ones in again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        provider = Provider(ProviderSettings(tmp_path / "provider", system=True), listener)
+        provider._relays.refused.add("sdp")
+        stranger = Client(ClientId(1), ours, pid=os.getpid(), uid=os.geteuid() + 1, accepted_at=0)
+        asked = rpc.Packet(Message(type=Rpc.CONTROL), b'{"op": "module_remove", "name": "sdp"}', rpc.Descriptors())
+        provider._on_control(stranger, asked)
+        packet = rpc.receive(theirs)
+        assert packet is not None
+        assert b"only root" in packet.body
+        assert provider._relays.refused == {"sdp"}
+        provider._close()

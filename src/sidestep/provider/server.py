@@ -20,8 +20,7 @@ import signal
 import socket
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,6 +38,7 @@ from sidestep.policy import Role, Subject
 from sidestep.provider import arena as arenas
 from sidestep.provider import links, orders, possession, proof, rpc
 from sidestep.provider.clients import Arena, Client, Kind
+from sidestep.provider.crowd import Crowd
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
 from sidestep.provider.far import Far
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 _FDS_PER_CLIENT: Final = 2  # its connection and its arena
 _FDS_PER_OFFER: Final = 4  # segment, bell, bell page, UDP socket
 _FDS_PER_CLAIM: Final = 3  # while its path is proven: bell, bell page, UDP socket
+_GOVERNING: Final = ("stop", "module_add", "module_remove")
 _NOT_ALLOWED: Final = {
     "error": "only root and the provider's own user may do that",
     "remedy": "be root, outside of containers",
@@ -115,7 +116,7 @@ class Provider:
         if (policy_fd := self._policy.fileno()) is not None:
             self._services.watch(policy_fd, self._policy.handle_readable)
         self._users = Users(system=settings.system, policy=self._policy_pairs)
-        self._of_user: Counter[int] = Counter()  # clients
+        self._crowd = Crowd(self._users.share, self._clients_max)
         self._lineage = Lineage(self._services, processes_max=room.lineage)
         self._protocols: Protocols = Modules(
             OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
@@ -323,6 +324,7 @@ class Provider:
         self._pairing.close()
         self._waiting.close()
         self._listeners.close()
+        self._crowd.close()
         self._policy.close()
         if self._network is not None:
             self._network.close()
@@ -356,7 +358,7 @@ class Provider:
             self.counters.add("client_dropped", refusal)
             sock.close()
             return
-        self._of_user[uid] += 1
+        self._crowd.enter(uid)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
         self._ids += 1
@@ -368,8 +370,7 @@ class Provider:
     def _client_refusal(self, uid: int) -> str | None:
         if not self._users.admits(uid):
             return "credentials"
-        full = len(self._clients) >= self._clients_max
-        return "too_many" if full or self._of_user[uid] >= self._users.share(self._clients_max, uid) else None
+        return "too_many" if self._crowd.full(uid) else None
 
     def _policy_pairs(self, one: Subject, other: Subject) -> bool:
         """Whether the policy pairs ends of these two users."""
@@ -406,11 +407,8 @@ class Provider:
         client.open = False
         self.counters.add("client_dropped", reason)
         self._selector.unregister(client.sock)
-        client.sock.close()
+        self._crowd.leave(client)
         del self._clients[client.client_id]
-        self._of_user[client.uid] -= 1
-        if not self._of_user[client.uid]:
-            del self._of_user[client.uid]
         self._silent.pop(client.client_id, None)
         self._pairing.handle_disconnect(client)
         self._crews.handle_disconnect(client)
@@ -423,12 +421,13 @@ class Provider:
         if client.kind is not Kind.CONTROL:  # looking changes nothing
             self._idle_since = self._clock()
 
-    def _send(self, client: Client, message: Message, fds: Iterable[int] = (), body: bytes = b"") -> bool:
+    def _send(self, client: Client, message: Message, fds: Sequence[int] = (), body: bytes = b"") -> bool:
         """Sends at once, or drops the client; False if it is gone."""
         if not client.open:
             return False
         try:
-            rpc.send(client.sock, message, tuple(fds), body)
+            self._crowd.count(client, len(fds))
+            rpc.send(client.sock, message, fds, body)
         except OSError as error:
             self._drop(client, "slow" if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS) else "closed")
             return False
@@ -502,9 +501,12 @@ class Provider:
         if operation is None:
             self._reply(client, packet.message.token, {"error": f"unknown request; known: {sorted(self._CONTROL)}"})
             return
+        if request["op"] in _GOVERNING and not self._users.governs(client):
+            self._reply(client, packet.message.token, _NOT_ALLOWED)
+            return
         operation(self, client, packet.message.token, request)
 
-    def _reply(self, client: Client, token: int, document: dict[str, Any], fds: Iterable[int] = ()) -> None:
+    def _reply(self, client: Client, token: int, document: dict[str, Any], fds: Sequence[int] = ()) -> None:
         body = json.dumps(document).encode()
         if len(body) > limits.CONTROL_PIECE_MAX:
             raise AssertionError(f"a control reply of {len(body)} bytes")
@@ -540,9 +542,6 @@ class Provider:
         self._reply(client, token, document)
 
     def _control_stop(self, client: Client, token: int, _request: dict[str, Any]) -> None:
-        if not self._users.governs(client):
-            self._reply(client, token, _NOT_ALLOWED)
-            return
         self._registry.set_closing()
         self._stopping = self._pairing.closing = True
         self._reply(client, token, {"stopping": True, "pid": os.getpid()})
@@ -608,7 +607,7 @@ class Provider:
         """What goes to other hosts needs the protocol until it is back on TCP; what stays here does not."""
         name = str(request.get("name"))
         deadline = self._clock() + limits.RELAY_LEAVE_S
-        if self._users.governs(client) and request.get("kind", "protocol") == "protocol":
+        if request.get("kind", "protocol") == "protocol":
             for one in self._relays:
                 if isinstance(one, Far) and one.protocol == name:
                     one.leave()
@@ -630,9 +629,7 @@ class Provider:
     def _change_module(self, client: Client, token: int, change: str, request: dict[str, Any]) -> bool:
         """Adds or removes a module; whether it was done, and a protocol."""
         modules = self._modules.get(str(request.get("kind", "protocol")))
-        if not self._users.governs(client):
-            self._reply(client, token, _NOT_ALLOWED)
-        elif modules is None:
+        if modules is None:
             self._reply(client, token, {"error": f"unknown kind of module; known: {sorted(self._modules)}"})
         else:
             try:
