@@ -104,6 +104,7 @@ SETTLE_LOOK_S: Final = 1.0  # seconds between two looks whether TCP has been res
 SETTLE_ENDED_S: Final = 12.0  # the same, and for an end to be told, once TCP has ended; a question or two may be lost
 SETTLED_KEPT_S: Final = 60.0  # seconds for which the answer is kept, in case it was lost
 SETTLED_MAX: Final = 4096  # answers that are kept; the oldest goes
+VISITS_REMEMBERED_MAX: Final = 65536  # of an address: names that are refused a second time; the oldest is forgotten
 REMOTE_RECEIVES: Final = 16  # private buffers of a connection with another host
 REMOTE_RECEIVE_SIZE: Final = (4 << 10) + 16  # bytes of each at first, header included
 REMOTE_RECEIVE_SIZE_MAX: Final = 60 << 10  # bytes, once more is sent than they hold; fits one IP packet of a capture

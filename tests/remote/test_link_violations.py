@@ -454,3 +454,22 @@ def test_without_the_key_nothing_is_carried(tmp_path: Path) -> None:
             with pytest.raises(RefusedError):
                 HandPeer.connect(world.here.address, where, hello + told)
             assert world.logs("[promotion_key]", logged)
+
+
+def test_a_visit_that_was_recorded_is_not_made_again(tmp_path: Path) -> None:
+    """Who has read a request off the wire has not the key: the listener does not even see him."""
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 40)
+    key.chmod(0o600)
+    with _world(tmp_path, key) as world, bystander(world), world.here.namespace.inside():
+        hello = hello_ib(world.here.address, world.there.address, 40000)
+        recorded = hello + beside(hello, VISIT, secrets.token_bytes(16), key=b"k" * 40)
+        where = (world.there.address, ask_port(world.here.address, world.there.address, 0))
+        with HandPeer.connect(world.here.address, where, recorded):
+            pass
+        assert world.logs(" has ended, ", 0)
+        logged = len(world.log())
+        with pytest.raises(RefusedError):
+            HandPeer.connect(world.here.address, where, recorded)
+        assert world.logs("[promotion_name]", logged)
+        assert " goes to " not in world.log()[logged:]

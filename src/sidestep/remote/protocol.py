@@ -323,6 +323,7 @@ class _At:
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
         if found.purpose is Purpose.VISIT:
+            self.answers.visit(found.name)
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
             return

@@ -165,11 +165,20 @@ class Answers:
         self._loop = loop
         self._links: dict[bytes, _Settling] = {}  # by name
         self._settled: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # by name: Hello, until
+        self._visits: OrderedDict[bytes, None] = OrderedDict()  # names
 
     def check(self, name: bytes) -> None:
         """Raises PeerViolation for a name that is taken."""
         if name in self._links or name in self._settled:
             raise PeerViolation("a second link of that name", rule="promotion_name")
+
+    def visit(self, name: bytes) -> None:
+        """Raises PeerViolation for the name of a visit that was made already: no TCP connection stands behind one."""
+        if name in self._visits:
+            raise PeerViolation("a second visit of that name", rule="promotion_name")
+        self._visits[name] = None
+        if len(self._visits) > limits.VISITS_REMEMBERED_MAX:
+            self._visits.popitem(last=False)
 
     def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
         """A link that another host has made."""
