@@ -20,6 +20,7 @@ from raw_iwarp import Depths, Ended, RawPeer, depths_of, frame, reply, request
 from sidestep.rdma.cm import Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.start_frame import Role
+from sidestep.rdma.soft.memory import Region
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Access, BindWindow, Receive, Status
 
@@ -49,6 +50,21 @@ def rekeyed(victim: Victim) -> int:
     old = region.rkey
     region.rekey()
     return old
+
+
+def gone(victim: Victim, *, deregistered: bool) -> tuple[int, int]:
+    """What was a region a moment ago."""
+    region = victim.region()
+    assert isinstance(region, Region)
+    key, va = region.rkey, region.va
+    (region.deregister if deregistered else region.invalidate)()
+    return key, va
+
+
+def neighbour(victim: Victim) -> tuple[int, int]:
+    """All of a key but for the consumer's 8 bits."""
+    region = victim.region()
+    return region.rkey ^ 1, region.va
 
 
 def window(victim: Victim, *, own: bool) -> tuple[int, int]:
@@ -81,6 +97,9 @@ MEMORY: dict[str, tuple[Callable[[Victim], Segment], str]] = {
     "no such STag": (lambda v: write(0xDEADBE00, 0), "1/1/00"),
     "STag 0": (lambda v: write(0, 0), "1/1/00"),
     "old key": (lambda v: write(rekeyed(v), v.qp.domain.device.next_va(1)), "1/1/00"),
+    "voided": (lambda v: write(*gone(v, deregistered=False)), "1/1/00"),
+    "deregistered": (lambda v: write(*gone(v, deregistered=True)), "1/1/00"),
+    "nearly the key": (lambda v: write(*neighbour(v)), "1/1/00"),
     "other domain": (lambda v: write(*foreign(v)), "1/1/02"),
     "another's window": (lambda v: write(window(v, own=False)[0], 0), "1/1/02"),
     "before": (lambda v: write(*at(v, -1)), "1/1/01"),
@@ -90,6 +109,9 @@ MEMORY: dict[str, tuple[Callable[[Victim], Segment], str]] = {
     "local only": (lambda v: write(*at(v, 0, Access.LOCAL_WRITE)), "1/1/02"),
     "Read, no such STag": (lambda v: ask(0xDEADBE00, 0), "0/1/00"),
     "Read, old key": (lambda v: ask(rekeyed(v), 0), "0/1/00"),
+    "Read, voided": (lambda v: ask(*gone(v, deregistered=False)), "0/1/00"),
+    "Read, deregistered": (lambda v: ask(*gone(v, deregistered=True)), "0/1/00"),
+    "Read, nearly the key": (lambda v: ask(*neighbour(v)), "0/1/00"),
     "Read, other domain": (lambda v: ask(*foreign(v)), "0/1/03"),
     "Read, another's window": (lambda v: ask(window(v, own=False)[0], 0), "0/1/03"),
     "Read, before": (lambda v: ask(*at(v, -1)), "0/1/01"),

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
-from tenants import ALICE, BOB, End, Namespace, System, answer, udp_beside
+from tenants import ALICE, BOB, End, Namespace, System, answer, as_user, udp_beside
 
 from sidestep import limits
+from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal, Rpc
-from sidestep.provider import proof, rpc
+from sidestep.provider import control, proof, rpc
 from sidestep.provider.rpc import Message
 from sidestep.testing import Channel, ShimClient
 
@@ -258,3 +259,34 @@ def test_a_user_who_fills_the_log_silences_nobody_else(system: System) -> None:
     lines = system.log.read_text().splitlines()
     assert lines[-1].endswith("it began with CLAIM [malformed]")
     assert len(lines) < limits.LOG_LINES_MAX
+
+
+ODD: tuple[object, ...] = (
+    None, True, -1, 1.5, 1 << 31, 1 << 64, -(1 << 70), 10**300, float("nan"), float("inf"), "", "\0", "\ud800",
+    "x" * 3000, "../../etc/passwd", "fe80::1%lo", [], [[]], [[0]], [[1 << 64, -1]], [["x", {}]], {},
+)  # fmt: skip
+PAGE: dict[str, object] = {"after": 0}
+MODULE: dict[str, object] = {"name": "sdp", "kind": "protocol"}
+CONNECTION: dict[str, object] = {
+    "address": "127.0.0.1", "port": 80, "role": "listen", "uid": 1, "program": "x", "gids": [1],
+}  # fmt: skip
+COMMANDS: dict[str, dict[str, object]] = {
+    "arenas": PAGE, "links": PAGE, "trace": PAGE, "decide": CONNECTION, "demote": {"slots": [[0, 0]]},
+    "promote": {"slots": [[0, 0]]}, "module_add": MODULE, "module_remove": MODULE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", COMMANDS)
+def test_a_command_that_makes_no_sense_is_answered(system: System, op: str) -> None:
+    family = system.client(ALICE)
+    good = {"arena": family.arena_id.hex(), **COMMANDS[op]}
+    with as_user(ALICE):
+        connection = control.ControlConnection(system.socket)
+    with connection:
+        for name in good:
+            for odd in ODD:
+                with suppress(Unavailable):  # what is refused leaves the connection as it is
+                    connection.request(op, **(good | {name: odd}))[1].close()
+        connection.status()
+    assert system.counter("internal_error{message}") == 0
+    family.close()
