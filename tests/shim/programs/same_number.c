@@ -77,7 +77,7 @@ int main(void)
 		if (copy < 0 || dup2(copy, ends[i % 2]) < 0)
 			wrong("dup2");
 		close(copy);
-		usleep(20);
+		usleep(20); /* else the threads hardly get the number's lock: they are to call in between */
 	}
 	ended = true;
 	pthread_join(threads[0], NULL);
