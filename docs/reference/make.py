@@ -9,10 +9,12 @@ import errno
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 
@@ -20,6 +22,7 @@ from sidestep import config, limits
 from sidestep.api import blocking, streams
 from sidestep.cli import cli
 from sidestep.counters import NAMES
+from sidestep.native import layout
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
@@ -145,6 +148,62 @@ STATES = {
     State.PROMOTED: "both directions go through shared memory",
     State.PINNED: "plain TCP for good; the reason says why",
 }
+
+
+def switch_page() -> str:
+    """The switch-over of one direction: states and what moves them, for its sender and its receiver."""
+
+    def half(states: type[IntEnum], events: type[IntEnum], moves: Mapping[tuple[Any, Any], Any], start: IntEnum) -> str:
+        arrows = "\n".join(f"    {a.name} --> {b.name} : {why.name.lower()}" for (a, why), b in moves.items())
+        pairs = [
+            (f"`{a.name}`", *(f"`{moves[a, why].name}`" if (a, why) in moves else "" for why in events)) for a in states
+        ]
+        return f"""```mermaid
+stateDiagram-v2
+    [*] --> {start.name}
+{arrows}
+```
+
+{table("state", "meaning", rows=[(f"`{name}`", text) for name, text in comments(states).items()])}
+
+{table("event", "meaning", rows=[(f"`{name}`", text) for name, text in comments(events).items()])}
+
+{table("in", *(f"`{why.name}`" for why in events), rows=pairs)}"""
+
+    backs = [(f"`{name}`", text) for name, text in comments(layout.Back).items()]
+    return f"""{NOTICE}
+
+# The switch-over of a direction
+
+Each direction of a connection is two machines: one at the end that sends, one at the end that receives. Each end keeps
+the state of its two halves in the slot of the connection (`tx_state`, `rx_state`), and moves it under the lock of the
+direction. What one half has to know of the other it reads in the segment. A pair that has no state below cannot happen.
+Why it is as it is: [mechanisms.md](../mechanisms.md).
+
+## The sender
+
+{half(layout.Tx, layout.TxEvent, layout.TX_TRANSITIONS, layout.Tx.TCP)}
+
+## The receiver
+
+{half(layout.Rx, layout.RxEvent, layout.RX_TRANSITIONS, layout.Rx.TCP)}
+
+## How a round ends
+
+Both ends may want to end a round in the same moment. One compare-and-swap on a word in the segment (`tx_back`: the
+round and one of these) decides how; who comes second does what was decided.
+
+{table("word", "meaning", rows=backs)}
+
+As long as the sender has sent nothing by TCP after `BACK`, the reader may still recall what it has not read. That is
+decided in the same way, on another word (`tx_follows`).
+"""
+
+
+def comments(enum: type[IntEnum]) -> dict[str, str]:
+    """Of each member what stands beside it."""
+    found = dict(re.findall(r"(?m)^    ([A-Z_]+) = \d+  # (.*)$", inspect.getsource(enum)))
+    return {member.name: found.get(member.name, "") for member in enum}
 
 
 def sdp_page() -> str:
@@ -403,6 +462,7 @@ PAGES = {
     "rdma.md": rdma_page,
     "sdp.md": sdp_page,
     "states.md": states_page,
+    "switch.md": switch_page,
 }
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
+from collections.abc import Mapping
+from enum import IntEnum
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,16 @@ import sidestep
 from sidestep import limits
 from sidestep.config import PromoteAfter
 from sidestep.native import layout
-from sidestep.native.layout import REASON_TEXT, Reason
+from sidestep.native.layout import (
+    REASON_TEXT,
+    RX_TRANSITIONS,
+    TX_TRANSITIONS,
+    Reason,
+    Rx,
+    RxEvent,
+    Tx,
+    TxEvent,
+)  # fmt: skip
 
 NATIVE = Path(layout.__file__).parent
 ROOT = NATIVE.parents[2]
@@ -106,3 +118,60 @@ def test_the_version_is_written_the_same_twice() -> None:
 def test_records_are_as_long_as_struct_says() -> None:
     for record, fields in layout.RECORDS.items():
         assert layout.size(record) == struct.calcsize("=" + "".join(f"{n}{code}" for _, code, n in fields))
+
+
+Moves = Mapping[tuple[Any, Any], IntEnum]
+TABLES: Final[dict[str, tuple[type[IntEnum], type[IntEnum], Moves]]] = {
+    "TX": (Tx, TxEvent, TX_TRANSITIONS),
+    "RX": (Rx, RxEvent, RX_TRANSITIONS),
+}
+
+
+@pytest.mark.parametrize("way", TABLES)
+def test_the_shim_has_the_table_of_the_switch_over_pair_by_pair(tmp_path: Path, way: str) -> None:
+    states, events, moves = TABLES[way]
+    lines = [
+        '#include "layout.h"',
+        "int main(void)",
+        "{",
+        f"static const uint8_t next[{way}_STATES][{way}_EVENTS] = {way}_NEXT;",
+    ]
+    for state in states:
+        for event in events:
+            to = f"{way}_{moves[state, event].name}" if (state, event) in moves else "0xff"
+            lines.append(
+                f"if (next[{way}_{state.name}][{way}_ON_{event.name}] != {to}) return {way}_ON_{event.name} + 1;"
+            )
+    (tmp_path / "layout.h").write_text(layout.c_header())
+    (tmp_path / "check.c").write_text("\n".join([*lines, "return 0;", "}", ""]))
+    subprocess.run(["cc", "-std=gnu11", "-Wall", "-Werror", "-o", "check", "check.c"], cwd=tmp_path, check=True)
+    subprocess.run(["./check"], cwd=tmp_path, check=True)
+
+
+def reachable(moves: Moves, start: IntEnum, without: IntEnum | None = None) -> set[IntEnum]:
+    found = {start}
+    while more := {to for (at, _), to in moves.items() if at in found and to is not without} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.parametrize("way", TABLES)
+def test_every_state_can_be_come_to(way: str) -> None:
+    states, events, moves = TABLES[way]
+    assert reachable(moves, states(0)) == set(states)
+    assert {event for _, event in moves} == set(events)
+
+
+def test_every_sender_can_come_back_to_tcp() -> None:
+    assert all(Tx.TCP in reachable(TX_TRANSITIONS, state) for state in Tx)
+
+
+def test_nobody_comes_to_the_ring_but_by_consent_and_counts_that_agree() -> None:
+    assert {pair for pair, to in TX_TRANSITIONS.items() if to is Tx.RING} == {(Tx.SWITCHING, TxEvent.SETTLED)}
+    assert Rx.RING not in reachable(RX_TRANSITIONS, Rx.TCP, without=Rx.CONSENTED)
+    assert {event for (_, event), to in RX_TRANSITIONS.items() if to is Rx.CONSENTED} == {RxEvent.SETTLED}
+
+
+def test_what_was_recalled_goes_out_before_anything_else() -> None:
+    assert {event for state, event in TX_TRANSITIONS if state is Tx.RESEND} == {TxEvent.RESENT}
+    assert not [event for state, event in RX_TRANSITIONS if state is Rx.RECALLED]

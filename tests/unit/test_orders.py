@@ -17,7 +17,7 @@ from sidestep import limits
 from sidestep.cli import cli
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import layout
-from sidestep.native.layout import Ask, Reason, Rpc, State
+from sidestep.native.layout import Ask, Reason, Rpc, Rx, State, Tx
 from sidestep.observe import demotion
 from sidestep.observe.demotion import Order, Result
 from sidestep.provider import orders, rpc
@@ -32,7 +32,7 @@ MakeClient = Callable[[], ShimClient]
 ARENA = bytes(range(16))
 NOBODY = 65534
 DEMOTED = {"state": State.PINNED, "reason": Reason.DEMOTED}
-ON_RING = {"tx_path": 1, "rx_path": 1}
+ON_RING = {"tx_state": Tx.RING, "rx_state": Rx.RING}
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def _told(client: ShimClient, kind: Rpc) -> int:
     ("order", "after", "result"),
     [
         (Order.DEMOTE, DEMOTED, Result.TCP),
-        (Order.DEMOTE, DEMOTED | {"rx_path": 1}, Result.PENDING),  # the other end still sends by ring
+        (Order.DEMOTE, DEMOTED | {"rx_state": Rx.RING}, Result.PENDING),  # the other end still sends by ring
         (Order.DEMOTE, ON_RING, Result.PENDING),
         (Order.DEMOTE, {"state": State.FREE}, Result.ENDED),
         (Order.DEMOTE, {"generation": 3}, Result.ENDED),  # the slot is another connection's

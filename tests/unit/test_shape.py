@@ -15,7 +15,7 @@ FILE_LINES_MAX: Final = 700
 FUNCTION_LINES_MAX: Final = 60
 
 LONG_FILES: Final[dict[str, int]] = {
-    "native/shim_conn.c": 2965,
+    "native/shim_conn.c": 2942,
     "native/shim_epoll.c": 1395,
     "native/shim_fd.c": 1326,
     "native/channel_module.c": 1149,
@@ -23,7 +23,7 @@ LONG_FILES: Final[dict[str, int]] = {
     "native/shim_rpc.c": 1059,
     "sdp/endpoint.py": 862,
     "provider/pairing.py": 857,
-    "native/shim.h": 811,
+    "native/shim.h": 768,
     "native/framing.c": 805,
     "native/shim_wait.c": 790,
     "provider/server.py": 763,
@@ -49,8 +49,8 @@ LONG_FUNCTIONS: Final[dict[str, int]] = {
 
 # The shim's files, from the lowest: nobody calls who stands behind him here. How often that is broken, file by file.
 SHIM: Final = (
-    "channel", "shim", "shim_signal", "shim_conn", "shim_explicit", "shim_reach", "shim_rpc", "shim_wait", "shim_epoll",
-    "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_embed",
+    "channel", "shim", "shim_signal", "shim_slot", "shim_conn", "shim_explicit", "shim_reach", "shim_rpc", "shim_wait",
+    "shim_epoll", "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_embed",
 )  # fmt: skip
 SHIM_UP: Final[dict[str, int]] = {
     "shim_conn": 16,

@@ -14,12 +14,14 @@ This module imports nothing of sidestep, because the build runs it as a plain sc
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
+from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -227,6 +229,90 @@ class Back(IntEnum):
     ENDED = 3  # by the sender: it sends its FIN after what the ring holds
 
 
+class Tx(IntEnum):
+    """Where the sending direction of a connection is (`tx_state`). By the segment the peer's `Rx` follows it."""
+
+    TCP = 0  # bytes go by TCP
+    SWITCHING = 1  # so they do, but no thread may enter the kernel with more: the counts are being compared
+    RING = 2  # from tx_switch_offset on bytes go to the ring
+    ENDED = 3  # as RING, and nothing follows: the FIN stands behind what the ring holds
+    LEFT = 4  # the round is over; who is first, our next byte by TCP or a recall of the peer's: `tx_follows` decides
+    RESEND = 5  # recalled: the ring's bytes from tx_resend on go out by TCP before anything else
+
+
+class TxEvent(IntEnum):
+    """What moves a sending direction."""
+
+    INVITED = 0  # the peer consents to the next round, and nothing here speaks against it
+    SETTLED = 1  # no thread is in a kernel write, and the kernel has counted what we have
+    UNSETTLED = 2  # one is, or it has not; or the provider between has gone meanwhile
+    LEAVE = 3  # back to TCP: by ourselves, or as the peer asks; also of a round that never began
+    RECALLED = 4  # the peer was first: it reads the ring no further
+    RESENT = 5  # all that was recalled has gone out
+    END = 6  # the direction is shut down, or the connection closed
+
+
+class Rx(IntEnum):
+    """Where the receiving direction of a connection is (`rx_state`)."""
+
+    TCP = 0  # bytes are read from the kernel, by as many threads as like
+    OPENING = 1  # no thread may enter the kernel unwatched: the counts are being compared
+    CONSENTED = 2  # rx_ready: TCP and the segment are watched, both
+    RING = 3  # TCP has been read to the peer's tx_switch_offset; bytes are read from the ring
+    BACK = 4  # the round is over and has been read to its end: bytes are read from TCP, and the segment is watched
+    REOPENING = 5  # as OPENING, for the next round
+    RECALLED = 6  # the ring is read no further: what it holds comes by TCP, to somebody who has no shim
+    BARRED = 7  # the kernel counts other bytes than we do: it stays on TCP
+
+
+class RxEvent(IntEnum):
+    """What moves a receiving direction."""
+
+    WILLING = 0  # the peer is there, and nothing here speaks against a round
+    SETTLED = 1  # no thread is in an unwatched kernel read, and the kernel has counted what we have
+    UNSETTLED = 2  # one is, or bytes are just arriving
+    MISCOUNT = 3  # the counts differ
+    SWITCHED = 4  # the peer has gone to the ring, and all that came by TCP before has been read
+    UNUSED = 5  # the round that we consented to has ended without having begun
+    DRY = 6  # the peer has gone back to TCP, and the ring has been read to where it did
+    RECALL = 7  # we have asked for the ring's bytes by TCP, and were first
+
+
+# The switch-over of one direction, at either end. A pair that is not here cannot happen: who moves a direction holds
+# its lock, and looks first. That the peer's end or a reset has been heard is beside this.
+TX_TRANSITIONS: Final[dict[tuple[Tx, TxEvent], Tx]] = {
+    (Tx.TCP, TxEvent.INVITED): Tx.SWITCHING,
+    (Tx.TCP, TxEvent.LEAVE): Tx.LEFT,
+    (Tx.SWITCHING, TxEvent.SETTLED): Tx.RING,
+    (Tx.SWITCHING, TxEvent.UNSETTLED): Tx.TCP,
+    (Tx.RING, TxEvent.UNSETTLED): Tx.TCP,
+    (Tx.RING, TxEvent.LEAVE): Tx.LEFT,
+    (Tx.RING, TxEvent.RECALLED): Tx.RESEND,
+    (Tx.RING, TxEvent.END): Tx.ENDED,
+    (Tx.ENDED, TxEvent.LEAVE): Tx.TCP,
+    (Tx.LEFT, TxEvent.INVITED): Tx.SWITCHING,
+    (Tx.LEFT, TxEvent.LEAVE): Tx.LEFT,
+    (Tx.LEFT, TxEvent.RECALLED): Tx.RESEND,
+    (Tx.RESEND, TxEvent.RESENT): Tx.TCP,
+}
+
+RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
+    (Rx.TCP, RxEvent.WILLING): Rx.OPENING,
+    (Rx.OPENING, RxEvent.SETTLED): Rx.CONSENTED,
+    (Rx.OPENING, RxEvent.UNSETTLED): Rx.TCP,
+    (Rx.OPENING, RxEvent.MISCOUNT): Rx.BARRED,
+    (Rx.CONSENTED, RxEvent.SWITCHED): Rx.RING,
+    (Rx.CONSENTED, RxEvent.UNUSED): Rx.BACK,
+    (Rx.CONSENTED, RxEvent.RECALL): Rx.RECALLED,
+    (Rx.RING, RxEvent.DRY): Rx.BACK,
+    (Rx.RING, RxEvent.RECALL): Rx.RECALLED,
+    (Rx.BACK, RxEvent.WILLING): Rx.REOPENING,
+    (Rx.REOPENING, RxEvent.SETTLED): Rx.CONSENTED,
+    (Rx.REOPENING, RxEvent.UNSETTLED): Rx.BACK,
+    (Rx.REOPENING, RxEvent.MISCOUNT): Rx.BARRED,
+}
+
+
 class Words(NamedTuple):
     """What a peer says of itself, in the order in which it is read: what says that another is valid comes first."""
 
@@ -342,7 +428,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("pad", "I", 1),
         # lines 2-3: sending direction
         ("tx_lock", "I", 1),
-        ("tx_path", "I", 1),  # 0 TCP, 1 ring
+        ("tx_state", "I", 1),  # Tx
         ("tx_tail", "Q", 1),  # ring: bytes written (authoritative; the segment holds a copy)
         ("tx_switch_offset", "Q", 1),
         ("tx_tcp_bytes", "Q", 1),
@@ -355,12 +441,12 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_round", "I", 1),  # how often this direction has gone to the ring
         ("tx_left", "I", 1),  # how often it left the ring of its own accord
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
-        ("tx_resend", "Q", 1),  # with SLOT_RESEND: the ring's count from which on it goes out by TCP
+        ("tx_resend", "Q", 1),  # with Tx.RESEND: the ring's count from which on it goes out by TCP
         ("tx_reserver", "Q", 1),  # with SLOT_RESERVED: pid << 32 | tid
         ("tx_spare", "Q", 2),
         # lines 4-5: receiving direction
         ("rx_lock", "I", 1),
-        ("rx_path", "I", 1),
+        ("rx_state", "I", 1),  # Rx
         ("rx_head", "Q", 1),
         ("rx_switch_offset", "Q", 1),
         ("rx_tcp_bytes", "Q", 1),
@@ -412,8 +498,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
         ("handed_on", "I", 1),  # a provider: Handed, what of your words the other end has now
-        # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back; ENDED once
-        # we have seen that it was the reader.
+        # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         ("pad", "B", 48),
     ),
@@ -511,6 +596,19 @@ def bucket_index(secret: int, addr_a: bytes, port_a: int, addr_b: bytes, port_b:
     return (total ^ (total >> 32)) % REGISTRY_BUCKETS
 
 
+def _table(
+    way: str, states: type[IntEnum], events: type[IntEnum], transitions: Mapping[tuple[Any, Any], IntEnum]
+) -> list[str]:
+    """A table of states and events in C; 0xff stands for what cannot happen."""
+    rows = (", ".join(str(int(transitions.get((state, event), 0xFF))) for event in events) for state in states)
+    return [
+        "",
+        f"#define {way}_STATES {len(states)}u",
+        f"#define {way}_EVENTS {len(events)}u",
+        f"#define {way}_NEXT {{ {', '.join(f'{{ {row} }}' for row in rows)} }}",
+    ]
+
+
 def c_header() -> str:
     """The text of layout.h."""
     lines = [
@@ -530,11 +628,17 @@ def c_header() -> str:
         lines.append(f"#define {name} {globals()[name]:#x}u")
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
-    prefixes = {Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Handed: "CHANNEL_HANDED", Back: "CHANNEL"}
-    for enum in (Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Handed, Back):
-        lines += ["", f"enum {enum.__name__.lower()}_code {{"]
+    prefixes = {
+        Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Handed: "CHANNEL_HANDED", Back: "CHANNEL", TxEvent: "TX_ON",
+        RxEvent: "RX_ON",
+    }  # fmt: skip
+    for enum in (
+        Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Handed, Back, Tx, TxEvent, Rx, RxEvent,
+    ):  # fmt: skip
+        lines += ["", f"enum {re.sub(r'(?<=.)(?=[A-Z])', '_', enum.__name__).lower()}_code {{"]
         lines += [f"\t{prefixes.get(enum, enum.__name__.upper())}_{member.name} = {member.value}," for member in enum]
         lines += ["};"]
+    lines += _table("TX", Tx, TxEvent, TX_TRANSITIONS) + _table("RX", Rx, RxEvent, RX_TRANSITIONS)
     for record, fields in RECORDS.items():
         lines += ["", f"struct {record} {{"]
         for name, code, n in fields:

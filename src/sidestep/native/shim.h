@@ -38,6 +38,7 @@
 #include "channel.h"
 #include "layout.h"
 #include "shim_real.h"
+#include "shim_slot.h"
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -64,35 +65,8 @@ struct explicit;
 struct remote_bell;
 struct member;
 
-/* slot->flags */
-enum {
-	SLOT_RX_CONSENT = 1u << 0, /* rx_ready was or is being declared: no unwatched kernel read may begin */
-	SLOT_TX_SWITCH = 1u << 1,  /* the same for writes */
-	SLOT_FIN = 1u << 2,        /* the native socket told the end */
-	SLOT_PEER_GONE = 1u << 3,  /* FIN without shutdown: nobody reads our bytes any more */
-	SLOT_RESET = 1u << 4,      /* the connection is dead; error was set when it died */
-	SLOT_RD_SHUT = 1u << 5,    /* shutdown(SHUT_RD) here */
-	SLOT_WR_SHUT = 1u << 6,    /* shutdown(SHUT_WR) here */
-	SLOT_PIN = 1u << 7,        /* never promote again; reason says why */
-	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
-	SLOT_NO_RX = 1u << 9,      /* counts differ: this direction never switches */
-	SLOT_NO_TX = 1u << 10,     /* likewise; or, until tx_retry_ns, we left the ring by ourselves */
-	SLOT_RX_BACK = 1u << 11,   /* receiving is on TCP again, and we have not consented to another round */
-	SLOT_RESEND = 1u << 12,    /* recalled: ring bytes from tx_resend on have still to go out by TCP */
-	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
-	SLOT_PASSED = 1u << 14,    /* others may hold the socket whom `holders` does not count */
-	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
-	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see "a provider between" in shim_conn.c */
-	SLOT_NATIVE_FIN = 1u << 21, /* with it: the native socket told the end, but bytes may be on their way */
-	SLOT_NATIVE_RESET = 1u << 23, /* and it was a reset, which is left with the kernel until they have arrived */
-	SLOT_RELAY_OVER = 1u << 22, /* instead of it: the provider is gone, and no byte was with it; the segment's words stand */
-};
-#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED)
-
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
 #define WANT_STICKY (1u << 31)
-
-enum { PATH_TCP = 0, PATH_RING = 1 };
 
 struct conn {
 	/* A thread that comes late may look at these while the struct is given out anew. */
@@ -335,10 +309,6 @@ static inline void slot_unlock(_Atomic uint32_t *lock)
 	critical_leave();
 }
 
-/* words of a slot or a segment that several threads touch */
-#define word_load(word) atomic_load_explicit(&(word), memory_order_relaxed)
-#define word_store(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
-#define word_add(word, value) atomic_fetch_add_explicit(&(word), (value), memory_order_relaxed)
 /*
  * What no other thread changes needs no bus lock, which costs more than all the rest of a call that stays native: a signal
  * comes before an instruction or after it. libc says whether there is another thread (sys/single_threaded.h).
@@ -402,19 +372,6 @@ static inline bool refs_take(_Atomic uint32_t *refs)
 	} while (unlikely(!taken));
 	return true;
 }
-static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
-{
-	return (word_load(slot->flags) & bits) != 0;
-}
-static inline void slot_set(struct conn_slot *slot, uint32_t bits)
-{
-	atomic_fetch_or(&slot->flags, bits);
-}
-static inline void slot_clear(struct conn_slot *slot, uint32_t bits)
-{
-	atomic_fetch_and(&slot->flags, ~bits);
-}
-
 /* ---- descriptor table (shim.c) ---- */
 static inline struct file *file_get(int fd)
 {

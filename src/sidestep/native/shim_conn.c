@@ -2,16 +2,16 @@
  * shim_conn.c - connections: slots, switch-over, and the bytes.
  *
  * Switch-over of one direction, by consent:
- *   receiver: SLOT_RX_CONSENT, fence, no thread in an unwatched kernel read or wait (rx_sitters), kernel's byte count equal
+ *   receiver: RX_OPENING, fence, no thread in an unwatched kernel read or wait (rx_sitters), kernel's byte count equal
  *             to ours -> publishes rx_ready. From then on its reads look at TCP and at the segment, both.
- *   sender:   sees rx_ready; SLOT_TX_SWITCH, fence, no thread in a kernel write (tx_sitters), counts equal -> publishes the
+ *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_sitters), counts equal -> publishes the
  *             offset, then tx_switched; bytes from that offset go to the ring.
  *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
  * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
  * looks at the count second: with a full fence between, one of them sees the other.
  *
  * The way back ends a *round* of the direction. The receiver consents to the next round, in the same segment, when it has
- * read the last one to its end (rx_reopen); nothing is unmapped, so no thread can be caught inside.
+ * read the last one to its end (rx_open); nothing is unmapped, so no thread can be caught inside.
  *
  * A provider between (SLOT_RELAYED): the segment's other side is a provider, which hands bytes and words on to the peer's
  * segment (provider/relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
@@ -54,6 +54,7 @@
 #define REAP_EVERY_NS 1000000000 /* how often slots of processes that were killed are looked for */
 #define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
 #define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
+#define RETRY_NEVER UINT64_MAX
 
 uint8_t arena_id[16];
 static struct arena_header *arena;
@@ -400,7 +401,7 @@ static void tell_close(struct conn *conn, int fd)
 		return;
 	/* Data left unread makes TCP reset (RFC 1122 4.2.2.13). The kernel sees that of its own; ring bytes count even while
 	 * receiving is still on TCP. */
-	if (!slot_has(conn->slot, SLOT_RX_BACK) && channel_rx_peek(&conn->channel) != 0)
+	if (!rx_over(conn->slot) && channel_rx_peek(&conn->channel) != 0)
 		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 	conn_end_sending(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
@@ -484,9 +485,9 @@ void conn_abandon(struct conn *conn, int fd)
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	/* in this order: who is just going back (another process, about to exec) says so once it has recalled what it can */
-	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !slot_has(slot, SLOT_RX_CONSENT) ||
+	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
-	    slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
+	    slot_has(slot, SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
 		return;
 	real.connect(fd, &none, sizeof(none));
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
@@ -716,7 +717,7 @@ static bool peer_attached(const struct conn *conn)
 
 bool conn_switched(const struct conn *conn)
 {
-	return word_load(conn->slot->rx_path) == PATH_RING && word_load(conn->slot->tx_path) == PATH_RING;
+	return rx_by_ring(conn->slot) && tx_by_ring(conn->slot);
 }
 
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
@@ -829,86 +830,70 @@ static bool rx_willing(const struct conn *conn)
 {
 	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
 		return false; /* what the provider hands on is of one round */
-	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_NO_RX | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
+	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
 	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
 	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;
 }
 
 /* rx_lock held. Whether no thread of ours sits in the kernel's calls, and all bytes from there are counted. */
-static bool rx_settled(struct conn *conn, int fd)
+static enum rx_event_code rx_settled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	if (atomic_load(&slot->rx_sitters) != 0) {
 		waits_for(slot, REASON_WAITER_IN_KERNEL);
-		return false;
+		return RX_ON_UNSETTLED;
 	}
 	enum count count = rx_count(conn, fd);
-	if (count != COUNT_EQUAL) {
-		if (count == COUNT_DIFFERS) {
-			slot_set(slot, SLOT_NO_RX);
-			word_store(slot->reason, REASON_COUNT_MISMATCH);
-			word_store(slot->state, STATE_PINNED);
-			shim_log("fd %d: read count differs from the kernel's", fd);
-		}
-		return false;
+	if (count == COUNT_DIFFERS) {
+		word_store(slot->reason, REASON_COUNT_MISMATCH);
+		word_store(slot->state, STATE_PINNED);
+		shim_log("fd %d: read count differs from the kernel's", fd);
+		return RX_ON_MISCOUNT;
 	}
-	return true;
+	return count == COUNT_EQUAL ? RX_ON_SETTLED : RX_ON_UNSETTLED;
 }
 
-/* rx_lock held. Consents to the next round of the direction. */
-static void rx_open(struct conn *conn)
+/*
+ * rx_lock held, receiving by TCP. Consents to the next round if no thread of ours would miss the ring, and the last one is
+ * over and has been read to its end.
+ */
+static void rx_open(struct conn *conn, int fd)
 {
-	uint32_t round = word_load(conn->slot->rx_round) + 1;
+	struct conn_slot *slot = conn->slot;
+	struct channel_side *local = conn->channel.local;
+	uint32_t round = word_load(slot->rx_round);
 
-	waits_for(conn->slot, REASON_WAITING_FOR_PEER);
-	word_store(conn->slot->rx_round, round);
+	if (!rx_willing(conn) || atomic_load_explicit(&conn->channel.remote->tx_ended, memory_order_acquire) != round ||
+	    channel_rx_avail(&conn->channel) != 0)
+		return;
+	rx_move(slot, RX_ON_WILLING); /* full fence; see tracked_recvmsg() */
+	enum rx_event_code settled = rx_settled(conn, fd);
+	rx_move(slot, settled);
+	if (settled != RX_ON_SETTLED)
+		return;
+	waits_for(slot, REASON_WAITING_FOR_PEER);
+	word_store(slot->rx_round, ++round);
 	/* What we asked for in the last round is done; who sees rx_ready sees that. */
-	atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
-	atomic_store_explicit(&conn->channel.local->rx_ready, round, memory_order_release);
+	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
+	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
 	full_fence();
 	conn_ring(conn);
 }
 
-/* rx_lock held, receiving by TCP. Consents anew once the sender has ended the last round, and we have read it to its end. */
-static void rx_reopen(struct conn *conn, int fd)
-{
-	struct conn_slot *slot = conn->slot;
-	const struct channel_side *remote = conn->channel.remote;
-
-	if (!rx_willing(conn) ||
-	    atomic_load_explicit(&remote->tx_ended, memory_order_acquire) != word_load(slot->rx_round) ||
-	    channel_rx_avail(&conn->channel) != 0)
-		return; /* the last one: it was recalled, and has come by TCP */
-	slot_clear(slot, SLOT_RX_BACK); /* full fence; see tracked_recvmsg() */
-	if (rx_settled(conn, fd))
-		rx_open(conn);
-	else
-		slot_set(slot, SLOT_RX_BACK);
-}
-
-/* rx_lock held. Declares rx_ready if no thread of ours would miss the ring. True: TCP and the segment are watched, both. */
+/* rx_lock held. Declares rx_ready if that can be. True: TCP and the segment are watched, both. */
 static bool rx_consent(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (slot_has(slot, SLOT_RX_CONSENT)) {
-		/* in this order: a round that ended without having begun was never switched to */
-		if (!slot_has(slot, SLOT_RX_BACK) && conn_peer_back(conn) && !conn_peer_switched(conn))
-			slot_set(slot, SLOT_RX_BACK);
-		if (slot_has(slot, SLOT_RX_BACK))
-			rx_reopen(conn, fd);
-		return true;
-	}
-	if (!rx_willing(conn))
-		return false;
-	slot_set(slot, SLOT_RX_CONSENT); /* full fence */
-	if (!rx_settled(conn, fd)) {
-		slot_clear(slot, SLOT_RX_CONSENT);
-		return false;
-	}
-	rx_open(conn);
-	return true;
+	if (rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING))
+		rx_move(slot, RX_ON_UNSETTLED); /* a process of ours was killed in there */
+	/* in this order: a round that ended without having begun was never switched to */
+	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
+		rx_move(slot, RX_ON_UNUSED);
+	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
+		rx_open(conn, fd);
+	return rx_consented(slot);
 }
 
 /* Whether the peer consents to a round that we have not begun. */
@@ -923,12 +908,11 @@ static bool tx_waits(struct conn_slot *slot)
 {
 	uint64_t retry = word_load(slot->tx_retry_ns);
 
-	if (!slot_has(slot, SLOT_NO_TX))
+	if (likely(!retry))
 		return false;
-	if (!retry || (uint64_t)now_ns() < retry)
+	if (retry == RETRY_NEVER || (uint64_t)now_ns() < retry)
 		return true;
 	word_store(slot->tx_retry_ns, 0);
-	slot_clear(slot, SLOT_NO_TX);
 	return false;
 }
 
@@ -937,23 +921,22 @@ static bool tx_switch(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
+	if (unlikely(tx_is(slot, TX_SWITCHING)))
+		tx_move(slot, TX_ON_UNSETTLED); /* a process of ours was killed in there */
 	if (!peer_attached(conn) || !tx_invited(conn))
 		return false;
-	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK))
+	if (!rx_watches(slot))
 		return false; /* a thread of ours may sit in the kernel's recv, where it would never hear of a recall */
-	if (slot_has(slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET | SLOT_RESEND) ||
-	    tx_waits(slot) || (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
+	if (!(tx_is(slot, TX_TCP) || tx_is(slot, TX_LEFT)) ||
+	    slot_has(slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET) || tx_waits(slot) ||
+	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
-	slot_set(slot, SLOT_TX_SWITCH); /* full fence */
-	if (atomic_load(&slot->tx_sitters) != 0) {
-		slot_clear(slot, SLOT_TX_SWITCH);
-		return false;
-	}
-	enum count count = tx_count(conn, fd);
+	tx_move(slot, TX_ON_INVITED); /* full fence */
+	enum count count = atomic_load(&slot->tx_sitters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
 	if (count != COUNT_EQUAL) {
-		slot_clear(slot, SLOT_TX_SWITCH);
+		tx_move(slot, TX_ON_UNSETTLED);
 		if (count == COUNT_DIFFERS) {
-			slot_set(slot, SLOT_NO_TX);
+			word_store(slot->tx_retry_ns, RETRY_NEVER);
 			word_store(slot->reason, REASON_COUNT_MISMATCH);
 			word_store(slot->state, STATE_PINNED);
 			shim_log("fd %d: written count differs from the kernel's", fd);
@@ -965,11 +948,9 @@ static bool tx_switch(struct conn *conn, int fd)
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
 	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
-	word_store(slot->tx_path, PATH_RING);
-	full_fence();
+	tx_move(slot, TX_ON_SETTLED); /* full fence */
 	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* since the question above; see relay_lost() */
-		word_store(slot->tx_path, PATH_TCP);
-		slot_clear(slot, SLOT_TX_SWITCH);
+		tx_move(slot, TX_ON_UNSETTLED);
 		return false;
 	}
 	mark_promoted(conn);
@@ -985,7 +966,7 @@ static int rx_follow(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	const struct channel_side *remote = conn->channel.remote;
 
-	if (!slot_has(slot, SLOT_RX_CONSENT) || slot_has(slot, SLOT_RX_BACK) || !conn_peer_switched(conn))
+	if (!rx_is(slot, RX_CONSENTED) || !conn_peer_switched(conn))
 		return 0;
 	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
 	uint64_t read = word_load(slot->rx_tcp_bytes);
@@ -998,7 +979,7 @@ static int rx_follow(struct conn *conn, int fd)
 	word_store(slot->rx_switch_offset, offset);
 	/* How the stream ends was the kernel's to tell; conn_probe() finds out anew. Another thread may just be setting it. */
 	bool ended = atomic_fetch_and(&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
-	word_store(slot->rx_path, PATH_RING);
+	rx_move(slot, RX_ON_SWITCHED);
 	mark_promoted(conn);
 	if (ended)
 		conn_probe(conn, fd); /* what told of it was an edge, which may not come again */
@@ -1019,8 +1000,7 @@ static bool rx_back(struct conn *conn, int fd)
 		conn_violation(conn, fd);
 		return false;
 	}
-	slot_set(slot, SLOT_RX_BACK);
-	word_store(slot->rx_path, PATH_TCP);
+	rx_move(slot, RX_ON_DRY);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
 	return true;
@@ -1031,12 +1011,12 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!slot_has(slot, SLOT_RX_BACK) && conn_peer_back(conn) && slot_trylock(&slot->rx_lock)) {
-		if (conn->managed && word_load(slot->rx_path) == PATH_RING)
+	if (rx_by_ring(slot) && conn_peer_back(conn) && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && rx_by_ring(slot))
 			rx_back(conn, fd);
 		slot_unlock(&slot->rx_lock);
 	}
-	return slot_has(slot, SLOT_RX_BACK);
+	return rx_over(slot);
 }
 
 /*
@@ -1050,6 +1030,22 @@ static bool tx_handed(const struct conn *conn)
 	       atomic_load(&conn->channel.local->tx_back) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
 }
 
+/* tx_lock held. The peer was first, and wants what it has not read by TCP. */
+static void tx_recalled(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t tail = atomic_load(conn->channel.own_tail), frozen = atomic_load(&conn->channel.remote->rx_frozen);
+
+	if (tail - frozen > conn->channel.tx_size) { /* the peer can write this word: it is a lie */
+		conn_violation(conn, fd);
+		frozen = tail;
+	}
+	slot->tx_resend = frozen;
+	tx_move(slot, TX_ON_RECALLED);
+	if (frozen == tail)
+		tx_move(slot, TX_ON_RESENT);
+}
+
 /*
  * tx_lock held. Ends the round of our sending direction, which goes back to TCP: after what the ring holds or, if that was
  * recalled, with it. A round that the peer has consented to and that has not begun ends unused.
@@ -1057,9 +1053,9 @@ static bool tx_handed(const struct conn *conn)
 static void tx_back(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	bool unused = word_load(slot->tx_path) != PATH_RING;
+	bool unused = !tx_by_ring(slot);
 
-	if (unused && !tx_invited(conn))
+	if (unused && (tx_is(slot, TX_RESEND) || !tx_invited(conn)))
 		return;
 	if (!unused && unlikely(!tx_handed(conn))) { /* conn_demote() has waited long enough */
 		relay_lost(conn, fd);
@@ -1072,16 +1068,12 @@ static void tx_back(struct conn *conn, int fd)
 	atomic_store_explicit(&conn->channel.tx_line->tail, tail, memory_order_release);
 	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
 	uint32_t how = channel_decide(&conn->channel.local->tx_back, round, CHANNEL_BACK);
-	/* the peer can write this word: it names bytes that are still in the ring, or it is a lie */
-	uint64_t frozen = atomic_load(&conn->channel.remote->rx_frozen);
-	if (!how || (how == CHANNEL_RECALLED && tail - frozen > conn->channel.tx_size)) {
+	if (!how)
 		conn_violation(conn, fd);
-	} else if (how == CHANNEL_RECALLED && frozen != tail) {
-		slot->tx_resend = frozen;
-		slot_set(slot, SLOT_RESEND);
-	}
-	word_store(slot->tx_path, PATH_TCP);
-	slot_clear(slot, SLOT_TX_SWITCH);
+	if (how == CHANNEL_RECALLED && tx_is(slot, TX_RING))
+		tx_recalled(conn, fd);
+	else
+		tx_move(slot, TX_ON_LEAVE);
 	atomic_store_explicit(&conn->channel.local->tx_ended, round, memory_order_release);
 	if (word_load(slot->state) == STATE_PROMOTED)
 		word_store(slot->state, STATE_PINNED);
@@ -1113,32 +1105,15 @@ static bool tx_resend(struct conn *conn, int fd)
 		word_store(slot->tx_resend, from);
 		word_add(slot->tx_tcp_bytes, (uint64_t)n);
 	}
-	slot_clear(slot, SLOT_RESEND);
+	tx_move(slot, TX_ON_RESENT);
 	return true;
 }
 
 /* Our direction is back on TCP, and before a byte of it went there the peer has recalled what the ring holds. */
 bool conn_recalled_since(const struct conn *conn)
 {
-	return word_load(conn->slot->tx_path) == PATH_TCP &&
+	return tx_is(conn->slot, TX_LEFT) &&
 	       atomic_load(&conn->channel.local->tx_follows) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
-}
-
-/* tx_lock held. What was recalled since is to be sent again. */
-static void resend_since(struct conn *conn, int fd)
-{
-	struct conn_slot *slot = conn->slot;
-	uint64_t tail = atomic_load(conn->channel.own_tail), frozen = atomic_load(&conn->channel.remote->rx_frozen);
-
-	if (!conn_recalled_since(conn))
-		return;
-	if (tail - frozen > conn->channel.tx_size) {
-		conn_violation(conn, fd);
-	} else if (frozen != tail) {
-		slot->tx_resend = frozen;
-		slot_set(slot, SLOT_RESEND);
-	}
-	atomic_store(&conn->channel.local->tx_follows, word_load(slot->tx_round) << 2 | CHANNEL_ENDED);
 }
 
 /*
@@ -1147,10 +1122,8 @@ static void resend_since(struct conn *conn, int fd)
  */
 static bool tx_follows(struct conn *conn)
 {
-	uint32_t round = word_load(conn->slot->tx_round);
-
-	return atomic_load_explicit(&conn->channel.local->tx_back, memory_order_relaxed) != (round << 2 | CHANNEL_BACK) ||
-	       channel_decide(&conn->channel.local->tx_follows, round, CHANNEL_BACK) != CHANNEL_RECALLED;
+	return !tx_is(conn->slot, TX_LEFT) || channel_decide(&conn->channel.local->tx_follows, word_load(conn->slot->tx_round),
+	                                                     CHANNEL_BACK) != CHANNEL_RECALLED;
 }
 
 /* Something is to be looked at before a wait: the peer's words, or our own that a provider between has to answer first. */
@@ -1169,8 +1142,10 @@ bool conn_asked(const struct conn *conn)
 
 	if (likely(!by_peer && !(conn_relayed(conn) && slot_has(conn->slot, SLOT_STAYS))))
 		return false;
-	if (word_load(conn->slot->tx_path) == PATH_RING)
+	if (tx_by_ring(conn->slot))
 		return tx_handed(conn);
+	if (tx_is(conn->slot, TX_RESEND))
+		return false;
 	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
 	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
 }
@@ -1178,7 +1153,7 @@ bool conn_asked(const struct conn *conn)
 /* What the peer asks for has not been done yet. */
 static bool asked(const struct conn *conn)
 {
-	return conn_asked(conn) || unlikely(slot_has(conn->slot, SLOT_RESEND)) || unlikely(conn_recalled_since(conn));
+	return conn_asked(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
 }
 
 /* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
@@ -1194,8 +1169,9 @@ static void obey(struct conn *conn, int fd)
 		full_fence();
 		conn_ring(conn);
 	}
-	resend_since(conn, fd);
-	if (slot_has(slot, SLOT_RESEND))
+	if (conn_recalled_since(conn))
+		tx_recalled(conn, fd);
+	if (tx_is(slot, TX_RESEND))
 		tx_resend(conn, fd);
 }
 
@@ -1209,7 +1185,7 @@ bool conn_obey(struct conn *conn, int fd)
 	if (!asked(conn) || !slot_trylock(&slot->tx_lock))
 		return false;
 	if (conn->managed && asked(conn)) {
-		moved = word_load(slot->tx_path) == PATH_RING;
+		moved = tx_by_ring(slot);
 		obey(conn, fd);
 	}
 	slot_unlock(&slot->tx_lock);
@@ -1234,18 +1210,19 @@ static bool leave(struct conn *conn, int fd, enum reason_code reason)
 	bool moved = false;
 	int saved = errno;
 
-	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || word_load(slot->tx_path) != PATH_RING || !tx_handed(conn))
+	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_handed(conn))
 		return false;
 	slot_lock(&slot->tx_lock);
-	if (conn->managed && word_load(slot->tx_path) == PATH_RING) {
+	if (conn->managed && tx_by_ring(slot)) {
 		tx_back(conn, fd);
 		moved = true;
 		if (reason == REASON_BOTH_WAYS_FULL) {
 			uint32_t times = word_add(slot->tx_left, 1);
 			times = times < RETRY_DOUBLINGS ? times : RETRY_DOUBLINGS;
 			word_store(slot->tx_retry_ns, (uint64_t)(now_ns() + (RETRY_AFTER_NS << times)));
+		} else {
+			word_store(slot->tx_retry_ns, RETRY_NEVER);
 		}
-		slot_set(slot, SLOT_NO_TX);
 		word_store(slot->reason, reason);
 		full_fence();
 		conn_ring(conn);
@@ -1285,7 +1262,7 @@ void conn_leave_ring(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 
 	slot_lock(&slot->tx_lock);
-	bool moved = conn->managed && word_load(slot->tx_path) == PATH_RING && tx_handed(conn);
+	bool moved = conn->managed && tx_by_ring(slot) && tx_handed(conn);
 	if (moved) {
 		tx_back(conn, fd);
 		full_fence();
@@ -1316,7 +1293,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		return;
 	if (conn_relayed(conn) && waits) {
 		slot_lock(&slot->tx_lock); /* who was just switching to the ring has done so */
-		bool unheard = conn->managed && word_load(slot->tx_path) == PATH_RING && !tx_handed(conn);
+		bool unheard = conn->managed && tx_by_ring(slot) && !tx_handed(conn);
 		slot_unlock(&slot->tx_lock);
 		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
 			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
@@ -1326,13 +1303,13 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	if (conn->managed) {
 		struct channel_side *remote = conn->channel.remote;
 
-		moved = word_load(slot->tx_path) == PATH_RING && (waits || tx_handed(conn));
+		moved = tx_by_ring(slot) && (waits || tx_handed(conn));
 		if (moved)
 			tx_back(conn, fd);
 		/* else the kernel, or somebody without a shim, sends what we do not see */
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
-			resend_since(conn, fd);
-		if (slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK)) {
+			tx_recalled(conn, fd);
+		if (rx_watches(slot)) {
 			relayed = conn_relayed(conn);
 			/* A peer that is gone can send nothing again: what is in the ring is read from there. */
 			if (slot_has(slot, SLOT_FIN))
@@ -1347,10 +1324,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 					how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
 				recall = how == CHANNEL_RECALLED;
 			}
-			if (recall) {
-				slot_set(slot, SLOT_RX_BACK);
-				word_store(slot->rx_path, PATH_TCP);
-			}
+			if (recall)
+				rx_move(slot, RX_ON_RECALL);
 			atomic_fetch_or(&conn->channel.local->notice, recall ? CHANNEL_RECALL : CHANNEL_DEMOTE);
 			asked_peer = true;
 		}
@@ -1367,7 +1342,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	if (asked_peer && waits && relayed && !slot_has(slot, SLOT_RESET) &&
 	    !relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS) && recall && recall_fails(conn, fd))
 		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends again what we have not read */
-	if (stranger && slot_has(slot, SLOT_RESEND))
+	if (stranger && tx_is(slot, TX_RESEND))
 		flush(conn, fd); /* who has the socket next knows nothing of it */
 	if (moved)
 		conn_wake_own(conn); /* threads that wait for room in the ring: there may be some in TCP's buffer */
@@ -1388,17 +1363,16 @@ void conn_promote(struct conn *conn, int fd)
 	uint32_t state = word_load(slot->state);
 	bool stays = slot_has(slot, SLOT_PIN | SLOT_RESET | SLOT_RELAYED), was_demoted = slot_has(slot, SLOT_DEMOTED);
 	slot_clear(slot, SLOT_DEMOTED);
-	if (!stays && word_load(slot->tx_retry_ns)) {
+	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER) {
 		word_store(slot->tx_retry_ns, 0);
 		word_store(slot->tx_left, 0);
-		slot_clear(slot, SLOT_NO_TX);
 	}
 	if (!stays && conn->managed) {
 		/* While a recall stands, only the end of the round takes back what was asked for; see rx_open(). */
 		if (was_demoted && !slot_has(slot, SLOT_RD_SHUT) &&
 		    !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
 			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
-		if (state == STATE_PINNED && !slot_has(slot, SLOT_NO_RX | SLOT_NO_TX)) {
+		if (state == STATE_PINNED && !rx_is(slot, RX_BARRED) && !word_load(slot->tx_retry_ns)) {
 			word_store(slot->state, STATE_ATTACHED);
 			word_store(slot->reason, REASON_WAITING_FOR_PEER);
 			mark_promoted(conn);
@@ -1449,15 +1423,15 @@ bool conn_progress(struct conn *conn, int fd)
 
 	if (likely(conn_switched(conn)) || !peer_attached(conn))
 		return false;
-	if ((word_load(slot->rx_path) == PATH_TCP || conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
-		if (conn->managed && word_load(slot->rx_path) == PATH_RING && channel_rx_avail(&conn->channel) == 0)
+	if ((!rx_by_ring(slot) || conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && rx_by_ring(slot) && channel_rx_avail(&conn->channel) == 0)
 			moved = rx_back(conn, fd); /* a program that only sends would never follow */
-		if (conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_consent(conn, fd))
+		if (conn->managed && !rx_by_ring(slot) && rx_consent(conn, fd))
 			rx_follow(conn, fd);
 		slot_unlock(&slot->rx_lock);
 	}
-	if (word_load(slot->tx_path) == PATH_TCP && slot_trylock(&slot->tx_lock)) {
-		moved |= conn->managed && word_load(slot->tx_path) == PATH_TCP && tx_switch(conn, fd);
+	if (!tx_by_ring(slot) && slot_trylock(&slot->tx_lock)) {
+		moved |= conn->managed && !tx_by_ring(slot) && tx_switch(conn, fd);
 		slot_unlock(&slot->tx_lock);
 	}
 	return moved;
@@ -1559,7 +1533,7 @@ static bool relay_ended(struct conn *conn)
 /* TCP has told a reset: are bytes that were sent before it still on their way? Then it is not heard yet. */
 static bool relay_reset_waits(struct conn *conn)
 {
-	if (slot_has(conn->slot, SLOT_RX_BACK | SLOT_RD_SHUT) || !slot_has(conn->slot, SLOT_RX_CONSENT))
+	if (slot_has(conn->slot, SLOT_RD_SHUT) || !rx_watches(conn->slot))
 		return false;
 	slot_set(conn->slot, SLOT_NATIVE_RESET);
 	return !relay_ended(conn);
@@ -1580,8 +1554,8 @@ bool conn_end_withheld(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	return conn_relayed(conn) && slot_has(slot, SLOT_NATIVE_FIN) && slot_has(slot, SLOT_RX_CONSENT) &&
-	       !slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK);
+	return conn_relayed(conn) && slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) &&
+	       !slot_has(slot, SLOT_FIN | SLOT_RESET);
 }
 
 /* And no byte is left there: then the kernel has nothing more to say. */
@@ -1592,7 +1566,7 @@ bool conn_fin_waits(struct conn *conn, int fd)
 
 	if (!conn_end_withheld(conn))
 		return false;
-	return word_load(slot->rx_path) == PATH_RING || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
+	return rx_by_ring(slot) || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
 }
 
 /* What of the kernel's events is true of the connection: its end is not before the ring's. */
@@ -1603,12 +1577,11 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 	int queued = 0;
 
 	/* who did not ask for RDHUP is told of the end by IN alone: then there is nothing to read */
-	if ((kernel_bits & EPOLLIN) && word_load(slot->rx_path) == PATH_TCP && slot_has(slot, SLOT_RX_CONSENT))
+	if ((kernel_bits & EPOLLIN) && !rx_by_ring(slot) && rx_consented(slot))
 		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 	if (conn_relay_news(conn) || (ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET)))
 		conn_probe(conn, fd);
-	if (slot_has(slot, SLOT_NATIVE_FIN) && slot_has(slot, SLOT_RX_CONSENT) &&
-	    !slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RX_BACK)) {
+	if (slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) && !slot_has(slot, SLOT_FIN | SLOT_RESET)) {
 		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP | (slot_has(slot, SLOT_NATIVE_RESET) ? EPOLLERR : 0u));
 		if (conn_fin_waits(conn, fd))
 			kernel_bits &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
@@ -1622,7 +1595,7 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
  */
 static bool tx_relayed(const struct conn *conn)
 {
-	return word_load(conn->slot->tx_path) == PATH_RING && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE) &&
+	return tx_by_ring(conn->slot) && !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE) &&
 	       atomic_load(&conn->channel.local->tx_back) >> 2 != word_load(conn->slot->tx_round);
 }
 
@@ -1639,8 +1612,7 @@ static void relay_lost(struct conn *conn, int fd)
 	bool invited = atomic_load(&conn->channel.remote->handed_on) & CHANNEL_HANDED_READY;
 	/* or it is decided how it ends; who is just recalling the rest looks himself whether it comes: conn_demote() */
 	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
-	bool receives = slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK | SLOT_RD_SHUT) && invited &&
-	                !decided && !ended;
+	bool receives = rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended;
 
 	if (!receives && !tx_relayed(conn) && !(conn_notice(conn) & CHANNEL_RESET)) {
 		slot_set(slot, SLOT_RELAY_OVER); /* full fence; before the second look: tx_switch() does it the other way round */
@@ -1677,7 +1649,7 @@ static bool tx_in_ring(const struct conn *conn)
 
 	if (slot_has(conn->slot, SLOT_RELAY_OVER))
 		return false; /* the head that we see is the provider's last, not the peer's */
-	if (word_load(conn->slot->tx_path) == PATH_RING)
+	if (tx_by_ring(conn->slot))
 		return true;
 	uint32_t follows = atomic_load(&conn->channel.local->tx_follows);
 	return atomic_load(&conn->channel.local->tx_back) == (round << 2 | CHANNEL_BACK) &&
@@ -1687,7 +1659,7 @@ static bool tx_in_ring(const struct conn *conn)
 /* How the peer ends is to be judged here: its kernel knows nothing of what it leaves in the ring. */
 bool conn_judges_end(const struct conn *conn)
 {
-	return word_load(conn->slot->tx_path) == PATH_RING || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
+	return tx_by_ring(conn->slot) || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
 }
 
 /*
@@ -1701,7 +1673,7 @@ static bool rx_astray(struct conn *conn, uint32_t round)
 
 	if (!held && !slot_trylock(&slot->rx_lock))
 		return false;
-	bool astray = word_load(slot->rx_path) == PATH_RING && word_load(slot->rx_round) == round && !conn_peer_back(conn);
+	bool astray = rx_by_ring(slot) && word_load(slot->rx_round) == round && !conn_peer_back(conn);
 	if (!held)
 		slot_unlock(&slot->rx_lock);
 	return astray;
@@ -1714,7 +1686,7 @@ static void probe(struct conn *conn, int fd)
 	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
 	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
 	uint32_t round = atomic_load(&slot->rx_round); /* before the path: it is that round's */
-	bool on_ring = atomic_load(&slot->rx_path) == PATH_RING, end_known = true;
+	bool on_ring = rx_by_ring(slot), end_known = true;
 	int saved = errno;
 
 	if (slot_has(slot, SLOT_RESET) ||
@@ -1765,7 +1737,7 @@ static void probe(struct conn *conn, int fd)
 	}
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
 		end_known = relay_ended(conn);
-		fin = end_known || slot_has(slot, SLOT_RX_BACK) || !slot_has(slot, SLOT_RX_CONSENT);
+		fin = end_known || !rx_watches(slot);
 	}
 	if (fin && !slot_has(slot, SLOT_RESET)) {
 		uint32_t bits = SLOT_FIN;
@@ -1812,8 +1784,8 @@ static bool rx_divided(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	return conn_peer_back(conn) || (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP &&
-	                                slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK) &&
+	return conn_peer_back(conn) || (!rx_by_ring(slot) &&
+	                                rx_watches(slot) &&
 	                                conn_peer_switched(conn));
 }
 
@@ -1841,7 +1813,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 {
 	struct conn_slot *slot = conn->slot;
 	uint32_t ready = 0, notice = conn_notice(conn);
-	bool was_ring = word_load(slot->tx_path) == PATH_RING;
+	bool was_ring = tx_by_ring(slot);
 
 	if (conn_relayed(conn))
 		kernel_bits = relay_mask(conn, fd, kernel_bits);
@@ -1853,14 +1825,14 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	/* a look at the rings alone must not leave out an end that the peer has told */
 	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) && !slot_has(slot, SLOT_FIN))
 		conn_probe(conn, fd);
-	if (word_load(slot->rx_path) == PATH_RING) {
+	if (rx_by_ring(slot)) {
 		ready |= kernel_bits & EPOLLPRI;
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
 			conn_probe(conn, fd);
 		if (has_data(conn, low_water(conn))) {
 			ready |= EPOLLIN | EPOLLRDNORM;
 		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
-			if (conn->managed && word_load(slot->rx_path) == PATH_RING && rx_back(conn, fd))
+			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
 				ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM);
 			slot_unlock(&slot->rx_lock);
 		}
@@ -1869,8 +1841,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		/* a sender by ring must hear of the end, which a reader meets in the kernel */
 		if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && conn_judges_end(conn))
 			conn_probe(conn, fd);
-		if (slot_has(slot, SLOT_RX_CONSENT) && !ready && slot_trylock(&slot->rx_lock)) {
-			bool moved = conn->managed && word_load(slot->rx_path) == PATH_TCP && rx_follow(conn, fd);
+		if (rx_consented(slot) && !ready && slot_trylock(&slot->rx_lock)) {
+			bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
 			slot_unlock(&slot->rx_lock);
 			int queued = 0;
 			if (moved ? has_data(conn, low_water(conn))
@@ -1878,7 +1850,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 				ready |= EPOLLIN | EPOLLRDNORM; /* the kernel alone would wait for the low-water mark */
 		}
 	}
-	if (word_load(slot->tx_path) == PATH_RING) {
+	if (tx_by_ring(slot)) {
 		size_t room = conn_room(conn);
 		if (room < room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
 			/* somebody waits for it: the consumer must tell when there is some; then look once more */
@@ -1893,7 +1865,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		else if (interest & (EPOLLOUT | EPOLLWRNORM))
 			leave_half_closed(conn, fd);
 	}
-	if (unlikely(word_load(slot->tx_path) == PATH_TCP && !slot_has(slot, SLOT_RESEND))) {
+	if (unlikely(!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))) {
 		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
 		if (was_ring && (interest & (EPOLLOUT | EPOLLWRNORM)) && raw_poll(&native, 1, 0) > 0)
 			ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM); /* the kernel was not asked for it */
@@ -1903,7 +1875,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
 		ready |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
 	if ((flags & (SLOT_WR_SHUT | SLOT_RESET)) ||
-	    ((flags & SLOT_PEER_GONE) && word_load(slot->tx_path) == PATH_RING))
+	    ((flags & SLOT_PEER_GONE) && tx_by_ring(slot)))
 		ready |= EPOLLOUT | EPOLLWRNORM;
 	if ((flags & SLOT_RESET) || ((flags & SLOT_FIN || flags & SLOT_RD_SHUT) && flags & SLOT_WR_SHUT))
 		ready |= EPOLLHUP;
@@ -1911,8 +1883,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		ready |= EPOLLERR;
 	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
 	 * is on TCP. */
-	uint32_t by_tcp = word_load(slot->rx_path) == PATH_TCP ? EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI : 0;
-	if (word_load(slot->tx_path) == PATH_TCP && !slot_has(slot, SLOT_RESEND))
+	uint32_t by_tcp = !rx_by_ring(slot) ? EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI : 0;
+	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
 		by_tcp |= EPOLLOUT | EPOLLWRNORM;
 	if (!kernel_bits && unlikely((by_tcp && (ready & interest)) || flags & (SLOT_FIN | SLOT_PEER_GONE))) {
 		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
@@ -2021,7 +1993,7 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 	flags = (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT;
 	for (int again = 0;;) {
 		size_t most = SIZE_MAX;
-		if (!slot_has(slot, SLOT_RX_BACK)) {
+		if (!rx_over(slot)) {
 			int queued = 0;
 			real.ioctl(fd, FIONREAD, &queued);
 			if (atomic_load(&remote->tx_switched) == word_load(slot->rx_round)) {
@@ -2075,7 +2047,7 @@ static bool rx_ring_next(const struct conn *conn, size_t queued)
 {
 	const struct channel_side *remote = conn->channel.remote;
 
-	return !slot_has(conn->slot, SLOT_RX_BACK) && conn_peer_switched(conn) &&
+	return !rx_over(conn->slot) && conn_peer_switched(conn) &&
 	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) ==
 	           word_load(conn->slot->rx_tcp_bytes) + queued;
 }
@@ -2083,7 +2055,7 @@ static bool rx_ring_next(const struct conn *conn, size_t queued)
 /* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring or behind it. */
 size_t conn_ring_unread(struct conn *conn, size_t queued)
 {
-	bool next = word_load(conn->slot->rx_path) == PATH_RING || rx_ring_next(conn, queued);
+	bool next = rx_by_ring(conn->slot) || rx_ring_next(conn, queued);
 	size_t there = next ? channel_rx_tell(&conn->channel) : 0;
 
 	return there == SIZE_MAX ? 0 : there;
@@ -2098,7 +2070,7 @@ static bool rx_goes_on(struct conn *conn, int fd)
 {
 	int queued = 0;
 
-	if (word_load(conn->slot->rx_path) == PATH_TCP)
+	if (!rx_by_ring(conn->slot))
 		return rx_follow(conn, fd) && channel_rx_avail(&conn->channel) > 0;
 	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
 }
@@ -2109,7 +2081,7 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (unlikely(word_load(slot->rx_path) == PATH_TCP)) {
+	if (unlikely(!rx_by_ring(slot))) {
 		if (!rx_consent(conn, fd))
 			return STEP_NATIVE;
 		if (conn_relay_news(conn))
@@ -2142,7 +2114,7 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
 		int error = n < 0 ? errno : 0;
 		/* asked before: what came before the end is published before it */
-		bool alone = n != 0 || !conn_relayed(conn) || slot_has(slot, SLOT_RX_BACK);
+		bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
 		bool known = !waits && (alone || (slot_has(slot, SLOT_RD_SHUT) && !kernel_fin(fd)) || relay_ended(conn));
 		if (!reset && !rx_follow(conn, fd)) {
 			if (!known) {
@@ -2225,7 +2197,7 @@ static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, i
 
 	atomic_fetch_add(&slot->rx_sitters, 1);
 	full_fence();
-	if (slot_has(slot, SLOT_RX_CONSENT)) { /* declared meanwhile: back to watching both */
+	if (rx_consented(slot)) { /* declared meanwhile: back to watching both */
 		atomic_fetch_sub(&slot->rx_sitters, 1);
 		return -2;
 	}
@@ -2312,7 +2284,7 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 				rx_finish(conn);
 		}
 		int error = errno;
-		uint32_t ended = word_load(slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET | SLOT_RX_BACK);
+		bool ended = slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) || rx_over(slot);
 		bool listen = !(word_load(slot->rx_ring_msgs) % LISTEN_EVERY);
 		slot_unlock(&slot->rx_lock);
 		if (likely(step == STEP_DONE)) {
@@ -2416,13 +2388,12 @@ static inline __attribute__((always_inline)) enum step tx_room(struct conn *conn
 
 again:
 	if (unlikely(conn_recalled_since(conn)))
-		resend_since(conn, fd);
+		tx_recalled(conn, fd);
 	flags = word_load(slot->flags);
-
-	if (unlikely(flags & SLOT_RESEND) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
+	if (unlikely(tx_is(slot, TX_RESEND)) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
 		return STEP_EMPTY;
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
-		if (word_load(slot->tx_path) == PATH_TCP && !(flags & SLOT_RESET))
+		if (!tx_by_ring(slot) && !(flags & SLOT_RESET))
 			return STEP_NATIVE;
 		int error = take_error(conn);
 		socklen_t len = sizeof(error);
@@ -2433,14 +2404,14 @@ again:
 		errno = error ? error : EPIPE;
 		return STEP_ERROR;
 	}
-	if (unlikely(word_load(slot->tx_path) == PATH_TCP && !tx_switch(conn, fd)))
+	if (unlikely(!tx_by_ring(slot) && !tx_switch(conn, fd)))
 		return STEP_NATIVE;
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
 		if (asked(conn))
 			obey(conn, fd);
-		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->tx_path) == PATH_TCP)
+		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || !tx_by_ring(slot))
 			goto again;
 	}
 	if (unlikely(flags & SLOT_RESERVED) && conn_reserved(conn))
@@ -2516,9 +2487,9 @@ static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, i
 
 	atomic_fetch_add(&slot->tx_sitters, 1);
 	full_fence();
-	/* in this order: who has seen a recall asks for its bytes to be sent again first, then says so */
-	if ((conn->managed && !tx_follows(conn)) || slot_has(slot, SLOT_RESEND) ||
-	    (slot_has(slot, SLOT_TX_SWITCH) && !slot_has(slot, SLOT_PEER_GONE))) {
+	uint32_t state = word_load(slot->tx_state);
+	if (state == TX_RESEND || (state == TX_LEFT && !tx_follows(conn)) ||
+	    ((state == TX_SWITCHING || tx_by_ring(slot)) && !slot_has(slot, SLOT_PEER_GONE))) {
 		atomic_fetch_sub(&slot->tx_sitters, 1);
 		return -2;
 	}
@@ -2544,7 +2515,7 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	int saved = errno;
 
 	pthread_testcancel();
-	if (total == 0 && word_load(conn->slot->tx_path) == PATH_RING && !word_load(conn->slot->error) &&
+	if (total == 0 && tx_by_ring(conn->slot) && !word_load(conn->slot->error) &&
 	    !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
 		return 0;
 	struct conn_slot *slot = conn->slot;
@@ -2558,9 +2529,9 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			set_conn_switched(conn);
 		slot_lock(&slot->tx_lock);
 		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
-			bool on_ring = word_load(slot->tx_path) == PATH_RING;
+			bool on_ring = tx_by_ring(slot);
 			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
-			moved_over = on_ring != (word_load(slot->tx_path) == PATH_RING);
+			moved_over = on_ring != (tx_by_ring(slot));
 			if (likely(step == STEP_DONE)) {
 				full_fence(); /* between publishing tail and reading the bell */
 				conn_ring(conn);
@@ -2635,10 +2606,10 @@ ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 			result = (ssize_t)done;
 			if (done)
 				break;
-			if (conn_room(conn) > 0 && !slot_has(slot, SLOT_RESEND))
+			if (conn_room(conn) > 0 && !tx_is(slot, TX_RESEND))
 				continue;
 			conn_probe(conn, fd);
-			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !slot_has(slot, SLOT_RESEND))
+			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !tx_is(slot, TX_RESEND))
 				continue;
 			result = -1;
 			saved = EAGAIN;
@@ -2682,7 +2653,7 @@ static void flush(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	for (int turn = 0; turn < FLUSH_TURNS && slot_has(slot, SLOT_RESEND); turn++) {
+	for (int turn = 0; turn < FLUSH_TURNS && tx_is(slot, TX_RESEND); turn++) {
 		slot_lock(&slot->tx_lock);
 		bool done = !conn->managed || tx_resend(conn, fd);
 		slot_unlock(&slot->tx_lock);
@@ -2690,10 +2661,13 @@ static void flush(struct conn *conn, int fd)
 		if (!done)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
-	if (slot_has(slot, SLOT_RESEND)) {
+	if (tx_is(slot, TX_RESEND)) {
 		struct sockaddr none = {.sa_family = AF_UNSPEC};
 		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
-		slot_clear(slot, SLOT_RESEND);
+		slot_lock(&slot->tx_lock);
+		if (tx_is(slot, TX_RESEND))
+			tx_move(slot, TX_ON_RESENT);
+		slot_unlock(&slot->tx_lock);
 		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
 	}
 }
@@ -2704,13 +2678,16 @@ void conn_end_sending(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 
 	slot_lock(&slot->tx_lock);
-	if (conn->managed && word_load(slot->tx_path) == PATH_RING &&
-	    channel_decide(&conn->channel.local->tx_back, word_load(slot->tx_round), CHANNEL_ENDED) == CHANNEL_RECALLED)
-		tx_back(conn, fd);
-	if (conn->managed && word_load(slot->tx_path) == PATH_TCP && !tx_follows(conn))
-		resend_since(conn, fd);
+	if (conn->managed && tx_is(slot, TX_RING)) {
+		if (channel_decide(&conn->channel.local->tx_back, word_load(slot->tx_round), CHANNEL_ENDED) == CHANNEL_RECALLED)
+			tx_back(conn, fd);
+		else
+			tx_move(slot, TX_ON_END);
+	} else if (conn->managed && !tx_follows(conn)) {
+		tx_recalled(conn, fd);
+	}
 	slot_unlock(&slot->tx_lock);
-	if (slot_has(slot, SLOT_RESEND))
+	if (tx_is(slot, TX_RESEND))
 		flush(conn, fd);
 }
 
@@ -2737,7 +2714,7 @@ uint64_t conn_stuck(const struct conn *conn)
 {
 	const struct channel_end *end = &conn->channel;
 
-	if (word_load(conn->slot->tx_path) != PATH_RING || word_load(conn->slot->rx_path) != PATH_RING)
+	if (!tx_by_ring(conn->slot) || !rx_by_ring(conn->slot))
 		return 0;
 	size_t room = channel_tx_peek(end), unread = channel_rx_peek(end);
 	if (room >= room_wanted(conn) || unread > end->rx_size || end->rx_size - unread >= end->rx_size / 4)
@@ -2771,14 +2748,14 @@ static bool trim(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (!conn->managed || slot_has(slot, SLOT_RESEND) || !slot_trylock(&slot->tx_lock))
+	if (!conn->managed || tx_is(slot, TX_RESEND) || !slot_trylock(&slot->tx_lock))
 		return true;
 	uint64_t tail = conn->managed ? atomic_load(conn->channel.own_tail) : conn->idle_tail;
 	bool idle = tail == conn->idle_tail;
 	/* what was recalled has gone out by TCP: nobody reads it here */
-	bool recalled = conn->managed && word_load(slot->tx_path) == PATH_TCP &&
+	bool recalled = conn->managed && tx_is(slot, TX_TCP) &&
 	                (atomic_load(&conn->channel.local->tx_back) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED) ||
-	                 atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_ENDED));
+	                 atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED));
 	if (idle && tail != conn->trimmed_tail && !slot_has(slot, SLOT_RESERVED) &&
 	    (recalled || channel_tx_unread(&conn->channel) == 0)) {
 		channel_trim(&conn->channel);
@@ -2828,7 +2805,7 @@ int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 	if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd))
 		set_conn_switched(conn);
 	slot_lock(&slot->rx_lock);
-	if (conn->managed && word_load(slot->rx_path) == PATH_RING) {
+	if (conn->managed && rx_by_ring(slot)) {
 		there = channel_rx_avail(&conn->channel);
 		piece->offset = (uint32_t)(atomic_load(conn->channel.own_head) & (conn->channel.rx_size - 1));
 		piece->len = there > 0 ? (uint32_t)there : 0;
@@ -2853,7 +2830,7 @@ int conn_consume(struct conn *conn, uint64_t position, size_t len)
 	slot_lock(&slot->rx_lock);
 	if (rx_position(slot) != position) {
 		result = -ESTALE;
-	} else if (conn->managed && word_load(slot->rx_path) == PATH_RING) {
+	} else if (conn->managed && rx_by_ring(slot)) {
 		int64_t there = channel_rx_avail(&conn->channel);
 		if (there >= 0 && (size_t)there >= len) {
 			channel_rx_consume(&conn->channel, len);
@@ -2886,11 +2863,11 @@ int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece
 		set_conn_switched(conn);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
-		bool on_ring = word_load(slot->tx_path) == PATH_RING;
+		bool on_ring = tx_by_ring(slot);
 		uint32_t error = word_load(slot->error);
 		step = error || slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) ? STEP_NATIVE
 		                                                                          : tx_room(conn, fd, wanted, &room);
-		moved_over = on_ring != (word_load(slot->tx_path) == PATH_RING);
+		moved_over = on_ring != (tx_by_ring(slot));
 	}
 	if (step == STEP_DONE) {
 		uint64_t tail = atomic_load(conn->channel.own_tail);
@@ -2931,8 +2908,8 @@ int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, s
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) && len <= piece->len &&
 	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid && /* a child of fork() has it only by memory */
-	    word_load(slot->tx_path) == PATH_RING && atomic_load(conn->channel.own_tail) == piece->position &&
-	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE | SLOT_RESEND) && !word_load(slot->error)) {
+	    tx_by_ring(slot) && atomic_load(conn->channel.own_tail) == piece->position &&
+	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) && !word_load(slot->error)) {
 		tx_cpu(conn);
 		channel_tx_publish(&conn->channel, len);
 		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);

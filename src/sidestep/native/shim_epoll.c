@@ -278,12 +278,12 @@ static uint32_t kernel_events(const struct member *member)
 		events &= ~(uint32_t)EPOLLRDHUP;
 	if (conn_fin_waits(member->conn, member->fd))
 		events &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
-	if (slot_has(slot, SLOT_RESEND))
+	if (tx_is(slot, TX_RESEND))
 		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
 	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
 	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
 		events |= EPOLLRDHUP;
-	if (word_load(slot->tx_path) == PATH_RING) {
+	if (tx_by_ring(slot)) {
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
 	}
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
@@ -912,7 +912,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	/* before the look: what comes after it is an edge that has not been told */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
-	bool rx_ring = word_load(conn->slot->rx_path) == PATH_RING;
+	bool rx_ring = rx_by_ring(conn->slot);
 	member_by_tcp(member, !conn_switched(conn));
 	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
 		/* a MOD also makes the kernel tell an edge again that was taken for the ring's */
@@ -931,9 +931,9 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		bool by_tcp = !rx_ring || conn_peer_back(conn);
 		bool edge = member->armed || (ends & ~member->reported) ||
 		            ((told & EPOLLIN) && tail != member->seen_tail) ||
-		            ((told & EPOLLOUT) && word_load(conn->slot->tx_path) == PATH_RING && member->out_armed) ||
+		            ((told & EPOLLOUT) && tx_by_ring(conn->slot) && member->out_armed) ||
 		            (kernel_bits & ((by_tcp ? EPOLLIN | EPOLLPRI : EPOLLPRI) |
-		                            (word_load(conn->slot->tx_path) == PATH_TCP ? EPOLLOUT : 0)));
+		                            (!tx_by_ring(conn->slot) ? EPOLLOUT : 0)));
 		if (!edge)
 			return false;
 		if (told & EPOLLIN)

@@ -439,7 +439,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
 		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
-	} else if (result == 0 && command == SIOCOUTQ && argument && word_load(conn->slot->tx_path) == PATH_RING) {
+	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
 		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
 		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx_size / 4 * 3;
 		if (held > buffer)

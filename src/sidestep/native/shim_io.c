@@ -156,7 +156,7 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	/* timestamps and the like come with TCP's bytes, once receiving is back there */
 	if (message->msg_control && conn_receives_tcp(conn, fd)) {
 		atomic_fetch_add(&conn->slot->rx_sitters, 1); /* full fence */
-		if (slot_has(conn->slot, SLOT_RX_BACK)) {
+		if (rx_over(conn->slot)) {
 			ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
 			return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
 		}

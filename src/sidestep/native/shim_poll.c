@@ -36,9 +36,9 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 
 	if (!conn_switched(conn) && conn_progress(conn, fd))
 		set_conn_switched(conn);
-	bool on_ring = word_load(conn->slot->tx_path) == PATH_RING;
+	bool on_ring = tx_by_ring(conn->slot);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
-	if (unlikely(on_ring && word_load(conn->slot->tx_path) == PATH_TCP)) {
+	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {
 		/* room is the kernel's to tell from now on: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 		set_conn_switched(conn);
@@ -46,7 +46,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	/* it went back to TCP after the kernel had been asked, maybe for another entry of the same descriptor */
 	uint32_t room = (unsigned short)poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 	if (unlikely(room && looked && !on_ring && !((unsigned short)poller->kernel[i].events & room)) &&
-	    !slot_has(conn->slot, SLOT_RESEND)) {
+	    !tx_is(conn->slot, TX_RESEND)) {
 		struct pollfd native = {.fd = fd, .events = (short)room};
 		poller->kernel[i].events |= (short)room; /* it may sleep next */
 		if (raw_poll(&native, 1, 0) > 0)
@@ -65,13 +65,13 @@ static int poll_once(struct poller *poller, bool look)
 		for (nfds_t i = 0; i < poller->len; i++) {
 			poller->kernel[i] = (struct pollfd){.fd = poller_fd(poller, i), .events = poller->fds[i].events};
 			struct conn *conn = poller->conns[i];
-			if (conn && slot_has(conn->slot, SLOT_RESEND)) {
+			if (conn && tx_is(conn->slot, TX_RESEND)) {
 				poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
 			} else if (conn) {
 				/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
 				if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
 					poller->kernel[i].events |= POLLRDHUP;
-				if (word_load(conn->slot->tx_path) == PATH_RING)
+				if (tx_by_ring(conn->slot))
 					poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
 			}
 			if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {

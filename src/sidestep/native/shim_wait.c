@@ -403,15 +403,15 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 		return true;
 	if (conn_relay_news(conn))
 		return true;
-	if (want == WAIT_TX && slot_has(slot, SLOT_RESEND))
+	if (want == WAIT_TX && tx_is(slot, TX_RESEND))
 		return false;
 	if (want == WAIT_TX)
-		return tx_ready_now(conn, space) || word_load(((struct conn_slot *)slot)->tx_path) == PATH_TCP ||
+		return tx_ready_now(conn, space) || !tx_by_ring(slot) ||
 		       (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
-	if (word_load(((struct conn_slot *)slot)->rx_path) == PATH_TCP)
+	if (!rx_by_ring(slot))
 		/* before the offset TCP's bytes are still on their way, and wake by themselves */
-		return slot_has(slot, SLOT_RX_CONSENT) && !slot_has(slot, SLOT_RX_BACK) && conn_tcp_read(conn);
+		return rx_watches(slot) && conn_tcp_read(conn);
 	return rx_ready_now(conn, space) || conn_peer_back(conn) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
@@ -737,7 +737,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	}
 	if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
 		return -EINTR;
-	bool on_ring = want == WAIT_TX || word_load(slot->rx_path) == PATH_RING;
+	bool on_ring = want == WAIT_TX || rx_by_ring(slot);
 	int64_t start = config.spin_ns ? now_ns() : 0;
 	if (on_ring && config.spin_ns && spin(conn, want, space, signals)) {
 		spin_adapt(&conn->spin_ns, 0);
@@ -745,7 +745,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	}
 	rpc_listen();
 	int64_t deadline = clock->deadline;
-	if (slot_has(slot, SLOT_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
+	if (tx_is(slot, TX_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
 		deadline = now_ns() + RESEND_EVERY_NS;
 	if (unlikely(atomic_load_explicit(&trim_due, memory_order_relaxed))) {
 		int64_t now = now_ns();

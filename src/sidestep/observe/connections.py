@@ -13,11 +13,12 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Final
 
-from sidestep.native.layout import REASON_TEXT, Reason, Role, State
+from sidestep.native.layout import REASON_TEXT, Reason, Role, Rx, State, Tx
 from sidestep.provider.arena import numbered_slots
 from sidestep.provider.control import ControlConnection
 
 _ROLES: Final = {Role.ACTIVE: "active", Role.PASSIVE: "passive"}
+_BY_RING: Final[dict[str, set[int]]] = {"tx": {Tx.RING, Tx.ENDED}, "rx": {Rx.RING}}
 _ARROWS: Final = {"active": "->", "passive": "<-", "unknown": "--"}
 
 
@@ -139,7 +140,7 @@ def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], 
 def _traffic(slot: dict[str, Any], way: str) -> Traffic:
     return Traffic(
         slot[f"{way}_tcp_bytes"], slot[f"{way}_tcp_msgs"], slot[f"{way}_ring_bytes"], slot[f"{way}_ring_msgs"],
-        slot[f"{way}_switch_offset"] if slot[f"{way}_path"] else None,
+        slot[f"{way}_switch_offset"] if slot[f"{way}_state"] in _BY_RING[way] else None,
     )  # fmt: skip
 
 

@@ -1,0 +1,93 @@
+/*
+ * shim_slot.h - what the words of a connection's slot mean: its flags, and where its two directions are.
+ *
+ * A direction is moved under its lock, by the tables of layout.py (docs/reference/switch.md). Anybody may look.
+ */
+#ifndef SIDESTEP_SHIM_SLOT_H
+#define SIDESTEP_SHIM_SLOT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "layout.h"
+
+/* words of a slot or a segment that several threads touch */
+#define word_load(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define word_store(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+#define word_add(word, value) atomic_fetch_add_explicit(&(word), (value), memory_order_relaxed)
+/* slot->flags */
+enum {
+	SLOT_FIN = 1u << 2,        /* the native socket told the end */
+	SLOT_PEER_GONE = 1u << 3,  /* FIN without shutdown: nobody reads our bytes any more */
+	SLOT_RESET = 1u << 4,      /* the connection is dead; error was set when it died */
+	SLOT_RD_SHUT = 1u << 5,    /* shutdown(SHUT_RD) here */
+	SLOT_WR_SHUT = 1u << 6,    /* shutdown(SHUT_WR) here */
+	SLOT_PIN = 1u << 7,        /* never promote again; reason says why */
+	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
+	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
+	SLOT_PASSED = 1u << 14,    /* others may hold the socket whom `holders` does not count */
+	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
+	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see "a provider between" in shim_conn.c */
+	SLOT_NATIVE_FIN = 1u << 21, /* with it: the native socket told the end, but bytes may be on their way */
+	SLOT_NATIVE_RESET = 1u << 23, /* and it was a reset, which is left with the kernel until they have arrived */
+	SLOT_RELAY_OVER = 1u << 22, /* instead of it: the provider is gone, and no byte was with it; the segment's words stand */
+};
+#define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED)
+
+static inline bool slot_has(const struct conn_slot *slot, uint32_t bits)
+{
+	return (word_load(slot->flags) & bits) != 0;
+}
+static inline void slot_set(struct conn_slot *slot, uint32_t bits)
+{
+	atomic_fetch_or(&slot->flags, bits);
+}
+static inline void slot_clear(struct conn_slot *slot, uint32_t bits)
+{
+	atomic_fetch_and(&slot->flags, ~bits);
+}
+
+/* ---- where the two directions are: enum tx_code, enum rx_code ---- */
+static inline bool tx_is(const struct conn_slot *slot, enum tx_code state)
+{
+	return word_load(slot->tx_state) == state;
+}
+/* What the program sends next goes to the ring. */
+static inline bool tx_by_ring(const struct conn_slot *slot)
+{
+	uint32_t state = word_load(slot->tx_state);
+
+	return state == TX_RING || state == TX_ENDED;
+}
+static inline bool rx_is(const struct conn_slot *slot, enum rx_code state)
+{
+	return word_load(slot->rx_state) == state;
+}
+static inline bool rx_by_ring(const struct conn_slot *slot)
+{
+	return rx_is(slot, RX_RING);
+}
+static inline bool rx_among(const struct conn_slot *slot, uint32_t states)
+{
+	return states >> (word_load(slot->rx_state) & 31) & 1;
+}
+/* No unwatched kernel read or wait may begin. */
+static inline bool rx_consented(const struct conn_slot *slot)
+{
+	return !rx_among(slot, 1u << RX_TCP | 1u << RX_BARRED);
+}
+/* The peer may be sending by ring, or is just being allowed to. */
+static inline bool rx_watches(const struct conn_slot *slot)
+{
+	return rx_among(slot, 1u << RX_OPENING | 1u << RX_CONSENTED | 1u << RX_RING | 1u << RX_REOPENING);
+}
+/* It was, and all that is left comes by TCP, unless we consent anew. */
+static inline bool rx_over(const struct conn_slot *slot)
+{
+	return rx_among(slot, 1u << RX_BACK | 1u << RX_RECALLED | 1u << RX_BARRED);
+}
+void tx_move(struct conn_slot *slot, enum tx_event_code event); /* a full fence */
+void rx_move(struct conn_slot *slot, enum rx_event_code event); /* likewise */
+
+#endif
