@@ -16,7 +16,6 @@ FUNCTION_LINES_MAX: Final = 60
 
 LONG_FILES: Final[dict[str, int]] = {
     "native/shim_conn.c": 2942,
-    "native/shim_epoll.c": 1395,
     "native/shim_fd.c": 1326,
     "native/channel_module.c": 1149,
     "native/framing_module.c": 1134,
@@ -25,7 +24,6 @@ LONG_FILES: Final[dict[str, int]] = {
     "provider/pairing.py": 857,
     "native/shim.h": 768,
     "native/framing.c": 805,
-    "native/shim_wait.c": 790,
     "provider/server.py": 763,
     "provider/far.py": 725,
     "sdp/sink.py": 720,
@@ -49,14 +47,15 @@ LONG_FUNCTIONS: Final[dict[str, int]] = {
 
 # The shim's files, from the lowest: nobody calls who stands behind him here. How often that is broken, file by file.
 SHIM: Final = (
-    "channel", "shim", "shim_signal", "shim_slot", "shim_conn", "shim_explicit", "shim_reach", "shim_rpc", "shim_wait",
-    "shim_epoll", "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_embed",
+    "channel", "shim", "shim_signal", "shim_slot", "shim_bell", "shim_spin", "shim_conn", "shim_explicit", "shim_reach",
+    "shim_rpc", "shim_wait", "shim_hint", "shim_set", "shim_ready", "shim_epoll", "shim_poll", "shim_views", "shim_io",
+    "shim_fd", "shim_embed",
 )  # fmt: skip
 SHIM_UP: Final[dict[str, int]] = {
-    "shim_conn": 16,
+    "shim_conn": 14,
     "shim": 12,
     "shim_reach": 5,
-    "shim_rpc": 5,
+    "shim_rpc": 2,
     "shim_explicit": 1,
     "shim_wait": 1,
     "shim_fd": 1,

@@ -566,7 +566,7 @@ static inline int64_t trim_deadline(int64_t deadline, int64_t now)
 	return deadline;
 }
 
-/* ---- waiting (shim_wait.c) ---- */
+/* ---- waiting (shim_bell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
 struct bell *bell_new(void);
 struct bell *bell_new_locked(void); /* shim_lock held */
@@ -741,7 +741,7 @@ bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage 
 
 extern _Atomic bool has_io_uring; /* this process may move bytes past us */
 
-/* ---- epoll (shim_epoll.c) ---- */
+/* ---- epoll (shim_set.c, shim_ready.c, shim_epoll.c; between them: shim_set.h) ---- */
 struct set;
 void set_conn_attached(struct conn *conn);
 void set_conn_switched(struct conn *conn);

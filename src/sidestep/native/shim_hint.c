@@ -1,0 +1,108 @@
+/* shim_hint.c - which of many members have news: their peers name them, so that a set need not look at each. */
+#include "shim_set.h"
+
+#include <string.h>
+
+bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)
+{
+	void **at = array;
+
+	if (wanted <= *cap)
+		return true;
+	uint32_t larger = *cap ? *cap * 2 : 16;
+	void *bigger = realloc(*at, (size_t)larger * size);
+	if (!bigger)
+		return false;
+	memset((uint8_t *)bigger + *cap * size, 0, (larger - *cap) * size);
+	*at = bigger;
+	*cap = larger;
+	return true;
+}
+
+void hot_add(struct set *set, struct member *member)
+{
+	if (!set->hinting || member->hot)
+		return;
+	if (!grow(&set->hot, &set->hot_cap, set->hot_len + 1, sizeof(*set->hot))) {
+		set->scan_all = true;
+		return;
+	}
+	member->hot = true;
+	set->hot[set->hot_len++] = member;
+}
+
+static void hot_drop(struct set *set, struct member *member)
+{
+	for (uint32_t i = 0; member->hot && i < set->hot_len; i++)
+		if (set->hot[i] == member) {
+			set->hot[i] = set->hot[--set->hot_len];
+			member->hot = false;
+		}
+}
+
+void feed_enter(struct set *set, struct member *member)
+{
+	struct remote_bell *bell = member->conn->remote_bell;
+	uint32_t expected = 0, at = 0;
+
+	while (at < set->feeds_len && set->feeds[at].bell != bell)
+		at++;
+	/* A connection in several sets gives its hints to one of them. */
+	if (!bell->hints || (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
+	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, member->index)) {
+		set->unhinted++;
+		return;
+	}
+	if (at == set->feeds_len)
+		set->feeds[set->feeds_len++] = (struct feed){bell, atomic_load(&bell->hints->tail), 0};
+	set->feeds[at].refs++;
+	member->hinted = true;
+	/* What was published before the peer could see the request is found by looking. */
+	hot_add(set, member);
+}
+
+void feed_exit(struct set *set, struct member *member)
+{
+	if (!set->hinting)
+		return;
+	hot_drop(set, member);
+	if (!member->hinted) {
+		set->unhinted--;
+		return;
+	}
+	member->hinted = false;
+	if (set->owner_pid == shim_pid)
+		atomic_store(&member->conn->channel.local->hint, 0);
+	for (uint32_t i = 0; i < set->feeds_len; i++)
+		if (set->feeds[i].bell == member->conn->remote_bell && --set->feeds[i].refs == 0) {
+			set->feeds[i] = set->feeds[--set->feeds_len];
+			return;
+		}
+}
+
+/* Marks the members that peers have named since the last time. Every word read here is a peer's: it may only cost time. */
+void feeds_read(struct set *set)
+{
+	for (uint32_t i = 0; i < set->feeds_len; i++) {
+		struct feed *feed = &set->feeds[i];
+		uint64_t tail = atomic_load_explicit(&feed->bell->hints->tail, memory_order_acquire);
+
+		if (likely(tail == feed->seen))
+			continue;
+		if (tail - feed->seen > HINTS) {
+			set->scan_all = true;
+			feed->seen = tail;
+			continue;
+		}
+		for (; feed->seen != tail; feed->seen++) {
+			uint64_t entry = atomic_load_explicit(&feed->bell->hints->entry[feed->seen % HINTS], memory_order_acquire);
+			uint32_t index = (uint32_t)entry;
+			if (!hint_valid(entry, feed->seen)) {
+				set->scan_all = true; /* what it names was published before */
+			} else if (index < set->members_len && set->members[index] && set->members[index]->managed &&
+			           set->members[index]->conn->remote_bell == feed->bell) {
+				hot_add(set, set->members[index]);
+			}
+		}
+	}
+}

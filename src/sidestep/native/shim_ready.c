@@ -1,0 +1,181 @@
+/* shim_ready.c - what a set has to report: the events of its members, computed from rings, state and the kernel. */
+#include "shim_set.h"
+
+/* set lock held. Fills *event if the member has something to report now. */
+static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
+{
+	struct conn *conn = member->conn;
+	int fd = member_fd(member);
+
+	if (member->disabled || !conn->managed)
+		return false;
+	if (unlikely(!conn_switched(conn)))
+		conn_progress(conn, fd);
+	/* before the look: what comes after it is an edge that has not been told */
+	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
+	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
+	bool rx_ring = rx_by_ring(conn->slot);
+	member_by_tcp(member, !conn_switched(conn));
+	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
+		/* a MOD also makes the kernel tell an edge again that was taken for the ring's */
+		kernel_set(member, EPOLL_CTL_MOD);
+		member->out_armed = true;
+		member->armed |= member->rx_ring && !rx_ring;
+	}
+	member->rx_ring = rx_ring;
+	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+
+	if (!told)
+		return false;
+	if (member->events & EPOLLET) {
+		uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
+		/* What comes on the one path is an edge though bytes of the other, told long ago, stand before it. */
+		bool by_tcp = !rx_ring || conn_peer_back(conn);
+		bool edge = member->armed || (ends & ~member->reported) ||
+		            ((told & EPOLLIN) && tail != member->seen_tail) ||
+		            ((told & EPOLLOUT) && tx_by_ring(conn->slot) && member->out_armed) ||
+		            (kernel_bits & ((by_tcp ? EPOLLIN | EPOLLPRI : EPOLLPRI) |
+		                            (!tx_by_ring(conn->slot) ? EPOLLOUT : 0)));
+		if (!edge)
+			return false;
+		if (told & EPOLLIN)
+			member->seen_tail = tail;
+		member->reported = ends;
+		member->armed = false;
+		if (told & EPOLLOUT)
+			member->out_armed = false;
+	}
+	event->events = told;
+	event->data.u64 = member->data;
+	/* how the wait that ends now was spent is put down to the first that ends it */
+	switch (set->spent) {
+	case SPENT_SPUN: word_add(conn->slot->spins_won, 1); break;
+	case SPENT_SLEPT:
+		word_add(conn->slot->spins_lost, config.spin_ns != 0);
+		word_add(conn->slot->sleeps, 1);
+		break;
+	default: break;
+	}
+	set->spent = SPENT_NOTHING;
+	member->pass = set->pass;
+	atomic_store_explicit(&set->last_cpu, word_load(conn->channel.rx_peer_line->cpu), memory_order_relaxed);
+	if (member->events & EPOLLONESHOT) {
+		member->disabled = true;
+		kernel_set(member, EPOLL_CTL_MOD);
+	}
+	set->told_level |= !(member->events & (EPOLLET | EPOLLONESHOT));
+	return true;
+}
+
+/* set lock held. Members with something to report that have not been in this pass; starts where the last one stopped. */
+int collect(struct set *set, struct epoll_event *events, int room)
+{
+	uint32_t len = set->managed_len, looked = 0;
+	int n = 0;
+
+	if (set->hinting) {
+		feeds_read(set);
+		if (likely(!set->scan_all && !set->unhinted)) {
+			for (uint32_t left = set->hot_len; left && n < room; left--) {
+				if (set->cursor >= set->hot_len)
+					set->cursor = 0;
+				struct member *member = set->hot[set->cursor];
+				if (member->pass == set->pass) {
+					set->cursor++;
+				} else if (member_report(set, member, 0, &events[n])) {
+					n++;
+					set->cursor++;
+				} else { /* the next news of it comes with a hint */
+					set->hot[set->cursor] = set->hot[--set->hot_len];
+					member->hot = false;
+				}
+			}
+			return n;
+		}
+		set->scan_all = false;
+	}
+	if (set->cursor >= len)
+		set->cursor = 0;
+	while (n < room && looked < len) {
+		struct member *member = set->managed[set->cursor];
+		if (member->pass != set->pass && member_report(set, member, 0, &events[n])) {
+			n++;
+			hot_add(set, member);
+		}
+		looked++;
+		if (++set->cursor >= len)
+			set->cursor = 0;
+	}
+	if (looked < len && set->hinting)
+		set->scan_all = true; /* the events' room ended first: the rest next time */
+	return n;
+}
+
+/* set lock held. Turns what the kernel reported into what the program is to see; may be done in place. */
+int translate(struct set *set, const struct epoll_event *told, int len, struct epoll_event *events)
+{
+	int n = 0;
+	bool rung = false;
+	const struct remote_bell *last = NULL;
+
+	for (int i = 0; i < len; i++) {
+		if (told[i].data.u64 >> NAME_BITS != set->secret) {
+			events[n++] = told[i];
+			continue;
+		}
+		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
+		struct member *member = index < set->members_len ? set->members[index] : NULL;
+		rung |= index == BELL_INDEX;
+		if (index == BELL_INDEX || !member || member->pass == set->pass ||
+		    member_name(member) != (uint32_t)told[i].data.u64)
+			continue;
+		struct epoll_event event;
+		if (!member->managed) { /* see kernel_plain() */
+			member->disabled = true;
+			events[n++] = (struct epoll_event){.events = told[i].events, .data.u64 = member->data};
+			continue;
+		}
+		if (member_report(set, member, told[i].events, &event)) {
+			events[n++] = event;
+			hot_add(set, member);
+		}
+	}
+	for (uint32_t i = 0; rung && i < set->managed_len; i++)
+		conn_life_look(set->managed[i]->conn, &last);
+	/* The edge was ours alone. Threads that sleep on are rung again for what comes after the look that follows. */
+	if (rung && atomic_load(&set->sleepers)) {
+		for (uint32_t i = 0; i < set->bells_len; i++)
+			atomic_fetch_add(set->bells[i].bell->word, 1u << 16);
+		full_fence();
+	}
+	return n;
+}
+
+/*
+ * set lock held; `n` events are told, of `max` that could be. Whether another thread that sleeps has to look: there may be
+ * more than can be told, and what is told of a level is true for the others as well. The bell's edge was taken by one of
+ * them only, who may read less than all and not come back.
+ */
+bool concerns_others(struct set *set, int n, int max)
+{
+	bool level = set->told_level;
+
+	set->told_level = false;
+	return (n == max || (n && level)) && atomic_load(&set->sleepers);
+}
+
+/* poll() on an epoll descriptor: whether any managed member has something to report, without taking edges. */
+bool set_has_ready(struct file *file)
+{
+	struct set *set = (struct set *)file;
+	bool found = false;
+
+	set_lock(set);
+	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
+		struct member *member = set->managed[i];
+		found = !member->disabled && (conn_ready(member->conn, member_fd(member), 0, member->events) &
+		                              (member->events | EPOLLERR | EPOLLHUP));
+	}
+	set_unlock(set);
+	return found;
+}

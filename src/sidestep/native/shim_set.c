@@ -1,0 +1,563 @@
+/*
+ * shim_set.c - epoll sets whose members may be promoted.
+ *
+ * A set without managed members is the kernel's alone: calls pass through. When a member is managed, its kernel entry
+ * keeps its place (so that FIN and RST arrive) without OUT once it sends by ring, and carries the shim's own data; the
+ * set's bell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
+ * exactly one a registration, with the events and the data the program gave.
+ *
+ * The shim's data is `secret << 32 | age << 24 | index`; a program's value that looks like it makes the set choose another secret
+ * (before the kernel has any entry with it) or pins the registration's set (after).
+ */
+#include "shim_set.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+static struct set *free_sets; /* guarded by shim_lock; type-stable, as conns are */
+
+struct set *set_get(int epfd)
+{
+	struct file *file = file_get(epfd);
+
+	return file && file->kind == FILE_SET ? (struct set *)file : NULL;
+}
+
+/* The set behind a number, not to be used for another one before set_release(), though the number may be closed. */
+struct set *set_hold(int epfd)
+{
+	struct set *set = set_get(epfd);
+
+	if (!set)
+		return NULL;
+	atomic_fetch_add(&set->users, 1);
+	if (likely(set_get(epfd) == set))
+		return set;
+	atomic_fetch_sub(&set->users, 1);
+	return NULL;
+}
+
+void set_release(struct set **set)
+{
+	if (*set)
+		atomic_fetch_sub(&(*set)->users, 1);
+}
+
+/* Nothing that runs under the lock may be cancelled in the middle. */
+void set_lock(struct set *set)
+{
+	int before;
+
+	critical_enter();
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+	pthread_mutex_lock(&set->lock);
+	set->cancel_state = before;
+}
+
+void set_unlock(struct set *set)
+{
+	int before = set->cancel_state;
+
+	pthread_mutex_unlock(&set->lock);
+	pthread_setcancelstate(before, &before);
+	critical_leave();
+}
+
+uint64_t new_secret(void)
+{
+	uint64_t value = 0;
+
+	if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value))
+		value = (uint64_t)now_ns() * 0x9E3779B97F4A7C15ull;
+	return value >> NAME_BITS;
+}
+
+int set_created(int epfd)
+{
+	if (epfd < 0 || (uint32_t)epfd >= fd_table_len)
+		return epfd;
+	shim_lock_take();
+	struct set **at = &free_sets;
+	while (*at && atomic_load(&(*at)->users)) /* a thread has not yet noticed that it was closed */
+		at = &(*at)->next_free;
+	struct set *set = *at;
+	if (set) {
+		*at = set->next_free;
+		memset((uint8_t *)set + offsetof(struct set, next_free), 0, sizeof(*set) - offsetof(struct set, next_free));
+		set->managed_len = set->sitters = set->refs = 0;
+	}
+	shim_lock_drop();
+	if (!set) {
+		set = calloc(1, sizeof(*set));
+		if (!set)
+			return epfd; /* untracked: connections added to it are pinned */
+		set->file.kind = FILE_SET; /* for ever: a thread that comes late may look at it while it is given out anew */
+	}
+	set->epfd = epfd;
+	set->owner_pid = shim_pid;
+	set->user_pid = shim_pid;
+	set->refs = 1;
+	set->secret = new_secret();
+	set->spin_ns = config.spin_ns;
+	set->last_cpu = 0;
+	pthread_mutex_init(&set->lock, NULL);
+	file_put(epfd, &set->file);
+	return epfd;
+}
+
+/* Whether an entry that the kernel's set has already carries data which would be taken for ours. */
+static bool secret_taken(int epfd, uint64_t secret)
+{
+	char path[40], line[256];
+	bool taken = false;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", epfd);
+	FILE *entries = fopen(path, "re");
+	while (entries && !taken && fgets(line, sizeof(line), entries)) {
+		const char *data = strncmp(line, "tfd:", 4) == 0 ? strstr(line, "data:") : NULL;
+		taken = data && strtoull(data + strlen("data:"), NULL, 16) >> NAME_BITS == secret;
+	}
+	if (entries)
+		fclose(entries);
+	return taken;
+}
+
+/*
+ * Tracks a set that was made where we could not see it. The caller answers for it that no thread waits in it, as that one
+ * would see events of ours, and that it is in no other set. What it holds already stays the kernel's.
+ */
+int set_adopt(int epfd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", epfd);
+	if (set_get(epfd))
+		return 0;
+	if (readlink(path, target, sizeof(target) - 1) < 0)
+		return -EBADF;
+	if (strcmp(target, "anon_inode:[eventpoll]") != 0)
+		return -EINVAL;
+	set_created(epfd);
+	struct set *set = set_get(epfd);
+	if (!set)
+		return -ENOMEM;
+	while (secret_taken(epfd, set->secret))
+		set->secret = new_secret();
+	return 0;
+}
+
+/* ---- membership (shim_lock and set lock held) ---- */
+uint32_t kernel_events(const struct member *member)
+{
+	struct conn_slot *slot = member->conn->slot;
+	uint32_t events = member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
+
+	if (member->disabled)
+		return EPOLLONESHOT; /* not even HUP, again and again */
+	bool withheld = conn_end_withheld(member->conn); /* the kernel would tell it for as long, and nobody could be told */
+	if (withheld)
+		events &= ~(uint32_t)EPOLLRDHUP;
+	if (conn_fin_waits(member->conn, member->fd))
+		events &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
+	if (tx_is(slot, TX_RESEND))
+		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
+	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
+		events |= EPOLLRDHUP;
+	if (tx_by_ring(slot)) {
+		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
+	}
+	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
+		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
+	return events;
+}
+
+uint32_t member_name(const struct member *member)
+{
+	return (uint32_t)member->age << INDEX_BITS | member->index;
+}
+
+int kernel_set(struct member *member, int op)
+{
+	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may
+	 * name another file. */
+	member->in_kernel = kernel_events(member);
+	if (member->set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
+		return 0;
+	struct epoll_event event = {.events = member->in_kernel,
+	                            .data.u64 = member->set->secret << NAME_BITS | member_name(member)};
+
+	return real.epoll_ctl(member->set->epfd, op, member->fd, &event);
+}
+
+/*
+ * The entry of a member whose connection is not managed, as the program gave it. But a one-shot entry that has fired must
+ * not be armed by member_manage(), and only who translates its event knows that it has: it carries our data from the start.
+ * Each arming has a name of its own, so that an event of the last one, still on its way, does not count for this one.
+ */
+int kernel_plain(struct member *member, int op)
+{
+	struct set *set = member->set;
+	struct epoll_event event = {.events = member->events, .data.u64 = member->data};
+
+	if (member->events & EPOLLONESHOT) {
+		atomic_store(&set->managed_ever, true);
+		event.data.u64 = set->secret << NAME_BITS | member_name(member);
+	}
+	return real.epoll_ctl(set->epfd, op, member->fd, &event);
+}
+
+static bool bell_enter(struct set *set, struct bell *bell)
+{
+	for (uint32_t i = 0; i < set->bells_len; i++)
+		if (set->bells[i].bell == bell) {
+			set->bells[i].refs++;
+			return true;
+		}
+	struct epoll_event event = {.events = BELL_EDGES, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
+	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
+	    (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
+		return false;
+	set->bells[set->bells_len++] = (struct set_bell){bell, 1};
+	atomic_fetch_add(&bell->refs, 1);
+	return true;
+}
+
+static void bell_exit(struct set *set, struct bell *bell)
+{
+	for (uint32_t i = 0; i < set->bells_len; i++)
+		if (set->bells[i].bell == bell && --set->bells[i].refs == 0) {
+			if (set->owner_pid == shim_pid)
+				real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, bell->fd, NULL);
+			set->bells[i] = set->bells[--set->bells_len];
+			bell_unref(bell);
+			return;
+		}
+}
+
+void member_by_tcp(struct member *member, bool by_tcp)
+{
+	if (member->by_tcp == by_tcp)
+		return;
+	member->by_tcp = by_tcp;
+	member->set->by_tcp += by_tcp ? 1 : UINT32_MAX;
+}
+
+bool member_manage(struct member *member, int op)
+{
+	struct set *set = member->set;
+	struct conn *conn = member->conn;
+
+	/* before the kernel can report our data to a thread that is just returning from it */
+	atomic_store(&set->managed_ever, true);
+	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
+	    !bell_enter(set, conn->bell))
+		return false;
+	if (kernel_set(member, op) < 0) {
+		int failed = errno;
+		bell_exit(set, conn->bell);
+		errno = failed;
+		return false;
+	}
+	/* its death is an edge, as a bell's ring is; the entry goes with the descriptor */
+	if (!conn_watch_life(conn, set->epfd, set->secret << NAME_BITS | BELL_INDEX))
+		shim_log("the end of a provider will be heard late: %d", errno);
+	member->managed = true;
+	member_by_tcp(member, !conn_switched(conn));
+	member->armed = member->out_armed = true;
+	member->reported = 0;
+	member->at = set->managed_len;
+	set->managed[set->managed_len] = member;
+	atomic_fetch_add(&set->managed_len, 1);
+	if (set->hinting) {
+		feed_enter(set, member);
+	} else if (set->managed_len > SCAN_MAX) {
+		set->hinting = true;
+		for (uint32_t i = 0; i < set->managed_len; i++)
+			feed_enter(set, set->managed[i]);
+		set->scan_all = true;
+	}
+	return true;
+}
+
+static void member_unmanage(struct member *member)
+{
+	struct set *set = member->set;
+
+	if (!member->managed)
+		return;
+	feed_exit(set, member);
+	member_by_tcp(member, false);
+	uint32_t last = atomic_fetch_sub(&set->managed_len, 1) - 1;
+	set->managed[member->at] = set->managed[last];
+	set->managed[member->at]->at = member->at;
+	member->managed = false;
+	bell_exit(set, member->conn->bell);
+}
+
+struct member *member_find(struct set *set, struct conn *conn, int fd)
+{
+	for (struct member *member = conn->members; member; member = member->next)
+		if (member->set == set && member->fd == fd)
+			return member;
+	return NULL;
+}
+
+struct member *member_new(struct set *set, struct conn *conn, int fd, const struct epoll_event *event)
+{
+	uint32_t index = set->next_index ? set->next_index : 1;
+
+	while (index < set->members_len && set->members[index])
+		index++;
+	if (index >= set->members_len && set->members_live < set->members_len / 2)
+		for (index = 1; set->members[index]; index++)
+			; /* more than half are holes: start over */
+	set->next_index = index + 1;
+	if (index >> INDEX_BITS || !grow(&set->members, &set->members_cap, index + 1, sizeof(*set->members)))
+		return NULL;
+	struct member *member = calloc(1, sizeof(*member));
+	if (!member)
+		return NULL;
+	*member = (struct member){.set = set,
+	                          .conn = conn,
+	                          .next = conn->members,
+	                          .fd = fd,
+	                          .index = index,
+	                          .age = set->age++,
+	                          .events = event->events,
+	                          .data = event->data.u64,
+	                          .armed = true,
+	                          .out_armed = true};
+	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
+	set->members[index] = member;
+	set->members_live++;
+	if (index >= set->members_len)
+		set->members_len = index + 1;
+	return member;
+}
+
+void member_free(struct member *member)
+{
+	struct member **at = &member->conn->members;
+
+	member_unmanage(member);
+	member->set->members[member->index] = NULL;
+	member->set->members_live--;
+	while (*at != member)
+		at = &(*at)->next;
+	__atomic_store_n(at, member->next, __ATOMIC_RELAXED); /* see has_members() */
+	free(member);
+}
+
+/* ---- what connections tell their sets ---- */
+
+/* set lock held. Threads that sleep in the set do not know of a change: one of them looks, and wakes the next. */
+void wake_set(struct set *set)
+{
+	full_fence();
+	if ((atomic_load(&set->sitters) || atomic_load(&set->sleepers)) && set->bells_len &&
+	    !raw_ring(set->bells[0].bell->fd))
+		shim_log("cannot wake a waiting thread: %d", errno);
+}
+
+/* shim_lock held */
+void set_conn_attached(struct conn *conn)
+{
+	for (struct member *member = conn->members, *next; member; member = next) {
+		struct set *set = member->set;
+		next = member->next;
+		set_lock(set);
+		if (!member->managed && !member_manage(member, EPOLL_CTL_MOD))
+			member_free(member); /* the kernel does not know it either: it was closed behind our back */
+		wake_set(set);
+		set_unlock(set);
+	}
+}
+
+void set_conn_switched(struct conn *conn)
+{
+	if (!has_members(conn))
+		return;
+	int saved = errno;
+	shim_lock_take();
+	for (struct member *member = conn->members; member; member = member->next) {
+		set_lock(member->set);
+		if (member->managed) {
+			kernel_set(member, EPOLL_CTL_MOD);
+			member->out_armed = true;
+			hot_add(member->set, member);
+			wake_set(member->set);
+		}
+		set_unlock(member->set);
+	}
+	shim_lock_drop();
+	errno = saved;
+}
+
+/* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
+void set_conn_arm(struct conn *conn, bool all)
+{
+	if (!has_members(conn))
+		return;
+	shim_lock_take();
+	for (struct member *member = conn->members; member; member = member->next) {
+		set_lock(member->set);
+		member->out_armed = true;
+		member->armed |= all;
+		if (member->managed) {
+			hot_add(member->set, member);
+			if (all) {
+				kernel_set(member, EPOLL_CTL_MOD);
+				wake_set(member->set);
+			}
+		}
+		set_unlock(member->set);
+	}
+	shim_lock_drop();
+}
+
+void set_conn_closed(struct conn *conn, int fd, bool last)
+{
+	if (!last)
+		return; /* epoll(7): a registration lives as long as any descriptor of the socket */
+	int saved = errno;
+	shim_lock_take();
+	while (conn->members) {
+		struct set *set = conn->members->set;
+		set_lock(set);
+		/* a number that was closed before may be another file's by now */
+		if (conn->members->managed && set->owner_pid == shim_pid && conn->members->fd == fd)
+			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, conn->members->fd, NULL);
+		member_free(conn->members);
+		set_unlock(set);
+	}
+	shim_lock_drop();
+	errno = saved;
+}
+
+/* shim_lock held. The one set's bell, made on first use: a busy server is then rung once, not once a connection. */
+struct bell *set_bell_for(struct conn *conn)
+{
+	struct member *member = conn->members;
+
+	if (!member || member->next)
+		return NULL;
+	if (!member->set->bell)
+		member->set->bell = bell_new_locked();
+	return member->set->bell;
+}
+
+bool set_wants_pin(struct conn *conn)
+{
+	for (struct member *member = conn->members; member; member = member->next)
+		if (member->set->nested || member->set->shared || (member->events & EPOLLEXCLUSIVE))
+			return true;
+	return false;
+}
+
+/* Whether a set of this process has the connection under this number. */
+bool set_names(struct conn *conn, int fd)
+{
+	bool found = false;
+
+	if (!has_members(conn))
+		return false;
+	shim_lock_take();
+	for (struct member *member = conn->members; member && !found; member = member->next)
+		found = member->fd == fd && member->set->user_pid == shim_pid;
+	shim_lock_drop();
+	return found;
+}
+
+void set_forget(int fd)
+{
+	struct set *set = set_get(fd);
+
+	if (!set)
+		return;
+	shim_lock_take();
+	file_put(fd, NULL);
+	if (--set->refs == 0) {
+		set_lock(set);
+		for (uint32_t i = 1; i < set->members_len; i++)
+			if (set->members[i])
+				member_free(set->members[i]);
+		if (set->bell)
+			bell_unref(set->bell);
+		free(set->members);
+		free(set->managed);
+		free(set->bells);
+		free(set->hot);
+		free(set->feeds);
+		set_unlock(set);
+		pthread_mutex_destroy(&set->lock);
+		/* A thread may still sit in epoll_wait on it: the struct itself is kept for a later set. */
+		set->members_len = set->bells_len = 0;
+		set->members = set->managed = set->hot = NULL;
+		set->hot_len = set->feeds_len = 0;
+		set->feeds = NULL;
+		set->bells = NULL;
+		set->bell = NULL;
+		set->next_free = free_sets;
+		free_sets = set;
+	} else if (set->epfd == fd) {
+		for (uint32_t other = 0; other < atomic_load(&fd_end); other++)
+			if (set_get((int)other) == set) {
+				set->epfd = (int)other;
+				break;
+			}
+	}
+	shim_lock_drop();
+}
+
+void set_dup(int from, int to)
+{
+	struct set *set = set_get(from);
+
+	if (!set)
+		return;
+	shim_lock_take();
+	set->refs++;
+	file_put(to, &set->file);
+	shim_lock_drop();
+}
+
+void sets_after_fork(void)
+{
+	/* The kernel's set is shared with the parent now: entries of either are seen by both. New members stay on TCP. */
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct set *set = set_get((int)fd);
+		if (set) {
+			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+			set->shared = true;
+			set->sitters = set->users = 0;
+		}
+	}
+}
+
+/* epoll(7): a registration outlives the number it was made with while the socket has others. */
+int member_fd(const struct member *member)
+{
+	return likely(conn_get(member->fd) == member->conn) ? member->fd : conn_fd(member->conn);
+}
+
+bool set_is_managed(struct file *file)
+{
+	return atomic_load(&((struct set *)file)->managed_len) != 0;
+}
+
+/* Each comes with a reference. */
+int set_bells(struct file *file, struct bell **out, int room)
+{
+	struct set *set = (struct set *)file;
+	int n = 0;
+
+	set_lock(set);
+	for (uint32_t i = 0; i < set->bells_len && n < room; i++) {
+		atomic_fetch_add(&set->bells[i].bell->refs, 1);
+		out[n++] = set->bells[i].bell;
+	}
+	set_unlock(set);
+	return n;
+}

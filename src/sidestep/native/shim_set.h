@@ -1,0 +1,128 @@
+/* shim_set.h - an epoll set whose members may be promoted, for the files that make it up. */
+#ifndef SIDESTEP_SHIM_SET_H
+#define SIDESTEP_SHIM_SET_H
+
+#include "shim.h"
+
+#define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
+#define INDEX_BITS 24
+#define AGE_BITS 8 /* an index is given anew with the next one: the kernel may still hold events of the last */
+#define NAME_BITS (INDEX_BITS + AGE_BITS)
+#define BELL_INDEX 0
+
+struct member {
+	struct set *set;
+	struct conn *conn;
+	struct member *next; /* of the conn */
+	int fd;
+	uint32_t index; /* in set->members; 0 is the bell */
+	uint8_t age;
+	uint32_t events;
+	uint64_t data;
+	bool managed;
+	bool hot;          /* in set->hot */
+	bool hinted;       /* its peer names it when there is news */
+	bool disabled;     /* one-shot has fired */
+	bool rx_ring;      /* receiving was by ring when it was last looked at */
+	bool by_tcp;       /* a direction was on TCP then */
+	uint32_t in_kernel; /* events of the kernel's entry */
+	bool armed;        /* edge: report what is true once, whatever has been seen */
+	bool out_armed;    /* edge: room is news */
+	uint32_t at;       /* in set->managed */
+	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
+	uint64_t seen_tail;
+	uint64_t pass;
+};
+
+struct set_bell {
+	struct bell *bell;
+	uint32_t refs;
+};
+
+struct feed {
+	struct remote_bell *bell;
+	uint64_t seen;
+	uint32_t refs;
+};
+
+struct set {
+	struct file file;
+	_Atomic uint32_t managed_len;
+	_Atomic uint32_t sitters; /* threads in the kernel's wait that do not know of any managed member */
+	uint32_t refs;            /* descriptor numbers */
+	_Atomic uint32_t users;   /* threads inside a call on it */
+	struct set *next_free;
+	pthread_mutex_t lock;
+	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the bells of that moment */
+	_Atomic bool managed_ever; /* the kernel may hold events with our data */
+	uint32_t owner_pid;        /* a forked child shares the kernel's set and takes nothing out of it */
+	_Atomic uint32_t user_pid; /* who has used it last; a child that has not does not change it */
+	int cancel_state;
+	int epfd;
+	uint64_t secret; /* 32 bits */
+	uint8_t age;
+	bool nested, shared;
+	struct member **members; /* by index */
+	_Atomic uint32_t members_len, members_live;
+	uint32_t members_cap;
+	uint32_t next_index; /* an index is given anew as late as can be */
+	struct member **managed;
+	uint32_t managed_cap;
+	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
+	bool told_level; /* in this pass: what stays true if the program does nothing */
+	struct bell *bell;
+	struct set_bell *bells; /* every bell with an entry in the kernel's set */
+	uint32_t bells_len, bells_cap;
+	/* with more than SCAN_MAX managed members */
+	bool hinting;           /* peers have been asked for hints */
+	bool scan_all;          /* hints were lost or are young: look at every member once */
+	uint32_t unhinted;      /* managed members nobody gives hints for */
+	struct member **hot;    /* members that were ready, or named, and may still be */
+	uint32_t hot_len, hot_cap;
+	struct feed *feeds;     /* the hint rings of the members' peers */
+	uint32_t feeds_len, feeds_cap;
+	uint32_t cursor;
+	bool kernel_filled;     /* the last look left no room for the rings */
+	_Atomic uint32_t watched; /* of the provider's socket; see rpc_watch() */
+	uint64_t pass;
+	_Atomic int64_t looked_at;
+	_Atomic uint32_t spin_ns;
+	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
+	enum { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
+};
+
+/* ---- shim_hint.c: set lock held ---- */
+bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size);
+void hot_add(struct set *set, struct member *member);
+void feed_enter(struct set *set, struct member *member);
+void feed_exit(struct set *set, struct member *member);
+void feeds_read(struct set *set);
+
+/* ---- shim_set.c ---- */
+struct set *set_get(int epfd);
+struct set *set_hold(int epfd);
+void set_release(struct set **set);
+#define HELD_SET struct set *__attribute__((cleanup(set_release)))
+void set_lock(struct set *set);
+void set_unlock(struct set *set);
+uint64_t new_secret(void);
+int set_created(int epfd);
+/* set lock held; with shim_lock, where members come or go */
+uint32_t kernel_events(const struct member *member);
+uint32_t member_name(const struct member *member);
+int kernel_set(struct member *member, int op);
+int kernel_plain(struct member *member, int op);
+void member_by_tcp(struct member *member, bool by_tcp);
+bool member_manage(struct member *member, int op);
+struct member *member_find(struct set *set, struct conn *conn, int fd);
+struct member *member_new(struct set *set, struct conn *conn, int fd, const struct epoll_event *event);
+void member_free(struct member *member);
+int member_fd(const struct member *member);
+void wake_set(struct set *set);
+
+/* ---- shim_ready.c: set lock held ---- */
+int collect(struct set *set, struct epoll_event *events, int room);
+int translate(struct set *set, const struct epoll_event *told, int len, struct epoll_event *events);
+bool concerns_others(struct set *set, int n, int max);
+
+#endif
