@@ -15,14 +15,12 @@ FILE_LINES_MAX: Final = 700
 FUNCTION_LINES_MAX: Final = 60
 
 LONG_FILES: Final[dict[str, int]] = {
-    "native/shim_conn.c": 2942,
     "native/shim_fd.c": 1326,
     "native/channel_module.c": 1149,
     "native/framing_module.c": 1134,
-    "native/shim_rpc.c": 1059,
+    "native/shim_rpc.c": 1062,
     "sdp/endpoint.py": 862,
     "provider/pairing.py": 857,
-    "native/shim.h": 768,
     "native/framing.c": 805,
     "provider/server.py": 763,
     "provider/far.py": 725,
@@ -47,17 +45,15 @@ LONG_FUNCTIONS: Final[dict[str, int]] = {
 
 # The shim's files, from the lowest: nobody calls who stands behind him here. How often that is broken, file by file.
 SHIM: Final = (
-    "channel", "shim", "shim_signal", "shim_slot", "shim_bell", "shim_spin", "shim_conn", "shim_explicit", "shim_reach",
-    "shim_rpc", "shim_wait", "shim_hint", "shim_set", "shim_ready", "shim_epoll", "shim_poll", "shim_views", "shim_io",
-    "shim_fd", "shim_embed",
+    "channel", "shim", "shim_signal", "shim_slot", "shim_bell", "shim_spin", "shim_arena", "shim_conn", "shim_count",
+    "shim_relayed", "shim_end", "shim_switch", "shim_events", "shim_hint", "shim_set", "shim_back", "shim_idle",
+    "shim_rpc", "shim_explicit", "shim_reach", "shim_native", "shim_wait", "shim_ready", "shim_call", "shim_recv",
+    "shim_send", "shim_close", "shim_epoll", "shim_poll", "shim_views", "shim_io", "shim_fd", "shim_embed",
 )  # fmt: skip
 SHIM_UP: Final[dict[str, int]] = {
-    "shim_conn": 14,
     "shim": 12,
-    "shim_reach": 5,
-    "shim_rpc": 2,
-    "shim_explicit": 1,
-    "shim_wait": 1,
+    "shim_conn": 2,
+    "shim_back": 1,
     "shim_fd": 1,
 }
 
@@ -120,7 +116,8 @@ def test_nobody_of_the_shim_calls_up() -> None:
     }
     up = {
         name: sum(
-            defined.get(one, at) > at for one in set(re.findall(r"\b(\w+)\(", (NATIVE / f"{name}.c").read_text()))
+            defined.get(one, at) > at
+            for one in set(re.findall(r"\b(\w+)\(", _COMMENT.sub("", (NATIVE / f"{name}.c").read_text())))
         )
         for at, name in enumerate(SHIM)
     }

@@ -246,3 +246,17 @@ void remote_bell_ring_slow(struct conn *conn, uint64_t generation)
 	word_add(conn->slot->doorbells_sent, 1);
 	errno = saved;
 }
+
+/*
+ * Lets a set be woken by the death of a provider, too: once, so that it disturbs no other wait. One that has been is told
+ * anew (a MOD does that), as a wait for something else, which knew of nothing to look at, may have taken the edge.
+ */
+bool conn_watch_life(const struct conn *conn, int epfd, uint64_t data)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
+	const struct remote_bell *bell = conn->remote_bell;
+
+	return !conn_relayed(conn) || atomic_load_explicit(&bell->dead, memory_order_relaxed) ||
+	       real.epoll_ctl(epfd, EPOLL_CTL_MOD, bell->life_fd, &event) == 0 ||
+	       real.epoll_ctl(epfd, EPOLL_CTL_ADD, bell->life_fd, &event) == 0 || errno == EEXIST;
+}

@@ -434,8 +434,8 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		return done;
 	}
 	/* a program that only asks moves the switch along, too */
-	if ((conn_notice(conn) && conn_obey(conn, fd)) || (!conn_switched(conn) && conn_progress(conn, fd)))
-		set_conn_switched(conn);
+	conn_heed(conn, fd);
+	conn_advance(conn, fd);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
 		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);

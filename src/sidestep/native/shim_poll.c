@@ -34,8 +34,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	struct conn *conn = poller->conns[i];
 	int fd = poller_fd(poller, i);
 
-	if (!conn_switched(conn) && conn_progress(conn, fd))
-		set_conn_switched(conn);
+	conn_advance(conn, fd);
 	bool on_ring = tx_by_ring(conn->slot);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
 	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {

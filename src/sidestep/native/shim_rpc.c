@@ -504,10 +504,13 @@ static void follow_order(const struct order *order)
 
 	if (!conn)
 		return; /* another process of the family has it, or it has ended */
-	if (order->type == RPC_DEMOTE)
+	if (order->type == RPC_DEMOTE) {
 		conn_demote(conn, fd, REASON_DEMOTED, false);
-	else
-		conn_promote(conn, fd);
+	} else if (conn_promote(conn, fd)) {
+		conn->backoff = 0;
+		word_store(conn->calls, config.promote_after_calls);
+		rpc_consider(conn, fd);
+	}
 }
 
 /* One thread after the other, or a later order might be followed before an earlier one. False: there was nothing to do. */

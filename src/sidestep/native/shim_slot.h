@@ -28,7 +28,7 @@ enum {
 	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
 	SLOT_PASSED = 1u << 14,    /* others may hold the socket whom `holders` does not count */
 	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
-	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see "a provider between" in shim_conn.c */
+	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see shim_relayed.c */
 	SLOT_NATIVE_FIN = 1u << 21, /* with it: the native socket told the end, but bytes may be on their way */
 	SLOT_NATIVE_RESET = 1u << 23, /* and it was a reset, which is left with the kernel until they have arrived */
 	SLOT_RELAY_OVER = 1u << 22, /* instead of it: the provider is gone, and no byte was with it; the segment's words stand */

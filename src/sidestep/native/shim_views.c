@@ -5,10 +5,154 @@
  * keeps views of it. It shows the ring twice, one after the other, so that every piece is contiguous. Receiving rings are
  * mapped read-only. The peer can write to the same memory at any time: what must not change while it is judged is copied.
  */
-#include "shim.h"
+#include "shim_call.h"
 
 #include <errno.h>
 #include <sys/mman.h>
+
+/* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
+int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
+{
+	struct conn_slot *slot = conn->slot;
+	int64_t there = 0;
+
+	if (!conn->managed)
+		return -EAGAIN;
+	conn_advance(conn, fd);
+	slot_lock(&slot->rx_lock);
+	if (conn->managed && rx_by_ring(slot)) {
+		there = channel_rx_avail(&conn->channel);
+		piece->offset = (uint32_t)(atomic_load(conn->channel.own_head) & (conn->channel.rx_size - 1));
+		piece->len = there > 0 ? (uint32_t)there : 0;
+		channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + piece->len);
+		piece->size = conn->channel.rx_size;
+	}
+	slot_unlock(&slot->rx_lock);
+	return there > 0 ? 0 : -EAGAIN;
+}
+
+static uint64_t rx_position(struct conn_slot *slot)
+{
+	return word_load(slot->rx_tcp_bytes) + word_load(slot->rx_ring_bytes);
+}
+
+/* 0; -ESTALE: others have read since; -EAGAIN: the bytes are on TCP. */
+int conn_consume(struct conn *conn, uint64_t position, size_t len)
+{
+	struct conn_slot *slot = conn->slot;
+	int result = -EAGAIN;
+
+	slot_lock(&slot->rx_lock);
+	if (rx_position(slot) != position) {
+		result = -ESTALE;
+	} else if (conn->managed && rx_by_ring(slot)) {
+		int64_t there = channel_rx_avail(&conn->channel);
+		if (there >= 0 && (size_t)there >= len) {
+			channel_rx_consume(&conn->channel, len);
+			word_store(slot->rx_ring_bytes, slot->rx_ring_bytes + len);
+			word_store(slot->rx_ring_msgs, slot->rx_ring_msgs + 1);
+			rx_finish(conn);
+			result = 0;
+		}
+	}
+	slot_unlock(&slot->rx_lock);
+	return result;
+}
+
+/*
+ * Room behind the tail, to be filled in place. Until it is committed or given back nobody else sends by ring, in this
+ * process or another: a send waits, as if the room were taken. 0; -EAGAIN: there is none; -ENOTCONN: the bytes do not go
+ * by ring, or send() has to tell why they go nowhere; -EDEADLK: this thread has the room already.
+ */
+int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece)
+{
+	struct conn_slot *slot = conn->slot;
+	enum step step = STEP_NATIVE;
+	bool moved_over = false;
+	size_t room = 0;
+
+	/* a sleeper of another process would not be told when the room is given back */
+	if (!conn->managed || !conn_alone(conn))
+		return -ENOTCONN;
+	conn_advance(conn, fd);
+	slot_lock(&slot->tx_lock);
+	if (conn->managed) {
+		bool on_ring = tx_by_ring(slot);
+		uint32_t error = word_load(slot->error);
+		step = error || slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) ? STEP_NATIVE
+		                                                                          : tx_room_look(conn, fd, wanted, &room);
+		moved_over = on_ring != (tx_by_ring(slot));
+	}
+	if (step == STEP_DONE) {
+		uint64_t tail = atomic_load(conn->channel.own_tail);
+		piece->serial = conn->serial;
+		piece->position = tail;
+		piece->offset = (uint32_t)(tail & (conn->channel.tx_size - 1));
+		piece->len = (uint32_t)(room < wanted ? room : wanted);
+		piece->size = conn->channel.tx_size;
+		atomic_store(&slot->tx_reserver, (uint64_t)shim_pid << 32 | self.tid);
+		slot_set(slot, SLOT_RESERVED);
+	}
+	slot_unlock(&slot->tx_lock);
+	if (unlikely(moved_over))
+		set_conn_switched(conn);
+	if (step != STEP_EMPTY)
+		return step == STEP_DONE ? 0 : -ENOTCONN;
+	if (slot_has(slot, SLOT_RESERVED) && reserved_by_self(conn))
+		return -EDEADLK;
+	atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
+	full_fence();
+	set_conn_arm(conn, false);
+	return -EAGAIN;
+}
+
+static void unreserve(struct conn *conn)
+{
+	slot_clear(conn->slot, SLOT_RESERVED); /* full fence: those that wait store want_space, then look */
+	if (conn->managed && atomic_load(&conn->channel.tx_line->want_space))
+		conn_wake_own(conn);
+}
+
+/* Sends what was written there. 0; -ENOTCONN: it does not go by ring any more, and is reserved as before. */
+int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len)
+{
+	struct conn_slot *slot = conn->slot;
+	bool done = false;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) && len <= piece->len &&
+	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid && /* a child of fork() has it only by memory */
+	    tx_by_ring(slot) && atomic_load(conn->channel.own_tail) == piece->position &&
+	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) && !word_load(slot->error)) {
+		tx_cpu(conn);
+		channel_tx_publish(&conn->channel, len);
+		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
+		word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
+		full_fence(); /* between publishing tail and reading the bell */
+		conn_ring(conn);
+		unreserve(conn);
+		done = true;
+	}
+	slot_unlock(&slot->tx_lock);
+	if (!done)
+		return -ENOTCONN;
+	conn_heed(conn, fd); /* a recall may have crossed it, as in conn_send() */
+	if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
+		atomic_store_explicit(&trim_due, true, memory_order_relaxed);
+	return 0;
+}
+
+/* Gives the room back, if it is this process that has it. */
+void conn_unreserve(struct conn *conn, uint64_t serial)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->serial == serial && slot_has(slot, SLOT_RESERVED) &&
+	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid)
+		unreserve(conn);
+	slot_unlock(&slot->tx_lock);
+}
 
 /* The bytes that have come by ring. 0 or -EAGAIN, as conn_look(); serial and position are told in any case, 0 and 0 of a
  * socket that is not tracked. */

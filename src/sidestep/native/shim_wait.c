@@ -114,20 +114,6 @@ int self_bell_fd(struct bell *const *bells, int bells_len)
 	return self.bell_epfd;
 }
 
-/*
- * Lets a set be woken by the death of a provider, too: once, so that it disturbs no other wait. One that has been is told
- * anew (a MOD does that), as a wait for something else, which knew of nothing to look at, may have taken the edge.
- */
-bool conn_watch_life(const struct conn *conn, int epfd, uint64_t data)
-{
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
-	const struct remote_bell *bell = conn->remote_bell;
-
-	return !conn_relayed(conn) || atomic_load_explicit(&bell->dead, memory_order_relaxed) ||
-	       real.epoll_ctl(epfd, EPOLL_CTL_MOD, bell->life_fd, &event) == 0 ||
-	       real.epoll_ctl(epfd, EPOLL_CTL_ADD, bell->life_fd, &event) == 0 || errno == EEXIST;
-}
-
 void self_life_watch(const struct conn *conn)
 {
 	if (!conn_watch_life(conn, self.bell_epfd, 0))
@@ -347,8 +333,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	bell_sleep_begin(bell); /* full fence */
-	if (unlikely(!conn_switched(conn)) && conn_progress(conn, fd)) /* the peer may have consented since, unheard */
-		set_conn_switched(conn);
+	conn_advance(conn, fd); /* the peer may have consented since, unheard */
 	pthread_cleanup_push(sleep_cancelled, conn);
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
 		int error;

@@ -29,7 +29,7 @@ from sidestep.provider.users import ROOT
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Visited
 
 _PROC: Final = Path("/proc")
-_ARENA: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_conn.c)
+_ARENA: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_arena.c)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,260 @@
+/*
+ * shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again.
+ */
+#include "shim_switch.h"
+
+#include <errno.h>
+
+#define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
+#define FLUSH_TURN_MS 100
+#define HANDED_TURNS 10000     /* milliseconds that a call that must go by TCP waits until a provider has told our offset */
+#define ASKED_TURNS 1000       /* and that the peer was asked back to TCP, which it will be in any case */
+#define READ_TURNS 200         /* and that a peer has read its ring, which nobody can be asked for any more */
+
+void conn_pin(struct conn *conn, enum reason_code reason)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (reason == REASON_PASSED)
+		slot_set(slot, SLOT_PASSED);
+	if (slot_has(slot, SLOT_PIN) || (reason == REASON_DEMOTED && slot_has(slot, SLOT_DEMOTED)))
+		return;
+	slot_set(slot, reason == REASON_DEMOTED ? SLOT_DEMOTED : SLOT_PIN);
+	word_store(slot->reason, reason);
+	if (word_load(slot->state) == STATE_OFFERED) {
+		/* The other end may hold the channel already, and can have no second one: it is taken, and rests. */
+		if (reason == REASON_DEMOTED)
+			return;
+		rpc_withdraw(conn);
+	}
+	if (!atomic_load(&conn->managed))
+		word_store(slot->state, STATE_PINNED);
+}
+
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
+{
+	struct conn_slot *slot = conn->slot;
+	int failed = channel_map(&conn->channel, segment_fd, side, &slot->tx_tail,
+	                         &slot->rx_head, &slot->tx_head_seen);
+
+	if (failed)
+		return failed;
+	conn->remote_bell = remote;
+	conn->bell = local;
+	conn->probe_countdown = PROBE_EVERY;
+	word_store(slot->state, STATE_ATTACHED);
+	word_store(slot->reason, REASON_WAITING_FOR_PEER);
+	atomic_store(&conn->managed, 1);
+	if (slot_has(slot, SLOT_DEMOTED)) { /* while it was offered; conn_demote() sets it first and asks for `managed` then */
+		word_store(slot->state, STATE_PINNED);
+		word_store(slot->reason, REASON_DEMOTED);
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
+	}
+	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
+	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
+		atomic_store(&conn->channel.local->shut_wr, 1);
+	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
+	full_fence();
+	conn_ring(conn);
+	shim_log("fd %d attached as side %d", fd, side);
+	return 0;
+}
+
+/* Sends what was recalled, waiting a little where TCP's buffer is full. What cannot go out must not end as if it had. */
+static void flush(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	for (int turn = 0; turn < FLUSH_TURNS && tx_is(slot, TX_RESEND); turn++) {
+		slot_lock(&slot->tx_lock);
+		bool done = !conn->managed || tx_resend(conn, fd);
+		slot_unlock(&slot->tx_lock);
+		struct pollfd room = {.fd = fd, .events = POLLOUT};
+		if (!done)
+			raw_poll(&room, 1, FLUSH_TURN_MS);
+	}
+	if (tx_is(slot, TX_RESEND)) {
+		struct sockaddr none = {.sa_family = AF_UNSPEC};
+		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
+		slot_lock(&slot->tx_lock);
+		if (tx_is(slot, TX_RESEND))
+			tx_move(slot, TX_ON_RESENT);
+		slot_unlock(&slot->tx_lock);
+		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
+	}
+}
+
+/* Before the end of our direction is told: what the peer has recalled goes first, and from then on it can recall nothing. */
+void conn_end_sending(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && tx_is(slot, TX_RING)) {
+		if (channel_decide(&conn->channel.local->tx_back, word_load(slot->tx_round), CHANNEL_ENDED) == CHANNEL_RECALLED)
+			tx_back(conn, fd);
+		else
+			tx_move(slot, TX_ON_END);
+	} else if (conn->managed && !tx_follows(conn)) {
+		tx_recalled(conn, fd);
+	}
+	slot_unlock(&slot->tx_lock);
+	if (tx_is(slot, TX_RESEND))
+		flush(conn, fd);
+}
+
+/* What we have recalled was not asked for within a moment: will nobody send it? A peer that has ended will not, unless it
+ * had heard before, which the provider alone knows. */
+static bool recall_fails(struct conn *conn, int fd)
+{
+	if (!relay_gone(conn)) {
+		if (!kernel_fin(fd) || relay_handed(conn, CHANNEL_HANDED_ASKED, HANDED_TURNS))
+			return false;
+		if (!relay_gone(conn))
+			return true;
+	}
+	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET);
+}
+
+/*
+ * Before the socket is passed on: ends our round, and gives the peer a moment for what the ring holds. Should it be passed on
+ * there as well, nobody would be left whom it could ask to send that again.
+ */
+void conn_leave_ring(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->tx_lock);
+	bool moved = conn->managed && tx_by_ring(slot) && tx_handed(conn);
+	if (moved) {
+		tx_back(conn, fd);
+		full_fence();
+		conn_ring(conn);
+	}
+	slot_unlock(&slot->tx_lock);
+	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
+	                   !slot_has(slot, SLOT_RESET | SLOT_PEER_GONE); turn++)
+		raw_poll(NULL, 0, 1);
+}
+
+/*
+ * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
+ * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
+ * comes again by TCP: for a socket whose next reader has no shim.
+ */
+void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall)
+{
+	struct conn_slot *slot = conn->slot;
+	int saved = errno;
+	bool stranger = recall, moved = false, asked_peer = false, relayed = false;
+	bool waits = reason != REASON_DEMOTED; /* else all calls go on to come here, and one of the next will do */
+
+	conn_pin(conn, reason);
+	if (reason == REASON_DEMOTED && slot_has(slot, SLOT_PIN))
+		return; /* it is on TCP, or on its way there, for a better reason */
+	if (!conn->managed)
+		return;
+	if (conn_relayed(conn) && waits) {
+		slot_lock(&slot->tx_lock); /* who was just switching to the ring has done so */
+		bool unheard = conn->managed && tx_by_ring(slot) && !tx_handed(conn);
+		slot_unlock(&slot->tx_lock);
+		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
+			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
+	}
+	slot_lock(&slot->rx_lock);
+	slot_lock(&slot->tx_lock);
+	if (conn->managed) {
+		struct channel_side *remote = conn->channel.remote;
+
+		moved = tx_by_ring(slot) && (waits || tx_handed(conn));
+		if (moved)
+			tx_back(conn, fd);
+		/* else the kernel, or somebody without a shim, sends what we do not see */
+		if (reason != REASON_DEMOTED && !tx_follows(conn))
+			tx_recalled(conn, fd);
+		if (rx_watches(slot)) {
+			relayed = conn_relayed(conn);
+			/* A peer that is gone can send nothing again: what is in the ring is read from there. */
+			if (slot_has(slot, SLOT_FIN))
+				recall = false;
+			if (recall) {
+				atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
+				/* One that has gone back by itself may have sent by TCP since, and one that has ended sends no more: first
+				 * the ring, then TCP. */
+				uint32_t round = word_load(slot->rx_round);
+				uint32_t how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
+				if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
+					how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
+				recall = how == CHANNEL_RECALLED;
+			}
+			if (recall)
+				rx_move(slot, RX_ON_RECALL);
+			atomic_fetch_or(&conn->channel.local->notice, recall ? CHANNEL_RECALL : CHANNEL_DEMOTE);
+			asked_peer = true;
+		}
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and do not think of coming back by yourself */
+		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
+			word_store(slot->reason, reason);
+		word_store(slot->state, STATE_PINNED);
+		full_fence();
+		conn_ring(conn);
+		shim_log("fd %d: demoted (%d)", fd, (int)reason);
+	}
+	slot_unlock(&slot->tx_lock);
+	slot_unlock(&slot->rx_lock);
+	if (asked_peer && waits && relayed && !slot_has(slot, SLOT_RESET) &&
+	    !relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS) && recall && recall_fails(conn, fd))
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends again what we have not read */
+	if (stranger && tx_is(slot, TX_RESEND))
+		flush(conn, fd); /* who has the socket next knows nothing of it */
+	if (moved)
+		conn_wake_own(conn); /* threads that wait for room in the ring: there may be some in TCP's buffer */
+	set_conn_switched(conn);
+	errno = saved;
+}
+
+/*
+ * Takes back what a command has decided by REASON_DEMOTED, and does not wait where we left the ring of our own accord. What
+ * keeps the connection on TCP for good stands. True: it has no channel, and may be offered at once.
+ */
+bool conn_promote(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->rx_lock);
+	slot_lock(&slot->tx_lock);
+	uint32_t state = word_load(slot->state);
+	bool stays = slot_has(slot, SLOT_PIN | SLOT_RESET | SLOT_RELAYED), was_demoted = slot_has(slot, SLOT_DEMOTED);
+	slot_clear(slot, SLOT_DEMOTED);
+	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER) {
+		word_store(slot->tx_retry_ns, 0);
+		word_store(slot->tx_left, 0);
+	}
+	if (!stays && conn->managed) {
+		/* While a recall stands, only the end of the round takes back what was asked for; see rx_open(). */
+		if (was_demoted && !slot_has(slot, SLOT_RD_SHUT) &&
+		    !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
+			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
+		if (state == STATE_PINNED && !rx_is(slot, RX_BARRED) && !word_load(slot->tx_retry_ns)) {
+			word_store(slot->state, STATE_ATTACHED);
+			word_store(slot->reason, REASON_WAITING_FOR_PEER);
+			mark_promoted(conn);
+		}
+		full_fence();
+		conn_ring(conn);
+	} else if (!stays && was_demoted && state == STATE_PINNED) {
+		word_store(slot->state, STATE_NATIVE);
+		word_store(slot->reason, REASON_YOUNG);
+	}
+	bool managed = conn->managed;
+	slot_unlock(&slot->tx_lock);
+	slot_unlock(&slot->rx_lock);
+	if (stays)
+		return false;
+	shim_log("fd %d: may be promoted again", fd);
+	if (managed) {
+		conn_progress(conn, fd);
+		set_conn_switched(conn);
+	}
+	return !managed && word_load(slot->state) == STATE_NATIVE;
+}

@@ -1,0 +1,272 @@
+/*
+ * shim_base.h - what every file of the shim stands on: its threads, critical sections and locks, its settings, and calls
+ * that no hook of ours sees.
+ */
+#ifndef SIDESTEP_SHIM_BASE_H
+#define SIDESTEP_SHIM_BASE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "bell.h"
+#include "layout.h"
+#include "shim_real.h"
+#include "shim_slot.h"
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#define EXPORT __attribute__((visibility("default")))
+
+struct bell;
+
+#define DEFERRED_MAX 8 /* signals that came in a critical section; one more runs at once */
+
+struct thread {
+	uint32_t tid;
+	uint32_t critical;         /* nesting of critical sections */
+	uint32_t signals_deferred;
+	int cancel_state;          /* before the outermost lock was taken */
+	volatile uint64_t signals;             /* handlers run on this thread */
+	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
+	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
+	struct bell *bell;
+	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
+	uint32_t bells_len;
+	uint64_t bells[32];        /* serials of the bells in bell_epfd */
+	_Atomic uint32_t bell_watched;     /* of the provider's socket there; see rpc_watch() */
+	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and bells as above */
+	uint32_t wait_bells_len;
+	_Atomic uint32_t wait_watched;
+	uint32_t watched_next;
+	uint64_t wait_bells[8];
+	struct {
+		uint64_t serial; /* of the conn; 0: free */
+		int fd;
+	} watched[4]; /* sockets in wait_epfd */
+	siginfo_t *deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
+	bool registered;
+};
+
+extern __thread struct thread self;
+extern pthread_mutex_t shim_lock;
+extern uint32_t shim_pid;
+
+struct config {
+	bool disabled;
+	uint32_t promote_after_calls;
+	uint64_t promote_after_bytes;
+	bool promote_set; /* from the environment: the provider's defaults do not apply */
+	uint32_t ring_size;
+	bool ring_size_set;
+	uint32_t spin_ns;
+	int ncpus;
+	bool from_root; /* root started us, or what became us: the provider is to know what we become */
+	char socket[108]; /* of the provider, as sun_path holds it; empty: none */
+	bool embedded; /* loaded by a process that was started without us; see shim_embed.c */
+	bool opt_in;   /* only sockets that were adopted are tracked; see shim_embed.c */
+};
+extern struct config config;
+
+void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- time and CPU ---- */
+static inline int64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec * 1000000000ll + ts.tv_nsec;
+}
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+static inline void full_fence(void)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+uint32_t cpu_now(void); /* current CPU + 1 */
+
+/* ---- critical sections ---- */
+void critical_flush(void);
+static inline void critical_enter(void)
+{
+	self.critical++;
+	atomic_signal_fence(memory_order_seq_cst);
+}
+static inline void critical_leave(void)
+{
+	atomic_signal_fence(memory_order_seq_cst);
+	if (--self.critical == 0 && unlikely(self.signals_deferred))
+		critical_flush();
+}
+
+/* ---- system calls that are no cancellation points: for use under locks ---- */
+static inline int raw_poll(struct pollfd *fds, nfds_t len, int timeout_ms)
+{
+	struct timespec limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000000l};
+
+	return (int)real.syscall(SYS_ppoll, (long)fds, (long)len, (long)&limit, 0, _NSIG / 8, 0);
+}
+static inline ssize_t raw_write(int fd, const void *buf, size_t n)
+{
+	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
+}
+/* Wakes all who sleep on a bell's eventfd, and never waits; see bell.h. */
+static inline bool raw_ring(int fd)
+{
+	uint64_t taken;
+	struct iovec into = {&taken, sizeof(taken)};
+
+	return real.syscall(SYS_preadv2, fd, (long)&into, 1, -1, -1, RWF_NOWAIT) == sizeof(taken);
+}
+static inline ssize_t raw_send(int fd, const void *buf, size_t n, int flags)
+{
+	return real.syscall(SYS_sendto, fd, (long)buf, (long)n, flags, 0, 0);
+}
+static inline ssize_t raw_recv(int fd, void *buf, size_t n, int flags)
+{
+	return real.syscall(SYS_recvfrom, fd, (long)buf, (long)n, flags, 0, 0);
+}
+static inline ssize_t raw_recvmsg(int fd, struct msghdr *message, int flags)
+{
+	return real.syscall(SYS_recvmsg, fd, (long)message, flags, 0, 0, 0);
+}
+static inline ssize_t raw_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	return real.syscall(SYS_sendmsg, fd, (long)message, flags, 0, 0, 0);
+}
+static inline int raw_epoll_look(int epfd, struct epoll_event *events, int max)
+{
+	return (int)real.syscall(SYS_epoll_pwait, epfd, (long)events, max, 0, 0, _NSIG / 8);
+}
+static inline int raw_close(int fd)
+{
+	return (int)real.syscall(SYS_close, fd, 0, 0, 0, 0, 0);
+}
+static inline int64_t deadline_after(int64_t timeout_ns)
+{
+	int64_t now = now_ns();
+
+	return timeout_ns < 0 || timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+}
+static inline int64_t timespec_ns(const struct timespec *ts)
+{
+	return ts->tv_sec > 9000000000ll ? INT64_MAX : ts->tv_sec * 1000000000ll + ts->tv_nsec;
+}
+
+void shim_lock_take(void);
+void shim_lock_drop(void);
+
+/* ---- slot locks: the holder's tid; a dead holder's lock is taken over ---- */
+void slot_lock_slow(_Atomic uint32_t *lock);
+void conn_lock_broken(const void *lock);
+extern bool arena_shared;
+uint32_t thread_init(void);
+bool task_dead(uint32_t id, bool process);
+
+static inline void slot_lock(_Atomic uint32_t *lock)
+{
+	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
+
+	critical_enter();
+	if (unlikely(!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire,
+	                                                      memory_order_relaxed)))
+		slot_lock_slow(lock);
+}
+bool slot_trylock(_Atomic uint32_t *lock);
+static inline void slot_unlock(_Atomic uint32_t *lock)
+{
+	atomic_store_explicit(lock, 0, memory_order_release);
+	critical_leave();
+}
+
+/*
+ * What no other thread changes needs no bus lock, which costs more than all the rest of a call that stays native: a signal
+ * comes before an instruction or after it. libc says whether there is another thread (sys/single_threaded.h).
+ */
+extern const char *one_thread; /* points to a word that is not 0 as long as this process has one */
+/* Adds; `alone`: no other process has the word either. */
+static inline void word_count64(_Atomic uint64_t *word, uint64_t value, bool alone)
+{
+#if defined(__x86_64__)
+	if (likely(alone)) {
+		__asm__("addq %1, %0" : "+m"(*word) : "er"(value) : "cc");
+		return;
+	}
+#endif
+	(void)alone;
+	word_add(*word, value);
+}
+/* The same, with a full fence where there is somebody to be ordered with. */
+static inline void word_count32(_Atomic uint32_t *word, uint32_t value, bool alone)
+{
+#if defined(__x86_64__)
+	if (likely(alone)) {
+		__asm__ volatile("addl %1, %0" : "+m"(*word) : "er"(value) : "cc", "memory");
+		return;
+	}
+#endif
+	(void)alone;
+	atomic_fetch_add(word, value);
+}
+/* Takes one off. True: it was the last. */
+static inline bool refs_drop(_Atomic uint32_t *refs)
+{
+#if defined(__x86_64__)
+	if (likely(*one_thread)) {
+		bool last;
+		__asm__ volatile("subl $1, %0" : "+m"(*refs), "=@ccz"(last) : : "memory");
+		return last;
+	}
+#endif
+	return atomic_fetch_sub(refs, 1) == 1;
+}
+/* Adds one, if there is any. */
+static inline bool refs_take(_Atomic uint32_t *refs)
+{
+	uint32_t found = atomic_load_explicit(refs, memory_order_relaxed);
+	bool taken;
+
+	do {
+		if (unlikely(found == 0))
+			return false;
+#if defined(__x86_64__)
+		if (likely(*one_thread)) {
+			__asm__ volatile("cmpxchgl %3, %0"
+			                 : "+m"(*refs), "+a"(found), "=@ccz"(taken)
+			                 : "r"(found + 1)
+			                 : "memory");
+			continue;
+		}
+#endif
+		taken = atomic_compare_exchange_weak(refs, &found, found + 1);
+	} while (unlikely(!taken));
+	return true;
+}
+
+#endif

@@ -1,0 +1,164 @@
+/*
+ * shim_close.c - the end of a descriptor, and of the connection with its last one.
+ */
+#include "shim_switch.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+#define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
+
+/* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
+void tell_close(struct conn *conn, int fd)
+{
+	const struct linger reset = {.l_onoff = 1};
+
+	if (!atomic_load(&conn->managed) || !conn_alone(conn))
+		return;
+	/* Data left unread makes TCP reset (RFC 1122 4.2.2.13). The kernel sees that of its own; ring bytes count even while
+	 * receiving is still on TCP. */
+	if (!rx_over(conn->slot) && channel_rx_peek(&conn->channel) != 0)
+		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	conn_end_sending(conn, fd);
+	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
+	full_fence();
+	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+}
+
+/* close() as the kernel makes it lingers for the program that asked for it. */
+static void linger_out(int fd, int seconds)
+{
+	int64_t deadline = deadline_after(seconds * 1000000000ll);
+	struct tcp_info info;
+	socklen_t len = sizeof(info);
+
+	while (now_ns() < deadline && real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+	       (info.tcpi_state == TCP_FIN_WAIT1 || info.tcpi_state == TCP_CLOSING || info.tcpi_state == TCP_LAST_ACK))
+		raw_poll(NULL, 0, LINGER_TURN_MS);
+}
+
+/*
+ * The last holder closes, and the provider has not yet read the message that brings it a duplicate of the socket: for as
+ * long the kernel would not take the close for one. What tcp_close() does is done here.
+ */
+static void end_lent(struct conn *conn, int fd, bool exiting)
+{
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+	struct linger how = {0};
+	socklen_t len = sizeof(how);
+	int unread = 0;
+
+	/* a call asleep on the socket lives on, and so does the stream; see linger(). Who was given it may have it still. */
+	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_sitters) || word_load(conn->slot->tx_sitters) ||
+	    !rpc_lent(conn) || !conn_alone(conn))
+		return;
+	real.getsockopt(fd, SOL_SOCKET, SO_LINGER, &how, &len);
+	if ((real.ioctl(fd, SIOCINQ, &unread) == 0 && unread) || (how.l_onoff && !how.l_linger)) {
+		real.connect(fd, &none, sizeof(none)); /* RFC 1122 4.2.2.13: a reset */
+		return;
+	}
+	if (real.shutdown(fd, SHUT_RDWR) == 0 && how.l_onoff && !exiting)
+		linger_out(fd, how.l_linger);
+	shim_log("fd %d ended for the duplicate that the provider has not read", fd);
+}
+
+/*
+ * The kernel lets a call that sleeps on a socket live on after close(): what comes still reaches it, and the end is told
+ * when it returns. True: there is such a call, and conn_destroy() tells it.
+ */
+static bool linger(struct conn *conn, int fd)
+{
+	full_fence(); /* between taking the number away and looking for waiters, who do it the other way round */
+	if (!atomic_load(&conn->managed) || !atomic_load(&conn->waiters))
+		return false;
+	int copy = own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0));
+	if (copy < 0)
+		return false;
+	atomic_store(&conn->linger_fd, copy);
+	return true;
+}
+
+void conn_destroy(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn->linger_fd >= 0)
+		tell_close(conn, conn->linger_fd);
+	if (unlikely(conn->explicit))
+		explicit_unref(conn->explicit);
+	conn->explicit = NULL;
+	if (atomic_load(&conn->managed)) {
+		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
+		slot_lock(&slot->rx_lock);
+		slot_lock(&slot->tx_lock);
+		atomic_store(&conn->managed, 0);
+		channel_unmap(&conn->channel);
+		slot_unlock(&slot->tx_lock);
+		slot_unlock(&slot->rx_lock);
+	}
+	conn_free(conn);
+}
+
+/*
+ * The socket goes on with somebody who has no shim, while the ring holds bytes that the peer cannot take back any more, as
+ * it has ended its direction. A stream with a hole must not look whole: it is reset.
+ */
+void conn_abandon(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	/* in this order: who is just going back (another process, about to exec) says so once it has recalled what it can */
+	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !rx_watches(slot) ||
+	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
+	    slot_has(slot, SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
+		return;
+	real.connect(fd, &none, sizeof(none));
+	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
+}
+
+void conn_forget(int fd, bool closing)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (!conn)
+		return;
+	bool lasting = atomic_load(&conn->fds) > 1;
+	if (closing && lasting && set_names(conn, fd))
+		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, false); /* nobody can change that registration any more */
+	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
+	if (closing && !lasting && word_load(conn->slot->holders) <= 2) /* we, and who was given it */
+		conn_abandon(conn, fd);
+	if (closing && !lasting && !linger(conn, fd))
+		tell_close(conn, fd);
+	if (closing && !lasting && unlikely(atomic_load(&conn->lent)))
+		end_lent(conn, fd, false);
+	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
+	if (has_members(conn))
+		set_conn_closed(conn, fd, last);
+	if (last) {
+		if (word_load(conn->slot->state) == STATE_OFFERED)
+			rpc_withdraw(conn);
+	} else if (word_load(conn->slot->fd) == (uint32_t)fd) {
+		word_store(conn->slot->fd, (uint32_t)-1);
+	}
+	conn_unref(conn);
+}
+
+void conn_family_exit(void)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && (int)fd == conn_fd(conn)) {
+			tell_close(conn, (int)fd);
+			if (unlikely(atomic_load(&conn->lent)))
+				end_lent(conn, (int)fd, true);
+			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
+			if (foreign_pids)
+				atomic_fetch_sub(&conn->slot->holders, 1);
+		}
+	}
+}

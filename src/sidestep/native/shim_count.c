@@ -1,0 +1,71 @@
+/*
+ * shim_count.c - whether the kernel has counted the bytes that we have.
+ */
+#include "shim_switch.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <linux/sockios.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+/* linux/tcp.h: libc's struct tcp_info ends before the byte counts, so they are read by the kernel ABI's offsets. */
+enum { TCPI_STATE = 0, TCPI_BYTES_ACKED = 120, TCPI_BYTES_RECEIVED = 128, TCPI_SIZE = 136 };
+
+static bool tcp_info_get(int fd, uint8_t info[TCPI_SIZE])
+{
+	socklen_t len = TCPI_SIZE;
+
+	return real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len) == 0 && len == TCPI_SIZE;
+}
+
+static bool tcp_info_fin(const uint8_t info[TCPI_SIZE])
+{
+	uint8_t state = info[TCPI_STATE];
+
+	return state != TCP_ESTABLISHED && state != TCP_FIN_WAIT1 && state != TCP_FIN_WAIT2;
+}
+
+static uint64_t tcp_info_u64(const uint8_t info[TCPI_SIZE], int offset)
+{
+	uint64_t value;
+
+	memcpy(&value, info + offset, sizeof(value));
+	return value;
+}
+
+enum count rx_count(struct conn *conn, int fd)
+{
+	uint8_t info[TCPI_SIZE];
+	int before = 0, after = 0;
+
+	if (real.ioctl(fd, FIONREAD, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, FIONREAD, &after) < 0)
+		return COUNT_DIFFERS;
+	if (before != after)
+		return COUNT_UNSTABLE;
+	uint64_t read = tcp_info_u64(info, TCPI_BYTES_RECEIVED) - (uint64_t)before - (tcp_info_fin(info) ? 1 : 0);
+	return read == word_load(conn->slot->rx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
+}
+
+enum count tx_count(struct conn *conn, int fd)
+{
+	uint8_t info[TCPI_SIZE];
+	int before = 0, after = 0;
+
+	if (real.ioctl(fd, SIOCOUTQ, &before) < 0 || !tcp_info_get(fd, info) || real.ioctl(fd, SIOCOUTQ, &after) < 0)
+		return COUNT_DIFFERS;
+	if (before != after)
+		return COUNT_UNSTABLE;
+	uint64_t acked = tcp_info_u64(info, TCPI_BYTES_ACKED);
+	if (conn->slot->role == ROLE_ACTIVE && acked > 0)
+		acked--; /* the SYN */
+	return acked + (uint64_t)before == word_load(conn->slot->tx_tcp_bytes) ? COUNT_EQUAL : COUNT_DIFFERS;
+}
+
+/* Whether the peer's FIN has come, which a socket whose reading was shut down does not tell by its end. */
+bool kernel_fin(int fd)
+{
+	uint8_t info[TCPI_SIZE];
+
+	return tcp_info_get(fd, info) && tcp_info_fin(info);
+}

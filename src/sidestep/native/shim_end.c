@@ -1,0 +1,154 @@
+/*
+ * shim_end.c - how the stream of the peer ends: what its kernel says, and what the ring and its words say beside that.
+ */
+#include "shim_switch.h"
+
+#include <errno.h>
+
+/* Whether the ring is where the peer reads what it has not read of us. */
+static bool tx_in_ring(const struct conn *conn)
+{
+	uint32_t round = word_load(conn->slot->tx_round);
+
+	if (slot_has(conn->slot, SLOT_RELAY_OVER))
+		return false; /* the head that we see is the provider's last, not the peer's */
+	if (tx_by_ring(conn->slot))
+		return true;
+	uint32_t follows = atomic_load(&conn->channel.local->tx_follows);
+	return atomic_load(&conn->channel.local->tx_back) == (round << 2 | CHANNEL_BACK) &&
+	       (follows >> 2 != round || (follows & 3) == CHANNEL_BACK);
+}
+
+/* How the peer ends is to be judged here: its kernel knows nothing of what it leaves in the ring. */
+bool conn_judges_end(const struct conn *conn)
+{
+	return tx_by_ring(conn->slot) || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
+}
+
+/*
+ * There are bytes on TCP, and in round `round` we read the ring: the peer has gone back, or breaks the rules. That we have
+ * recalled the rest is only its word, unless whoever holds the lock is just doing so; he looks himself.
+ */
+static bool rx_astray(struct conn *conn, uint32_t round)
+{
+	struct conn_slot *slot = conn->slot;
+	bool held = word_load(slot->rx_lock) == self.tid;
+
+	if (!held && !slot_trylock(&slot->rx_lock))
+		return false;
+	bool astray = rx_by_ring(slot) && word_load(slot->rx_round) == round && !conn_peer_back(conn);
+	if (!held)
+		slot_unlock(&slot->rx_lock);
+	return astray;
+}
+
+static void probe(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool relayed = conn_relayed(conn);
+	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
+	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
+	uint32_t round = atomic_load(&slot->rx_round); /* before the path: it is that round's */
+	bool on_ring = rx_by_ring(slot), end_known = true;
+	int saved = errno;
+
+	if (slot_has(slot, SLOT_RESET) ||
+	    (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE) && !(relayed && relay_gone(conn))))
+		return;
+	/* Its FIN may stand behind bytes that the program does not read. Where it asked us back to TCP, somebody else may go on
+	 * with the socket, and the kernel will know. */
+	if ((conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_DEMOTE | CHANNEL_RECALL)) == CHANNEL_CLOSED)
+		slot_set(slot, SLOT_PEER_GONE);
+	int told_of = raw_poll(asked_of, 1 + relayed, 0);
+	struct pollfd native = asked_of[0];
+	if (relayed && asked_of[1].revents)
+		atomic_store(&conn->remote_bell->dead, true);
+	if (relayed && relay_gone(conn)) {
+		relay_lost(conn, fd);
+		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
+	}
+	bool reset = slot_has(slot, SLOT_RESET);
+	if (told_of <= 0 || (native.revents & POLLNVAL)) {
+		errno = saved;
+		return;
+	}
+	if ((native.revents & POLLERR) && relayed && !slot_has(slot, SLOT_RESET) && relay_reset_waits(conn)) {
+		errno = saved;
+		return;
+	}
+	bool fin = native.revents & (POLLRDHUP | POLLHUP);
+	if (fin && slot_has(slot, SLOT_RD_SHUT))
+		fin = kernel_fin(fd); /* our own shutdown says the same */
+	if (native.revents & POLLERR) {
+		if (on_ring) {
+			int error = 0;
+			socklen_t len = sizeof(error);
+			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
+			if (reset && error == EPIPE)
+				error = 0; /* it was a reset behind a FIN, which came without the bytes that are lost */
+			if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
+				word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
+			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+		} else {
+			slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
+		}
+	} else if (on_ring && (native.revents & POLLIN)) {
+		/* bytes on TCP after the switch: only of a peer that has gone back to it */
+		char byte;
+		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 && rx_astray(conn, round))
+			conn_violation(conn, fd);
+	}
+	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
+		end_known = relay_ended(conn);
+		fin = end_known || !rx_watches(slot);
+	}
+	if (fin && !slot_has(slot, SLOT_RESET)) {
+		uint32_t bits = SLOT_FIN;
+		const struct channel_side *remote = conn->channel.remote;
+		bool closed = atomic_load_explicit(&remote->notice, memory_order_acquire) & CHANNEL_CLOSED;
+		bool shut = atomic_load_explicit(&remote->shut_wr, memory_order_acquire);
+
+		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
+		if (end_known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
+			bits |= SLOT_PEER_GONE;
+			/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
+			bool in_ring = tx_in_ring(conn);
+			bool told = (native.revents & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT); /* the kernel has seen a reset */
+			if (!slot_has(slot, SLOT_PEER_GONE) && in_ring && !closed && !told &&
+			    channel_tx_unread(&conn->channel) != 0) {
+				/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
+				word_store(slot->error, shut ? EPIPE : ECONNRESET);
+				bits |= SLOT_RESET;
+			}
+		}
+		slot_set(slot, bits);
+	}
+	errno = saved;
+}
+
+/* Asks the native socket whether the stream has ended. Any thread, any lock. */
+void conn_probe(struct conn *conn, int fd)
+{
+	bool relayed = conn_relayed(conn);
+
+	probe(conn, fd);
+	/* Who waits for its end has let TCP's pass, whose edge does not come again, and nothing else tells it any more. */
+	if (relayed && !conn_relayed(conn)) {
+		int saved = errno;
+		conn_wake_own(conn);
+		errno = saved;
+	}
+}
+
+/*
+ * A read from TCP has met its end: what waits on the connection hears of it as well. True: errno says that it is none, as
+ * the peer has left bytes in the ring unread, of which its kernel knows nothing.
+ */
+bool conn_tcp_ended(struct conn *conn, int fd)
+{
+	conn_probe(conn, fd);
+	if (!word_load(conn->slot->error) || word_load(conn->slot->error) == EPIPE)
+		return false;
+	errno = take_error(conn);
+	return errno != 0;
+}

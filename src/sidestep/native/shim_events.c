@@ -1,0 +1,169 @@
+/*
+ * shim_events.c - which events are true of a connection, and how much a call could move.
+ */
+#include "shim_switch.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sys/ioctl.h>
+
+/* What of the kernel's events is true of the connection: its end is not before the ring's. */
+static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
+{
+	struct conn_slot *slot = conn->slot;
+	bool ended = kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+	int queued = 0;
+
+	/* who did not ask for RDHUP is told of the end by IN alone: then there is nothing to read */
+	if ((kernel_bits & EPOLLIN) && !rx_by_ring(slot) && rx_consented(slot))
+		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
+	if (conn_relay_news(conn) || (ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET)))
+		conn_probe(conn, fd);
+	if (slot_has(slot, SLOT_NATIVE_FIN) && rx_watches(slot) && !slot_has(slot, SLOT_FIN | SLOT_RESET)) {
+		kernel_bits &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP | (slot_has(slot, SLOT_NATIVE_RESET) ? EPOLLERR : 0u));
+		if (conn_fin_waits(conn, fd))
+			kernel_bits &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
+	}
+	return kernel_bits;
+}
+
+static bool has_data(struct conn *conn, size_t wanted)
+{
+	return channel_rx_tell(&conn->channel) >= wanted;
+}
+
+size_t low_water(struct conn *conn)
+{
+	uint64_t low = atomic_load_explicit(&conn->slot->rx_low_water, memory_order_relaxed);
+
+	if (unlikely(conn_peer_back(conn)))
+		return 1; /* the rest comes by TCP once the ring has been read */
+	/* beyond half the ring it could never be met while the sender waits for room */
+	return low > conn->channel.rx_size / 2 ? conn->channel.rx_size / 2 : low;
+}
+
+size_t room_wanted(const struct conn *conn)
+{
+	return conn->channel.tx_size / 4;
+}
+
+uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t ready = 0, notice = conn_notice(conn);
+	bool was_ring = tx_by_ring(slot);
+
+	if (conn_relayed(conn))
+		kernel_bits = relay_mask(conn, fd, kernel_bits);
+	if (conn_heeds(conn)) {
+		conn_obey(conn, fd);
+		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
+			conn_probe(conn, fd);
+	}
+	/* a look at the rings alone must not leave out an end that the peer has told */
+	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) && !slot_has(slot, SLOT_FIN))
+		conn_probe(conn, fd);
+	if (rx_by_ring(slot)) {
+		ready |= kernel_bits & EPOLLPRI;
+		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
+			conn_probe(conn, fd);
+		if (has_data(conn, low_water(conn))) {
+			ready |= EPOLLIN | EPOLLRDNORM;
+		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
+			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
+				ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM);
+			slot_unlock(&slot->rx_lock);
+		}
+	} else {
+		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
+		/* a sender by ring must hear of the end, which a reader meets in the kernel */
+		if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && conn_judges_end(conn))
+			conn_probe(conn, fd);
+		if (rx_consented(slot) && !ready && slot_trylock(&slot->rx_lock)) {
+			bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
+			slot_unlock(&slot->rx_lock);
+			int queued = 0;
+			if (moved ? has_data(conn, low_water(conn))
+			          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
+				ready |= EPOLLIN | EPOLLRDNORM; /* the kernel alone would wait for the low-water mark */
+		}
+	}
+	if (tx_by_ring(slot)) {
+		size_t room = conn_room(conn);
+		if (room < room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
+			/* somebody waits for it: the consumer must tell when there is some; then look once more */
+			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
+			full_fence();
+			room = conn_room(conn);
+		}
+		if (room >= room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM)))
+			room = channel_tx_tell(&conn->channel);
+		if (room >= room_wanted(conn))
+			ready |= EPOLLOUT | EPOLLWRNORM;
+		else if (interest & (EPOLLOUT | EPOLLWRNORM))
+			leave_half_closed(conn, fd);
+	}
+	if (unlikely(!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))) {
+		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
+		if (was_ring && (interest & (EPOLLOUT | EPOLLWRNORM)) && raw_poll(&native, 1, 0) > 0)
+			ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM); /* the kernel was not asked for it */
+		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
+	}
+	uint32_t flags = word_load(slot->flags);
+	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
+		ready |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+	if ((flags & (SLOT_WR_SHUT | SLOT_RESET)) ||
+	    ((flags & SLOT_PEER_GONE) && tx_by_ring(slot)))
+		ready |= EPOLLOUT | EPOLLWRNORM;
+	if ((flags & SLOT_RESET) || ((flags & SLOT_FIN || flags & SLOT_RD_SHUT) && flags & SLOT_WR_SHUT))
+		ready |= EPOLLHUP;
+	if (word_load(slot->error))
+		ready |= EPOLLERR;
+	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
+	 * is on TCP. */
+	uint32_t by_tcp = !rx_by_ring(slot) ? EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI : 0;
+	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
+		by_tcp |= EPOLLOUT | EPOLLWRNORM;
+	if (!kernel_bits && unlikely((by_tcp && (ready & interest)) || flags & (SLOT_FIN | SLOT_PEER_GONE))) {
+		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
+		if (raw_poll(&native, 1, 0) > 0)
+			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
+		if (conn_relayed(conn))
+			kernel_bits = relay_mask(conn, fd, kernel_bits);
+		if (unlikely(kernel_bits & EPOLLERR) && !(flags & SLOT_RESET))
+			return conn_ready(conn, fd, kernel_bits, interest); /* the reset has come just now */
+		ready |= kernel_bits & by_tcp;
+	}
+	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
+}
+
+/* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring or behind it. */
+size_t conn_ring_unread(struct conn *conn, size_t queued)
+{
+	bool next = rx_by_ring(conn->slot) || rx_ring_next(conn, queued);
+	size_t there = next ? channel_rx_tell(&conn->channel) : 0;
+
+	return there == SIZE_MAX ? 0 : there;
+}
+
+/*
+ * Both rings are full: two programs that send before they read, what TCP's larger buffers have room for. How far all has
+ * come, by which a later look sees whether anybody has moved; 0: it is not so.
+ */
+uint64_t conn_stuck(const struct conn *conn)
+{
+	const struct channel_end *end = &conn->channel;
+
+	if (!tx_by_ring(conn->slot) || !rx_by_ring(conn->slot))
+		return 0;
+	size_t room = channel_tx_peek(end), unread = channel_rx_peek(end);
+	if (room >= room_wanted(conn) || unread > end->rx_size || end->rx_size - unread >= end->rx_size / 4)
+		return 0;
+	return 2 * (atomic_load(end->own_tail) + atomic_load(end->own_head)) + room + unread + 1; /* all heads and tails */
+}
+
+/* Nobody has moved for a while: ours goes on by TCP. True: it did now. */
+bool conn_unstick(struct conn *conn, int fd, uint64_t since)
+{
+	return conn_stuck(conn) == since && leave(conn, fd, REASON_BOTH_WAYS_FULL);
+}

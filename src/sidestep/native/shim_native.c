@@ -1,0 +1,95 @@
+/*
+ * shim_native.c - calls of connections that may still be promoted: what the kernel moves is counted.
+ */
+#include "shim_switch.h"
+
+#include <errno.h>
+#include <limits.h>
+
+bool native_rx_begin(struct conn *conn)
+{
+	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
+		return false;
+	bool mine = conn_mine(conn);
+	word_count32(&conn->slot->rx_sitters, 1, mine);
+	if (unlikely(atomic_load(&conn->managed))) {
+		word_count32(&conn->slot->rx_sitters, UINT32_MAX, mine);
+		return false;
+	}
+	return true;
+}
+
+bool native_tx_begin(struct conn *conn)
+{
+	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
+		return false;
+	bool mine = conn_mine(conn);
+	word_count32(&conn->slot->tx_sitters, 1, mine);
+	if (unlikely(atomic_load(&conn->managed))) {
+		word_count32(&conn->slot->tx_sitters, UINT32_MAX, mine);
+		return false;
+	}
+	return true;
+}
+
+static void consider(struct conn *conn, int fd)
+{
+	if (slot_has(conn->slot, SLOT_PIN)) {
+		if (unlikely(!word_load(conn->slot->local_port))) { /* pinned before it was connected: `ss` wants to name it */
+			int saved = errno;
+			conn_set_addresses(conn, fd);
+			errno = saved;
+		}
+		return;
+	}
+	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+		rpc_poll();
+	word_store(conn->calls, word_load(conn->calls) + 1);
+	if (word_load(conn->slot->state) == STATE_NATIVE)
+		rpc_consider(conn, fd);
+	else if (unlikely(slot_has(conn->slot, SLOT_DEMOTED)))
+		rpc_listen();
+}
+
+/* What a native call has moved; its thread is no sitter any more. */
+static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
+                                _Atomic uint32_t *sitters, ssize_t moved)
+{
+	bool mine = conn_mine(conn);
+
+	if (moved > 0) {
+		word_count64(bytes, (uint64_t)moved, mine);
+		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is there to be looked at */
+	}
+	word_count32(sitters, UINT32_MAX, mine);
+}
+
+ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
+{
+	struct conn_slot *slot = conn->slot;
+
+	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_sitters, flags & MSG_PEEK ? 0 : result);
+	if (result > 0)
+		consider(conn, fd);
+	return result;
+}
+
+ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
+{
+	struct conn_slot *slot = conn->slot;
+
+	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_sitters, result);
+	if (result > 0)
+		consider(conn, fd);
+	return result;
+}
+
+void native_wait_begin(struct conn *conn)
+{
+	atomic_fetch_add(&conn->slot->rx_sitters, 1);
+}
+
+void native_wait_end(struct conn *conn)
+{
+	atomic_fetch_sub(&conn->slot->rx_sitters, 1);
+}

@@ -1,0 +1,490 @@
+/*
+ * shim_switch.c - the switch-over: directions go to the ring, and back.
+ *
+ * Switch-over of one direction, by consent:
+ *   receiver: RX_OPENING, fence, no thread in an unwatched kernel read or wait (rx_sitters), kernel's byte count equal
+ *             to ours -> publishes rx_ready. From then on its reads look at TCP and at the segment, both.
+ *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_sitters), counts equal -> publishes the
+ *             offset, then tx_switched; bytes from that offset go to the ring.
+ *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
+ * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
+ * looks at the count second: with a full fence between, one of them sees the other.
+ *
+ * The way back ends a *round* of the direction. The receiver consents to the next round, in the same segment, when it has
+ * read the last one to its end (rx_open); nothing is unmapped, so no thread can be caught inside.
+ */
+#include "shim_switch.h"
+
+#include <errno.h>
+#include <sys/ioctl.h>
+
+#define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
+#define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
+
+static void waits_for(struct conn_slot *slot, enum reason_code reason)
+{
+	if (word_load(slot->state) == STATE_ATTACHED)
+		word_store(slot->reason, reason);
+}
+
+/* Whether we may be sent to by ring, as far as we and the peer are concerned. */
+static bool rx_willing(const struct conn *conn)
+{
+	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
+		return false; /* what the provider hands on is of one round */
+	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
+	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
+	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;
+}
+
+/* rx_lock held. Whether no thread of ours sits in the kernel's calls, and all bytes from there are counted. */
+static enum rx_event_code rx_settled(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (atomic_load(&slot->rx_sitters) != 0) {
+		waits_for(slot, REASON_WAITER_IN_KERNEL);
+		return RX_ON_UNSETTLED;
+	}
+	enum count count = rx_count(conn, fd);
+	if (count == COUNT_DIFFERS) {
+		word_store(slot->reason, REASON_COUNT_MISMATCH);
+		word_store(slot->state, STATE_PINNED);
+		shim_log("fd %d: read count differs from the kernel's", fd);
+		return RX_ON_MISCOUNT;
+	}
+	return count == COUNT_EQUAL ? RX_ON_SETTLED : RX_ON_UNSETTLED;
+}
+
+/*
+ * rx_lock held, receiving by TCP. Consents to the next round if no thread of ours would miss the ring, and the last one is
+ * over and has been read to its end.
+ */
+void rx_open(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	struct channel_side *local = conn->channel.local;
+	uint32_t round = word_load(slot->rx_round);
+
+	if (!rx_willing(conn) || atomic_load_explicit(&conn->channel.remote->tx_ended, memory_order_acquire) != round ||
+	    channel_rx_avail(&conn->channel) != 0)
+		return;
+	rx_move(slot, RX_ON_WILLING); /* full fence; see tracked_recvmsg() */
+	enum rx_event_code settled = rx_settled(conn, fd);
+	rx_move(slot, settled);
+	if (settled != RX_ON_SETTLED)
+		return;
+	waits_for(slot, REASON_WAITING_FOR_PEER);
+	word_store(slot->rx_round, ++round);
+	/* What we asked for in the last round is done; who sees rx_ready sees that. */
+	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
+	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
+	full_fence();
+	conn_ring(conn);
+}
+
+/* rx_lock held. Declares rx_ready if that can be. True: TCP and the segment are watched, both. */
+bool rx_consent(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING))
+		rx_move(slot, RX_ON_UNSETTLED); /* a process of ours was killed in there */
+	/* in this order: a round that ended without having begun was never switched to */
+	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
+		rx_move(slot, RX_ON_UNUSED);
+	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
+		rx_open(conn, fd);
+	return rx_consented(slot);
+}
+
+/* Whether the peer consents to a round that we have not begun. */
+static bool tx_invited(const struct conn *conn)
+{
+	return atomic_load_explicit(&conn->channel.remote->rx_ready, memory_order_acquire) ==
+	       word_load(conn->slot->tx_round) + 1;
+}
+
+/* Who left the ring of its own accord may go there again when its time has come. */
+static bool tx_waits(struct conn_slot *slot)
+{
+	uint64_t retry = word_load(slot->tx_retry_ns);
+
+	if (likely(!retry))
+		return false;
+	if (retry == RETRY_NEVER || (uint64_t)now_ns() < retry)
+		return true;
+	word_store(slot->tx_retry_ns, 0);
+	return false;
+}
+
+/* tx_lock held. Moves our sending direction to the ring if the peer consents. */
+bool tx_switch(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (unlikely(tx_is(slot, TX_SWITCHING)))
+		tx_move(slot, TX_ON_UNSETTLED); /* a process of ours was killed in there */
+	if (!peer_attached(conn) || !tx_invited(conn))
+		return false;
+	if (!rx_watches(slot))
+		return false; /* a thread of ours may sit in the kernel's recv, where it would never hear of a recall */
+	if (!(tx_is(slot, TX_TCP) || tx_is(slot, TX_LEFT)) ||
+	    slot_has(slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET) || tx_waits(slot) ||
+	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
+		return false;
+	tx_move(slot, TX_ON_INVITED); /* full fence */
+	enum count count = atomic_load(&slot->tx_sitters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
+	if (count != COUNT_EQUAL) {
+		tx_move(slot, TX_ON_UNSETTLED);
+		if (count == COUNT_DIFFERS) {
+			word_store(slot->tx_retry_ns, RETRY_NEVER);
+			word_store(slot->reason, REASON_COUNT_MISMATCH);
+			word_store(slot->state, STATE_PINNED);
+			shim_log("fd %d: written count differs from the kernel's", fd);
+		}
+		return false;
+	}
+	uint32_t round = word_load(slot->tx_round) + 1;
+	word_store(slot->tx_round, round);
+	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
+	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
+	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
+	tx_move(slot, TX_ON_SETTLED); /* full fence */
+	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* since the question above; see relay_lost() */
+		tx_move(slot, TX_ON_UNSETTLED);
+		return false;
+	}
+	mark_promoted(conn);
+	full_fence();
+	conn_ring(conn);
+	shim_log("fd %d: sends by ring from byte %llu, round %u", fd, (unsigned long long)slot->tx_switch_offset, round);
+	return true;
+}
+
+/* rx_lock held. Follows the sender onto the ring once every TCP byte before its offset has been read. 1 moved, 0 not yet. */
+int rx_follow(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+
+	if (!rx_is(slot, RX_CONSENTED) || !conn_peer_switched(conn))
+		return 0;
+	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+	uint64_t read = word_load(slot->rx_tcp_bytes);
+	if (offset > read)
+		return 0;
+	if (offset < read) {
+		conn_violation(conn, fd);
+		return 0;
+	}
+	word_store(slot->rx_switch_offset, offset);
+	/* How the stream ends was the kernel's to tell; conn_probe() finds out anew. Another thread may just be setting it. */
+	bool ended = atomic_fetch_and(&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
+	rx_move(slot, RX_ON_SWITCHED);
+	mark_promoted(conn);
+	if (ended)
+		conn_probe(conn, fd); /* what told of it was an edge, which may not come again */
+	return 1;
+}
+
+/* rx_lock held, ring empty. Follows a demoted sender back to TCP. True: receiving is on TCP again. */
+bool rx_back(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+
+	if (!conn_peer_back(conn))
+		return false;
+	if (channel_rx_avail(&conn->channel) > 0)
+		return false; /* sent before it went back: first this */
+	if (atomic_load_explicit(&remote->tx_back_at, memory_order_relaxed) != atomic_load(conn->channel.own_head)) {
+		conn_violation(conn, fd);
+		return false;
+	}
+	rx_move(slot, RX_ON_DRY);
+	if (word_load(slot->state) == STATE_PROMOTED)
+		word_store(slot->state, STATE_PINNED);
+	return true;
+}
+
+/* Whether all that is left to receive comes by TCP. */
+bool conn_receives_tcp(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (rx_by_ring(slot) && conn_peer_back(conn) && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && rx_by_ring(slot))
+			rx_back(conn, fd);
+		slot_unlock(&slot->rx_lock);
+	}
+	return rx_over(slot);
+}
+
+/* The next bytes are on one path and those after them on the other: no call sees them together. */
+bool rx_divided(const struct conn *conn)
+{
+	const struct conn_slot *slot = conn->slot;
+
+	return conn_peer_back(conn) || (!rx_by_ring(slot) &&
+	                                rx_watches(slot) &&
+	                                conn_peer_switched(conn));
+}
+
+/* Whether the ring goes on where TCP ends, `queued` bytes from here. */
+bool rx_ring_next(const struct conn *conn, size_t queued)
+{
+	const struct channel_side *remote = conn->channel.remote;
+
+	return !rx_over(conn->slot) && conn_peer_switched(conn) &&
+	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) ==
+	           word_load(conn->slot->rx_tcp_bytes) + queued;
+}
+
+/*
+ * rx_lock held. Whether the stream goes on by the other path, with bytes there that the same call is to return. A short read
+ * means that nothing is left: edge-triggered readers wait for the next edge then (epoll(7), "Questions and answers" 9), and
+ * libuv takes it with HUP for the end of the stream.
+ */
+bool rx_goes_on(struct conn *conn, int fd)
+{
+	int queued = 0;
+
+	if (!rx_by_ring(conn->slot))
+		return rx_follow(conn, fd) && channel_rx_avail(&conn->channel) > 0;
+	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
+}
+
+/* tx_lock held. The peer was first, and wants what it has not read by TCP. */
+void tx_recalled(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t tail = atomic_load(conn->channel.own_tail), frozen = atomic_load(&conn->channel.remote->rx_frozen);
+
+	if (tail - frozen > conn->channel.tx_size) { /* the peer can write this word: it is a lie */
+		conn_violation(conn, fd);
+		frozen = tail;
+	}
+	slot->tx_resend = frozen;
+	tx_move(slot, TX_ON_RECALLED);
+	if (frozen == tail)
+		tx_move(slot, TX_ON_RESENT);
+}
+
+/*
+ * tx_lock held. Ends the round of our sending direction, which goes back to TCP: after what the ring holds or, if that was
+ * recalled, with it. A round that the peer has consented to and that has not begun ends unused.
+ */
+void tx_back(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool unused = !tx_by_ring(slot);
+
+	if (unused && (tx_is(slot, TX_RESEND) || !tx_invited(conn)))
+		return;
+	if (!unused && unlikely(!tx_handed(conn))) { /* conn_demote() has waited long enough */
+		relay_lost(conn, fd);
+		return;
+	}
+	uint32_t round = word_load(slot->tx_round) + unused;
+	uint64_t tail = atomic_load(conn->channel.own_tail);
+	word_store(slot->tx_round, round);
+	/* a process of ours that was killed may have moved its tail and not shown it */
+	atomic_store_explicit(&conn->channel.tx_line->tail, tail, memory_order_release);
+	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
+	uint32_t how = channel_decide(&conn->channel.local->tx_back, round, CHANNEL_BACK);
+	if (!how)
+		conn_violation(conn, fd);
+	if (how == CHANNEL_RECALLED && tx_is(slot, TX_RING))
+		tx_recalled(conn, fd);
+	else
+		tx_move(slot, TX_ON_LEAVE);
+	atomic_store_explicit(&conn->channel.local->tx_ended, round, memory_order_release);
+	if (word_load(slot->state) == STATE_PROMOTED)
+		word_store(slot->state, STATE_PINNED);
+}
+
+/* tx_lock held. Sends recalled ring bytes by TCP without blocking; true when none are left. */
+bool tx_resend(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t tail = atomic_load(conn->channel.own_tail), from = word_load(slot->tx_resend);
+
+	if (tail - from > conn->channel.tx_size) { /* a stranger wrote it; see slot_alloc() */
+		conn_violation(conn, fd);
+		from = tail;
+	}
+	while (from != tail) {
+		uint64_t at = from & (conn->channel.tx_size - 1);
+		size_t len = (size_t)(tail - from);
+		if (len > conn->channel.tx_size - at)
+			len = (size_t)(conn->channel.tx_size - at);
+		ssize_t n = raw_send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return false;
+		if (n < 0)
+			break; /* the connection is gone; the next call hears of it from the kernel */
+		from += (uint64_t)n;
+		word_store(slot->tx_resend, from);
+		word_add(slot->tx_tcp_bytes, (uint64_t)n);
+	}
+	tx_move(slot, TX_ON_RESENT);
+	return true;
+}
+
+/* Our direction is back on TCP, and before a byte of it went there the peer has recalled what the ring holds. */
+bool conn_recalled_since(const struct conn *conn)
+{
+	return tx_is(conn->slot, TX_LEFT) &&
+	       atomic_load(&conn->channel.local->tx_follows) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
+}
+
+/*
+ * Before bytes go by TCP, or the end: from then on the peer cannot recall what it has left in the ring. False: it has, and
+ * that goes first.
+ */
+bool tx_follows(struct conn *conn)
+{
+	return !tx_is(conn->slot, TX_LEFT) || channel_decide(&conn->channel.local->tx_follows, word_load(conn->slot->tx_round),
+	                                                     CHANNEL_BACK) != CHANNEL_RECALLED;
+}
+
+/*
+ * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to, and could not as long as a
+ * provider between had not told the peer: it rings when it has.
+ */
+bool conn_asked(const struct conn *conn)
+{
+	bool by_peer = conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL);
+
+	if (likely(!by_peer && !(conn_relayed(conn) && slot_has(conn->slot, SLOT_STAYS))))
+		return false;
+	if (tx_by_ring(conn->slot))
+		return tx_handed(conn);
+	if (tx_is(conn->slot, TX_RESEND))
+		return false;
+	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
+	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
+}
+
+/* What the peer asks for has not been done yet. */
+bool asked(const struct conn *conn)
+{
+	return conn_asked(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
+}
+
+/* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
+void obey(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn_asked(conn)) {
+		tx_back(conn, fd);
+		if (!slot_has(slot, SLOT_STAYS | SLOT_RESET))
+			word_store(slot->reason, REASON_PEER_LEFT);
+		shim_log("fd %d: the peer asked for TCP", fd);
+		full_fence();
+		conn_ring(conn);
+	}
+	if (conn_recalled_since(conn))
+		tx_recalled(conn, fd);
+	if (tx_is(slot, TX_RESEND))
+		tx_resend(conn, fd);
+}
+
+/* Does what the peer asks for. True: sending moved, tell the sets. */
+bool conn_obey(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	int saved = errno;
+	bool moved = false;
+
+	if (!asked(conn) || !slot_trylock(&slot->tx_lock))
+		return false;
+	if (conn->managed && asked(conn)) {
+		moved = tx_by_ring(slot);
+		obey(conn, fd);
+	}
+	slot_unlock(&slot->tx_lock);
+	errno = saved;
+	return moved;
+}
+
+/*
+ * The peer can be killed without a sign, and who runs out of room then might wait for ever: our direction goes back to TCP,
+ * where the kernel knows. True: it did now.
+ */
+bool leave(struct conn *conn, int fd, enum reason_code reason)
+{
+	struct conn_slot *slot = conn->slot;
+	bool moved = false;
+	int saved = errno;
+
+	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_handed(conn))
+		return false;
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && tx_by_ring(slot)) {
+		tx_back(conn, fd);
+		moved = true;
+		if (reason == REASON_BOTH_WAYS_FULL) {
+			uint32_t times = word_add(slot->tx_left, 1);
+			times = times < RETRY_DOUBLINGS ? times : RETRY_DOUBLINGS;
+			word_store(slot->tx_retry_ns, (uint64_t)(now_ns() + (RETRY_AFTER_NS << times)));
+		} else {
+			word_store(slot->tx_retry_ns, RETRY_NEVER);
+		}
+		word_store(slot->reason, reason);
+		full_fence();
+		conn_ring(conn);
+		conn_wake_own(conn);
+		shim_log("fd %d: the peer's end would not be heard; ours goes on by TCP", fd);
+	}
+	slot_unlock(&slot->tx_lock);
+	errno = saved;
+	return moved;
+}
+
+/* It has ended its direction: its FIN has come. Our own shutdown of reading looks the same to the kernel. */
+bool leave_half_closed(struct conn *conn, int fd)
+{
+	return unlikely(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT)) && leave(conn, fd, REASON_HALF_CLOSED);
+}
+
+/* Moves the switch along from any call or wait on the connection. True: something moved, tell the sets. */
+bool conn_progress(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool moved = false;
+
+	if (likely(conn_switched(conn)) || !peer_attached(conn))
+		return false;
+	if ((!rx_by_ring(slot) || conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
+		if (conn->managed && rx_by_ring(slot) && channel_rx_avail(&conn->channel) == 0)
+			moved = rx_back(conn, fd); /* a program that only sends would never follow */
+		if (conn->managed && !rx_by_ring(slot) && rx_consent(conn, fd))
+			rx_follow(conn, fd);
+		slot_unlock(&slot->rx_lock);
+	}
+	if (!tx_by_ring(slot) && slot_trylock(&slot->tx_lock)) {
+		moved |= conn->managed && !tx_by_ring(slot) && tx_switch(conn, fd);
+		slot_unlock(&slot->tx_lock);
+	}
+	return moved;
+}
+
+/*
+ * Neither direction goes on here: a socket in that state answers data with a reset (RFC 1122 4.2.2.13), which only the
+ * kernel can send. What the ring holds already came in time.
+ */
+void conn_refuse(struct conn *conn)
+{
+	slot_lock(&conn->slot->rx_lock); /* or a consent that is being given would take it back */
+	if (conn->managed) {
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
+		full_fence();
+		conn_ring(conn);
+	}
+	slot_unlock(&conn->slot->rx_lock);
+}

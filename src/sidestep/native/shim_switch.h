@@ -1,0 +1,70 @@
+/*
+ * shim_switch.h - what the files share that carry a connection: from its slot to its bytes.
+ */
+#ifndef SIDESTEP_SHIM_SWITCH_H
+#define SIDESTEP_SHIM_SWITCH_H
+
+#include "shim.h"
+
+#define PROBE_EVERY 64        /* ring writes between two looks at the native socket for the peer's end */
+#define RETRY_NEVER UINT64_MAX
+
+/* ---- shim_arena.c ---- */
+extern bool foreign_pids;
+uint32_t slot_index(const struct conn_slot *slot);
+void arena_forked(void);
+void slot_release(struct conn_slot *slot);
+void slots_reap(void);
+struct conn_slot *slot_alloc(void);
+void slot_free(struct conn_slot *slot);
+
+/* ---- shim_conn.c ---- */
+void conn_free(struct conn *conn);
+bool peer_attached(const struct conn *conn);
+void mark_promoted(struct conn *conn);
+void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason);
+int take_error(struct conn *conn);
+
+/* ---- shim_count.c ---- */
+/* Whether the kernel has counted the bytes that we have. Some arrive between two questions: then nothing is known yet. */
+enum count { COUNT_EQUAL, COUNT_DIFFERS, COUNT_UNSTABLE };
+enum count rx_count(struct conn *conn, int fd);
+enum count tx_count(struct conn *conn, int fd);
+bool kernel_fin(int fd);
+
+/* ---- shim_relayed.c ---- */
+bool tx_handed(const struct conn *conn);
+bool relay_gone(const struct conn *conn);
+bool relay_ended(struct conn *conn);
+bool relay_reset_waits(struct conn *conn);
+bool rx_reset_waits(struct conn *conn, int fd);
+void relay_lost(struct conn *conn, int fd);
+bool relay_handed(struct conn *conn, uint32_t what, int turns);
+
+/* ---- shim_switch.c ---- */
+void rx_open(struct conn *conn, int fd);
+bool rx_consent(struct conn *conn, int fd);
+bool tx_switch(struct conn *conn, int fd);
+int rx_follow(struct conn *conn, int fd);
+bool rx_back(struct conn *conn, int fd);
+void tx_recalled(struct conn *conn, int fd);
+void tx_back(struct conn *conn, int fd);
+bool tx_resend(struct conn *conn, int fd);
+bool tx_follows(struct conn *conn);
+bool asked(const struct conn *conn);
+void obey(struct conn *conn, int fd);
+bool leave(struct conn *conn, int fd, enum reason_code reason);
+bool leave_half_closed(struct conn *conn, int fd);
+bool rx_divided(const struct conn *conn);
+bool rx_ring_next(const struct conn *conn, size_t queued);
+bool rx_goes_on(struct conn *conn, int fd);
+
+/* ---- shim_events.c ---- */
+size_t low_water(struct conn *conn);
+size_t room_wanted(const struct conn *conn);
+
+/* ---- shim_close.c ---- */
+void conn_destroy(struct conn *conn);
+void tell_close(struct conn *conn, int fd);
+
+#endif
