@@ -27,17 +27,11 @@ LONG_FILES: Final[dict[str, int]] = {
     "sdp/sink.py": 720,
 }
 LONG_FUNCTIONS: Final[dict[str, int]] = {
-    "conn_send": 139,
     "set_wait": 131,
     "rpc_consider": 124,
-    "conn_recv": 120,
     "epoll_ctl": 111,
     "poll_managed": 110,
-    "rx_step": 109,
-    "conn_ready": 86,
-    "probe": 80,
     "syscall": 77,
-    "conn_demote": 69,
     "rpc_receive": 67,
     "conn_wait": 63,
     "member_report": 61,

@@ -138,6 +138,31 @@ void conn_leave_ring(struct conn *conn, int fd)
 }
 
 /*
+ * Both locks held. Asks the peer to send by TCP, beginning with what we have not read if that is to be recalled and can be.
+ * True: it is.
+ */
+static bool peer_ask(struct conn *conn, bool recall)
+{
+	struct conn_slot *slot = conn->slot;
+	struct channel_side *remote = conn->channel.remote;
+	uint32_t round = word_load(slot->rx_round), how = CHANNEL_NOT;
+
+	/* A peer that is gone can send nothing again: what is in the ring is read from there. */
+	if (recall && !slot_has(slot, SLOT_FIN)) {
+		atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
+		/* One that has gone back by itself may have sent by TCP since, and one that has ended sends no more: first the ring,
+		 * then TCP. */
+		how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
+		if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
+			how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
+	}
+	if (how == CHANNEL_RECALLED)
+		rx_move(slot, RX_ON_RECALL);
+	atomic_fetch_or(&conn->channel.local->notice, how == CHANNEL_RECALLED ? CHANNEL_RECALL : CHANNEL_DEMOTE);
+	return how == CHANNEL_RECALLED;
+}
+
+/*
  * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
  * comes again by TCP: for a socket whose next reader has no shim.
@@ -164,34 +189,16 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
-		struct channel_side *remote = conn->channel.remote;
-
 		moved = tx_by_ring(slot) && (waits || tx_handed(conn));
 		if (moved)
 			tx_back(conn, fd);
 		/* else the kernel, or somebody without a shim, sends what we do not see */
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
 			tx_recalled(conn, fd);
-		if (rx_watches(slot)) {
-			relayed = conn_relayed(conn);
-			/* A peer that is gone can send nothing again: what is in the ring is read from there. */
-			if (slot_has(slot, SLOT_FIN))
-				recall = false;
-			if (recall) {
-				atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
-				/* One that has gone back by itself may have sent by TCP since, and one that has ended sends no more: first
-				 * the ring, then TCP. */
-				uint32_t round = word_load(slot->rx_round);
-				uint32_t how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
-				if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
-					how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
-				recall = how == CHANNEL_RECALLED;
-			}
-			if (recall)
-				rx_move(slot, RX_ON_RECALL);
-			atomic_fetch_or(&conn->channel.local->notice, recall ? CHANNEL_RECALL : CHANNEL_DEMOTE);
-			asked_peer = true;
-		}
+		relayed = conn_relayed(conn);
+		asked_peer = rx_watches(slot);
+		if (asked_peer)
+			recall = peer_ask(conn, recall);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and do not think of coming back by yourself */
 		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
 			word_store(slot->reason, reason);

@@ -7,23 +7,31 @@
 #include <fcntl.h>
 #include <limits.h>
 
-size_t iov_total(const struct iovec *iov, int iov_len)
-{
-	size_t total = 0;
-
-	for (int i = 0; i < iov_len; i++)
-		total += iov[i].iov_len;
-	return total;
-}
-
-int64_t timeval_ns(const struct timeval *limit)
-{
-	return limit->tv_sec > 9000000000ll ? INT64_MAX : limit->tv_sec * 1000000000ll + limit->tv_usec * 1000ll;
-}
-
 bool would_not_block(int fd, int flags)
 {
 	return (flags & MSG_DONTWAIT) || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK);
+}
+
+/* Waits for what the call needs, as long as the socket's timeout lets it. */
+enum turn call_wait(struct call *call, int way, size_t space)
+{
+	struct conn *conn = call->conn;
+	struct timeval limit = {0};
+	socklen_t len = sizeof(limit);
+
+	if (!call->started) {
+		real.getsockopt(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, &len);
+		call->timed = limit.tv_sec || limit.tv_usec;
+		wait_clock_start(&call->clock, call->timed ? timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000}) : -1);
+		atomic_fetch_add(&conn->waiters, 1);
+		call->started = true;
+	}
+	int waited = conn_wait(conn, call->fd, way, space, &call->clock, call->timed);
+	if (waited == 0 && conn_stays(conn, &call->fd))
+		return TURN_AGAIN;
+	if (call->done || (waited == 0 && way == WAIT_RX && slot_has(conn->slot, SLOT_RD_SHUT | SLOT_FIN | SLOT_RESET)))
+		return call_over(call, (ssize_t)call->done, call->saved);
+	return call_over(call, -1, waited == 0 ? EBADF : waited == -ETIMEDOUT ? EAGAIN : -waited);
 }
 
 /*

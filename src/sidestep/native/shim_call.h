@@ -6,11 +6,67 @@
 
 #include "shim_switch.h"
 
+#include <errno.h>
+
 /* what rx_step and tx_step found */
 enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };
 
-size_t iov_total(const struct iovec *iov, int iov_len);
-int64_t timeval_ns(const struct timeval *limit);
+/* A receive or a send, until it returns. */
+struct call {
+	struct conn *conn;
+	const struct iovec *iov;
+	int fd; /* becomes the one under which the socket lives on when it is closed meanwhile */
+	int iov_len;
+	int flags;
+	int saved; /* errno before the call: as it is after one that succeeds */
+	size_t total, done;
+	ssize_t result;
+	bool look;    /* the native socket is asked before a receive says that there is nothing */
+	bool broken;  /* a send has nobody to send to: SIGPIPE */
+	bool started; /* it has waited: `clock` runs, and it is counted among conn->waiters */
+	bool timed;   /* by SO_RCVTIMEO or SO_SNDTIMEO */
+	struct wait_clock clock;
+};
+
+enum turn { TURN_OVER, TURN_AGAIN };
+
+static inline size_t iov_total(const struct iovec *iov, int iov_len)
+{
+	size_t total = 0;
+
+	for (int i = 0; i < iov_len; i++)
+		total += iov[i].iov_len;
+	return total;
+}
+static inline struct call call_of(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+{
+	struct call call;
+
+	call.conn = conn;
+	call.iov = iov;
+	call.fd = fd;
+	call.iov_len = iov_len;
+	call.flags = flags;
+	call.saved = errno;
+	call.total = iov_total(iov, iov_len);
+	call.done = 0;
+	call.look = call.broken = call.started = false;
+	return call;
+}
+static inline enum turn call_over(struct call *call, ssize_t result, int error)
+{
+	call->result = result;
+	call->saved = error;
+	return TURN_OVER;
+}
+static inline ssize_t call_end(const struct call *call)
+{
+	if (unlikely(call->started))
+		atomic_fetch_sub(&call->conn->waiters, 1);
+	errno = call->saved;
+	return call->result;
+}
+enum turn call_wait(struct call *call, int way, size_t space);
 bool would_not_block(int fd, int flags);
 int iov_from(const struct iovec *iov, int iov_len, size_t skip, size_t most, struct iovec out[64]);
 bool iov_refused(const struct iovec *iov, int iov_len, int flags);

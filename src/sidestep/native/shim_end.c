@@ -42,15 +42,65 @@ static bool rx_astray(struct conn *conn, uint32_t round)
 	return astray;
 }
 
+/* The native socket has an error. `reset`: the connection was dead before it was asked. */
+static void error_heard(struct conn *conn, int fd, bool on_ring, bool reset)
+{
+	struct conn_slot *slot = conn->slot;
+	int error = 0;
+	socklen_t len = sizeof(error);
+
+	if (!on_ring) {
+		slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
+		return;
+	}
+	real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
+	if (reset && error == EPIPE)
+		error = 0; /* it was a reset behind a FIN, which came without the bytes that are lost */
+	if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
+		word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
+	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
+}
+
+/* The peer's FIN has come. `known`: and how it ended; `told`: our kernel has seen a reset behind it. */
+static void fin_heard(struct conn *conn, bool known, bool told)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct channel_side *remote = conn->channel.remote;
+	bool closed = atomic_load_explicit(&remote->notice, memory_order_acquire) & CHANNEL_CLOSED;
+	bool shut = atomic_load_explicit(&remote->shut_wr, memory_order_acquire);
+	uint32_t bits = SLOT_FIN;
+
+	/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
+	if (known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
+		bits |= SLOT_PEER_GONE;
+		/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
+		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !told &&
+		    channel_tx_unread(&conn->channel) != 0) {
+			/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
+			word_store(slot->error, shut ? EPIPE : ECONNRESET);
+			bits |= SLOT_RESET;
+		}
+	}
+	slot_set(slot, bits);
+}
+
+/* Bytes are on TCP while we read the ring, in round `round`. */
+static void bytes_heard(struct conn *conn, int fd, uint32_t round)
+{
+	char byte;
+
+	if (raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 && rx_astray(conn, round))
+		conn_violation(conn, fd);
+}
+
 static void probe(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	bool relayed = conn_relayed(conn);
 	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
 	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
-	uint32_t round = atomic_load(&slot->rx_round); /* before the path: it is that round's */
-	bool on_ring = rx_by_ring(slot), end_known = true;
-	int saved = errno;
+	uint32_t round = atomic_load(&slot->rx_round); /* before the state: it is that round's */
+	bool on_ring = rx_by_ring(slot), known = true;
 
 	if (slot_has(slot, SLOT_RESET) ||
 	    (slot_has(slot, SLOT_FIN) && slot_has(slot, SLOT_PEER_GONE) && !(relayed && relay_gone(conn))))
@@ -60,7 +110,7 @@ static void probe(struct conn *conn, int fd)
 	if ((conn_notice(conn) & (CHANNEL_CLOSED | CHANNEL_DEMOTE | CHANNEL_RECALL)) == CHANNEL_CLOSED)
 		slot_set(slot, SLOT_PEER_GONE);
 	int told_of = raw_poll(asked_of, 1 + relayed, 0);
-	struct pollfd native = asked_of[0];
+	short events = asked_of[0].revents;
 	if (relayed && asked_of[1].revents)
 		atomic_store(&conn->remote_bell->dead, true);
 	if (relayed && relay_gone(conn)) {
@@ -68,76 +118,34 @@ static void probe(struct conn *conn, int fd)
 		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
 	}
 	bool reset = slot_has(slot, SLOT_RESET);
-	if (told_of <= 0 || (native.revents & POLLNVAL)) {
-		errno = saved;
+	if (told_of <= 0 || (events & POLLNVAL) || ((events & POLLERR) && relayed && !reset && relay_reset_waits(conn)))
 		return;
-	}
-	if ((native.revents & POLLERR) && relayed && !slot_has(slot, SLOT_RESET) && relay_reset_waits(conn)) {
-		errno = saved;
-		return;
-	}
-	bool fin = native.revents & (POLLRDHUP | POLLHUP);
+	bool fin = events & (POLLRDHUP | POLLHUP);
 	if (fin && slot_has(slot, SLOT_RD_SHUT))
 		fin = kernel_fin(fd); /* our own shutdown says the same */
-	if (native.revents & POLLERR) {
-		if (on_ring) {
-			int error = 0;
-			socklen_t len = sizeof(error);
-			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
-			if (reset && error == EPIPE)
-				error = 0; /* it was a reset behind a FIN, which came without the bytes that are lost */
-			if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
-				word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
-			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
-		} else {
-			slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
-		}
-	} else if (on_ring && (native.revents & POLLIN)) {
-		/* bytes on TCP after the switch: only of a peer that has gone back to it */
-		char byte;
-		if (!relayed && raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 && rx_astray(conn, round))
-			conn_violation(conn, fd);
-	}
+	if (events & POLLERR)
+		error_heard(conn, fd, on_ring, reset);
+	else if (on_ring && !relayed && (events & POLLIN))
+		bytes_heard(conn, fd, round);
 	if (fin && relayed && !slot_has(slot, SLOT_RESET)) {
-		end_known = relay_ended(conn);
-		fin = end_known || !rx_watches(slot);
+		known = relay_ended(conn);
+		fin = known || !rx_watches(slot);
 	}
-	if (fin && !slot_has(slot, SLOT_RESET)) {
-		uint32_t bits = SLOT_FIN;
-		const struct channel_side *remote = conn->channel.remote;
-		bool closed = atomic_load_explicit(&remote->notice, memory_order_acquire) & CHANNEL_CLOSED;
-		bool shut = atomic_load_explicit(&remote->shut_wr, memory_order_acquire);
-
-		/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
-		if (end_known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
-			bits |= SLOT_PEER_GONE;
-			/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
-			bool in_ring = tx_in_ring(conn);
-			bool told = (native.revents & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT); /* the kernel has seen a reset */
-			if (!slot_has(slot, SLOT_PEER_GONE) && in_ring && !closed && !told &&
-			    channel_tx_unread(&conn->channel) != 0) {
-				/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
-				word_store(slot->error, shut ? EPIPE : ECONNRESET);
-				bits |= SLOT_RESET;
-			}
-		}
-		slot_set(slot, bits);
-	}
-	errno = saved;
+	if (fin && !slot_has(slot, SLOT_RESET))
+		fin_heard(conn, known, (events & POLLHUP) && !slot_has(slot, SLOT_WR_SHUT));
 }
 
 /* Asks the native socket whether the stream has ended. Any thread, any lock. */
 void conn_probe(struct conn *conn, int fd)
 {
 	bool relayed = conn_relayed(conn);
+	int saved = errno;
 
 	probe(conn, fd);
 	/* Who waits for its end has let TCP's pass, whose edge does not come again, and nothing else tells it any more. */
-	if (relayed && !conn_relayed(conn)) {
-		int saved = errno;
+	if (relayed && !conn_relayed(conn))
 		conn_wake_own(conn);
-		errno = saved;
-	}
+	errno = saved;
 }
 
 /*

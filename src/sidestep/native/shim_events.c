@@ -47,10 +47,90 @@ size_t room_wanted(const struct conn *conn)
 	return conn->channel.tx_size / 4;
 }
 
+#define READABLE (EPOLLIN | EPOLLRDNORM)
+#define WRITABLE (EPOLLOUT | EPOLLWRNORM)
+
+/* What is true of receiving, by ring or by TCP, but for the end. */
+static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t ready;
+
+	if (rx_by_ring(slot)) {
+		ready = kernel_bits & EPOLLPRI;
+		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
+			conn_probe(conn, fd);
+		if (has_data(conn, low_water(conn))) {
+			ready |= READABLE;
+		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
+			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
+				ready |= kernel_bits & READABLE;
+			slot_unlock(&slot->rx_lock);
+		}
+		return ready;
+	}
+	ready = kernel_bits & (READABLE | EPOLLRDHUP | EPOLLPRI);
+	/* a sender by ring must hear of the end, which a reader meets in the kernel */
+	if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && conn_judges_end(conn))
+		conn_probe(conn, fd);
+	if (rx_consented(slot) && !ready && slot_trylock(&slot->rx_lock)) {
+		bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
+		slot_unlock(&slot->rx_lock);
+		int queued = 0;
+		if (moved ? has_data(conn, low_water(conn))
+		          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
+			ready |= READABLE; /* the kernel alone would wait for the low-water mark */
+	}
+	return ready;
+}
+
+/* And of sending. `was_ring`: then the kernel was not asked. */
+static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool wanted, bool was_ring)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t ready = 0;
+
+	if (tx_by_ring(slot)) {
+		size_t room = conn_room(conn);
+		if (room < room_wanted(conn) && wanted) {
+			/* somebody waits for it: the consumer must tell when there is some; then look once more */
+			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
+			full_fence();
+			room = conn_room(conn);
+		}
+		if (room >= room_wanted(conn) && wanted)
+			room = channel_tx_tell(&conn->channel);
+		if (room >= room_wanted(conn))
+			ready |= WRITABLE;
+		else if (wanted)
+			leave_half_closed(conn, fd);
+	}
+	if (unlikely(!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))) {
+		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
+		if (was_ring && wanted && raw_poll(&native, 1, 0) > 0)
+			ready |= (uint32_t)native.revents & WRITABLE;
+		ready |= kernel_bits & WRITABLE;
+	}
+	return ready;
+}
+
+static uint32_t end_events(const struct conn *conn)
+{
+	uint32_t flags = word_load(conn->slot->flags), ready = word_load(conn->slot->error) ? EPOLLERR : 0;
+
+	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
+		ready |= READABLE | EPOLLRDHUP;
+	if ((flags & (SLOT_WR_SHUT | SLOT_RESET)) || ((flags & SLOT_PEER_GONE) && tx_by_ring(conn->slot)))
+		ready |= WRITABLE;
+	if ((flags & SLOT_RESET) || ((flags & (SLOT_FIN | SLOT_RD_SHUT)) && (flags & SLOT_WR_SHUT)))
+		ready |= EPOLLHUP;
+	return ready;
+}
+
 uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t interest)
 {
 	struct conn_slot *slot = conn->slot;
-	uint32_t ready = 0, notice = conn_notice(conn);
+	uint32_t notice = conn_notice(conn);
 	bool was_ring = tx_by_ring(slot);
 
 	if (conn_relayed(conn))
@@ -63,67 +143,15 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	/* a look at the rings alone must not leave out an end that the peer has told */
 	if (unlikely(atomic_load_explicit(&conn->channel.remote->shut_wr, memory_order_acquire)) && !slot_has(slot, SLOT_FIN))
 		conn_probe(conn, fd);
-	if (rx_by_ring(slot)) {
-		ready |= kernel_bits & EPOLLPRI;
-		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
-			conn_probe(conn, fd);
-		if (has_data(conn, low_water(conn))) {
-			ready |= EPOLLIN | EPOLLRDNORM;
-		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
-			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
-				ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM);
-			slot_unlock(&slot->rx_lock);
-		}
-	} else {
-		ready |= kernel_bits & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI);
-		/* a sender by ring must hear of the end, which a reader meets in the kernel */
-		if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && conn_judges_end(conn))
-			conn_probe(conn, fd);
-		if (rx_consented(slot) && !ready && slot_trylock(&slot->rx_lock)) {
-			bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
-			slot_unlock(&slot->rx_lock);
-			int queued = 0;
-			if (moved ? has_data(conn, low_water(conn))
-			          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
-				ready |= EPOLLIN | EPOLLRDNORM; /* the kernel alone would wait for the low-water mark */
-		}
-	}
-	if (tx_by_ring(slot)) {
-		size_t room = conn_room(conn);
-		if (room < room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM))) {
-			/* somebody waits for it: the consumer must tell when there is some; then look once more */
-			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
-			full_fence();
-			room = conn_room(conn);
-		}
-		if (room >= room_wanted(conn) && (interest & (EPOLLOUT | EPOLLWRNORM)))
-			room = channel_tx_tell(&conn->channel);
-		if (room >= room_wanted(conn))
-			ready |= EPOLLOUT | EPOLLWRNORM;
-		else if (interest & (EPOLLOUT | EPOLLWRNORM))
-			leave_half_closed(conn, fd);
-	}
-	if (unlikely(!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))) {
-		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
-		if (was_ring && (interest & (EPOLLOUT | EPOLLWRNORM)) && raw_poll(&native, 1, 0) > 0)
-			ready |= (uint32_t)native.revents & (EPOLLOUT | EPOLLWRNORM); /* the kernel was not asked for it */
-		ready |= kernel_bits & (EPOLLOUT | EPOLLWRNORM);
-	}
-	uint32_t flags = word_load(slot->flags);
-	if (flags & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET))
-		ready |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
-	if ((flags & (SLOT_WR_SHUT | SLOT_RESET)) ||
-	    ((flags & SLOT_PEER_GONE) && tx_by_ring(slot)))
-		ready |= EPOLLOUT | EPOLLWRNORM;
-	if ((flags & SLOT_RESET) || ((flags & SLOT_FIN || flags & SLOT_RD_SHUT) && flags & SLOT_WR_SHUT))
-		ready |= EPOLLHUP;
-	if (word_load(slot->error))
-		ready |= EPOLLERR;
+	uint32_t ready = rx_events(conn, fd, kernel_bits);
+	ready |= tx_events(conn, fd, kernel_bits, interest & WRITABLE, was_ring);
+	ready |= end_events(conn);
 	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
 	 * is on TCP. */
-	uint32_t by_tcp = !rx_by_ring(slot) ? EPOLLIN | EPOLLRDNORM | EPOLLRDHUP | EPOLLPRI : 0;
+	uint32_t flags = word_load(slot->flags);
+	uint32_t by_tcp = !rx_by_ring(slot) ? READABLE | EPOLLRDHUP | EPOLLPRI : 0;
 	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
-		by_tcp |= EPOLLOUT | EPOLLWRNORM;
+		by_tcp |= WRITABLE;
 	if (!kernel_bits && unlikely((by_tcp && (ready & interest)) || flags & (SLOT_FIN | SLOT_PEER_GONE))) {
 		struct pollfd native = {.fd = fd, .events = (short)by_tcp};
 		if (raw_poll(&native, 1, 0) > 0)

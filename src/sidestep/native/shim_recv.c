@@ -9,18 +9,20 @@
 
 #define LISTEN_EVERY 64       /* ring reads between two looks whether the provider has something to say */
 
-/* rx_lock held. Copies from the ring to iov from byte `done` on. */
-static size_t ring_read(struct conn *conn, const struct iovec *iov, int iov_len, size_t done, size_t len, int flags)
+/* rx_lock held. Copies `len` bytes from the ring to where byte `at` of the call belongs. */
+static size_t ring_read(const struct call *call, size_t at, size_t len)
 {
-	size_t from = 0, skip = done;
+	struct conn *conn = call->conn;
+	const struct iovec *iov = call->iov;
+	size_t from = 0, skip = at;
 
-	if (flags & MSG_TRUNC) {
+	if (call->flags & MSG_TRUNC) {
 		from = len; /* TCP: the bytes are thrown away, see recv(2) */
-	} else if (likely(iov_len == 1)) {
-		channel_rx_get(&conn->channel, 0, (uint8_t *)iov->iov_base + done, len);
+	} else if (likely(call->iov_len == 1)) {
+		channel_rx_get(&conn->channel, 0, (uint8_t *)iov->iov_base + at, len);
 		from = len;
 	} else {
-		for (int i = 0; i < iov_len && from < len; i++) {
+		for (int i = 0; i < call->iov_len && from < len; i++) {
 			if (skip >= iov[i].iov_len) {
 				skip -= iov[i].iov_len;
 				continue;
@@ -31,7 +33,7 @@ static size_t ring_read(struct conn *conn, const struct iovec *iov, int iov_len,
 			skip = 0;
 		}
 	}
-	if (!(flags & MSG_PEEK)) {
+	if (!(call->flags & MSG_PEEK)) {
 		channel_rx_consume(&conn->channel, len);
 		word_store(conn->slot->rx_ring_bytes, conn->slot->rx_ring_bytes + len);
 		word_store(conn->slot->rx_ring_msgs, conn->slot->rx_ring_msgs + 1);
@@ -44,14 +46,15 @@ static size_t ring_read(struct conn *conn, const struct iovec *iov, int iov_len,
  * back on TCP already, and what it sends there follows what the ring holds. What the kernel held before tx_switched was
  * still unset was sent before the switch; so the question comes between the count and the read. As recvmsg.
  */
-static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, int flags)
+static ssize_t rx_tcp(const struct call *call, size_t at)
 {
+	struct conn *conn = call->conn;
 	struct conn_slot *slot = conn->slot;
+	int fd = call->fd, flags = (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT;
 	const struct channel_side *remote = conn->channel.remote;
 	struct iovec rest[64];
 	struct msghdr message = {.msg_iov = rest};
 
-	flags = (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT;
 	for (int again = 0;;) {
 		size_t most = SIZE_MAX;
 		if (!rx_over(slot)) {
@@ -79,7 +82,7 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 		}
 		/* more than 64 pieces: as many calls as fill them */
 		for (size_t got = 0;;) {
-			message.msg_iovlen = (size_t)iov_from(iov, iov_len, done + got, most - got, rest);
+			message.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, at + got, most - got, rest);
 			if (got && message.msg_iovlen == 0)
 				return (ssize_t)got;
 			ssize_t n = raw_recvmsg(fd, &message, flags);
@@ -90,69 +93,116 @@ static ssize_t rx_tcp(struct conn *conn, int fd, const struct iovec *iov, int io
 	}
 }
 
-/* rx_lock held. `look`: also ask the native socket before saying that there is nothing. */
-static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
-                         int flags, bool look, size_t *moved)
+/* What an end has left to be told. */
+static enum step rx_ended(struct conn *conn)
+{
+	errno = take_error(conn);
+	return errno ? STEP_ERROR : STEP_END;
+}
+
+/* rx_lock held. `len` bytes have come by TCP; a look goes on into the ring. */
+static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_t *moved)
+{
+	struct conn *conn = call->conn;
+	struct conn_slot *slot = conn->slot;
+	size_t wanted = call->total - at - len;
+
+	*moved = len;
+	if (!(call->flags & MSG_PEEK)) {
+		word_add(slot->rx_tcp_bytes, len);
+		word_add(slot->rx_tcp_msgs, 1);
+		full_fence();
+		if (unlikely(conn_tcp_read(conn)))
+			conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
+	} else if (wanted && rx_ring_next(conn, len)) {
+		int64_t there = channel_rx_avail(&conn->channel);
+		if (there > 0)
+			*moved += ring_read(call, at + len, (size_t)there < wanted ? (size_t)there : wanted);
+	}
+	return STEP_DONE;
+}
+
+/*
+ * rx_lock held. Nothing has come by TCP: `n` and errno are its answer, if it was asked. An end there is the end only if the
+ * sender had not moved to the ring before it. STEP_AGAIN: it had.
+ */
+static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 {
 	struct conn_slot *slot = conn->slot;
+	int error = n < 0 ? errno : 0;
+	/* asked before: what came before the end is published before it */
+	bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
+	bool known = !waits && (alone || (slot_has(slot, SLOT_RD_SHUT) && !kernel_fin(fd)) || relay_ended(conn));
 
-	if (unlikely(!rx_by_ring(slot))) {
-		if (!rx_consent(conn, fd))
-			return STEP_NATIVE;
-		if (conn_relay_news(conn))
-			conn_probe(conn, fd);
-		ssize_t n = -1;
-		bool reset = conn_relayed(conn) && slot_has(slot, SLOT_RESET), waits = !reset && rx_reset_waits(conn, fd);
-		if (reset && !rx_follow(conn, fd)) {
-			errno = take_error(conn);
-			return errno ? STEP_ERROR : STEP_END;
-		}
-		errno = EAGAIN;
-		if (!reset && !waits)
-			n = rx_tcp(conn, fd, iov, iov_len, done, flags);
-		if (n > 0) {
-			*moved = (size_t)n;
-			if (!(flags & MSG_PEEK)) {
-				word_add(slot->rx_tcp_bytes, (uint64_t)n);
-				word_add(slot->rx_tcp_msgs, 1);
-				full_fence();
-				if (unlikely(conn_tcp_read(conn)))
-					conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
-			} else if (*moved < wanted && rx_ring_next(conn, (size_t)n)) {
-				int64_t there = channel_rx_avail(&conn->channel);
-				if (there > 0)
-					*moved += ring_read(conn, iov, iov_len, done + *moved,
-					                    (size_t)there < wanted - *moved ? (size_t)there : wanted - *moved, flags);
-			}
-			return STEP_DONE;
-		}
-		/* An end on TCP is the end only if the sender had not moved to the ring before it. */
-		int error = n < 0 ? errno : 0;
-		/* asked before: what came before the end is published before it */
-		bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
-		bool known = !waits && (alone || (slot_has(slot, SLOT_RD_SHUT) && !kernel_fin(fd)) || relay_ended(conn));
-		if (!reset && !rx_follow(conn, fd)) {
-			if (!known) {
-				conn_probe(conn, fd); /* the provider may be gone */
-				if (!slot_has(slot, SLOT_RESET))
-					return STEP_EMPTY;
-				errno = take_error(conn);
-				return errno ? STEP_ERROR : STEP_END;
-			}
-			if (n == 0 && conn_tcp_ended(conn, fd))
-				return STEP_ERROR;
-			if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
-				error = take_error(conn);
-			errno = error;
-			return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
-		}
+	if (rx_follow(conn, fd)) {
 		if (n == 0) {
 			conn_probe(conn, fd);
 		} else if (error != EAGAIN) {
 			word_store(slot->error, (uint32_t)error);
 			slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		}
+		return STEP_AGAIN;
 	}
+	if (!known) {
+		conn_probe(conn, fd); /* the provider may be gone */
+		return slot_has(slot, SLOT_RESET) ? rx_ended(conn) : STEP_EMPTY;
+	}
+	if (n == 0 && conn_tcp_ended(conn, fd))
+		return STEP_ERROR;
+	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
+		error = take_error(conn);
+	errno = error;
+	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
+}
+
+/* rx_lock held, receiving by TCP. STEP_AGAIN: receiving is by ring now. */
+static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
+{
+	struct conn *conn = call->conn;
+	int fd = call->fd;
+
+	if (!rx_consent(conn, fd))
+		return STEP_NATIVE;
+	if (conn_relay_news(conn))
+		conn_probe(conn, fd);
+	if (conn_relayed(conn) && slot_has(conn->slot, SLOT_RESET))
+		return rx_follow(conn, fd) ? STEP_AGAIN : rx_ended(conn);
+	bool waits = rx_reset_waits(conn, fd);
+	errno = EAGAIN;
+	ssize_t n = waits ? -1 : rx_tcp(call, at);
+	return n > 0 ? tcp_taken(call, at, (size_t)n, moved) : tcp_ended(conn, fd, n, waits);
+}
+
+/* rx_lock held. `there` bytes are in the ring. Where it ends a look goes on by TCP, if the ring's bytes are all there. */
+static enum step ring_taken(const struct call *call, size_t at, size_t there, size_t *moved)
+{
+	struct conn *conn = call->conn;
+	size_t wanted = call->total - at, taken = ring_read(call, at, there < wanted ? there : wanted);
+
+	*moved = taken;
+	if (likely(!(call->flags & MSG_PEEK)))
+		return STEP_DONE;
+	uint64_t head = atomic_load(conn->channel.own_head);
+	channel_tell(&conn->channel.tail_told, head + there);
+	/* the peer may have written more before it went back */
+	if (taken < wanted && conn_peer_back(conn) && atomic_load(&conn->channel.remote->tx_back_at) == head + taken) {
+		struct iovec rest[64];
+		struct msghdr message = {
+			.msg_iov = rest,
+			.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, at + taken, wanted - taken, rest)};
+		ssize_t n = raw_recvmsg(call->fd, &message, (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+		*moved += n > 0 ? (size_t)n : 0;
+	}
+	return STEP_DONE;
+}
+
+/* rx_lock held. `look`: also asks the native socket before it says that there is nothing. */
+static enum step ring_step(const struct call *call, size_t at, bool look, size_t *moved)
+{
+	struct conn *conn = call->conn;
+	struct conn_slot *slot = conn->slot;
+	int fd = call->fd;
+
 	for (int turn = 0;; turn++) {
 		if (conn_relay_news(conn))
 			conn_probe(conn, fd);
@@ -160,26 +210,10 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 		uint32_t ended = atomic_load(&slot->flags) & (SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET);
 		bool failed = atomic_load(&slot->error) != 0;
 		int64_t there = channel_rx_avail(&conn->channel);
-		if (unlikely(there < 0)) {
+		if (unlikely(there < 0))
 			conn_violation(conn, fd);
-			there = 0;
-		}
-		if (there > 0) {
-			*moved = ring_read(conn, iov, iov_len, done, (size_t)there < wanted ? (size_t)there : wanted, flags);
-			if (unlikely(flags & MSG_PEEK))
-				channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + (uint64_t)there);
-			/* where the ring ends TCP goes on, if it is all there: the peer may have written more before it went back */
-			if (unlikely((flags & MSG_PEEK) && *moved < wanted && conn_peer_back(conn)) &&
-			    atomic_load(&conn->channel.remote->tx_back_at) == atomic_load(conn->channel.own_head) + *moved) {
-				struct iovec rest[64];
-				struct msghdr message = {
-					.msg_iov = rest,
-					.msg_iovlen = (size_t)iov_from(iov, iov_len, done + *moved, wanted - *moved, rest)};
-				ssize_t n = raw_recvmsg(fd, &message, (flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
-				*moved += n > 0 ? (size_t)n : 0;
-			}
-			return STEP_DONE;
-		}
+		if (likely(there > 0))
+			return ring_taken(call, at, (size_t)there, moved);
 		/* before a reset is told: what came by TCP ahead of it can still be read, as in the kernel */
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return STEP_AGAIN;
@@ -199,27 +233,35 @@ static enum step rx_step(struct conn *conn, int fd, const struct iovec *iov, int
 			return STEP_END;
 		if (turn >= 2 || (!look && !slot_has(slot, SLOT_FIN | SLOT_RESET)))
 			return STEP_EMPTY;
-		if (!look)
-			continue;
-		conn_probe(conn, fd); /* then look at the ring once more: what was sent before the FIN is there now */
+		if (look)
+			conn_probe(conn, fd); /* then look at the ring once more: what was sent before the FIN is there now */
 	}
 }
 
-static ssize_t native_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+/* rx_lock held. */
+static inline enum step rx_step(const struct call *call, size_t at, bool look, size_t *moved)
 {
-	struct conn_slot *slot = conn->slot;
-	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
+	enum step step = likely(rx_by_ring(call->conn->slot)) ? STEP_AGAIN : tcp_step(call, at, moved);
+
+	return step == STEP_AGAIN ? ring_step(call, at, look, moved) : step;
+}
+
+static enum turn native_recv(struct call *call)
+{
+	struct conn_slot *slot = call->conn->slot;
+	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 
 	atomic_fetch_add(&slot->rx_sitters, 1);
 	full_fence();
 	if (rx_consented(slot)) { /* declared meanwhile: back to watching both */
 		atomic_fetch_sub(&slot->rx_sitters, 1);
-		return -2;
+		return TURN_AGAIN;
 	}
-	ssize_t n = real.recvmsg(fd, &message, flags);
-	if (n == 0 && conn_tcp_ended(conn, fd))
+	ssize_t n = real.recvmsg(call->fd, &message, call->flags);
+	if (n == 0 && conn_tcp_ended(call->conn, call->fd))
 		n = -1;
-	return native_rx_end(conn, fd, n, flags);
+	n = native_rx_end(call->conn, call->fd, n, call->flags);
+	return call_over(call, n, errno);
 }
 
 /* rx_lock held: the conn may be gone without it. */
@@ -230,123 +272,100 @@ void rx_finish(struct conn *conn)
 		conn_ring(conn);
 }
 
+/* The stream, or the connection, has ended behind what the call has. */
+static enum turn recv_ended(struct call *call, enum step step, int error)
+{
+	int left = call->fd;
+
+	if (step == STEP_ERROR && error == EBADF && call->started && conn_stays(call->conn, &left) && left != call->fd) {
+		call->fd = left; /* closed in the midst of this turn */
+		return TURN_AGAIN;
+	}
+	if (step == STEP_END || call->done) {
+		if (step == STEP_ERROR) /* for the next call, which would take the end for a good one */
+			word_store(call->conn->slot->error, (uint32_t)error);
+		return call_over(call, (ssize_t)call->done, call->saved);
+	}
+	return call_over(call, -1, step == STEP_CLOSED ? EBADF : error);
+}
+
+/* Not enough there, but for `seen` bytes of a look. Before saying so to a caller that does not wait, the socket is asked. */
+static enum turn recv_short(struct call *call, size_t target, size_t seen)
+{
+	ssize_t has = (ssize_t)(seen ? seen : call->done);
+
+	if (call->look)
+		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
+	conn_heed(call->conn, call->fd);
+	if (would_not_block(call->fd, call->flags)) {
+		call->look = true;
+		return TURN_AGAIN;
+	}
+	return call_wait(call, WAIT_RX, call->flags & MSG_PEEK ? target : 1);
+}
+
+static inline enum turn recv_turn(struct call *call, size_t target)
+{
+	struct conn *conn = call->conn;
+	struct conn_slot *slot = conn->slot;
+	enum step step = STEP_CLOSED;
+	bool peek = call->flags & MSG_PEEK;
+	size_t moved = 0;
+
+	slot_lock(&slot->rx_lock);
+	if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
+		step = rx_step(call, call->done, call->look, &moved);
+		while (step == STEP_DONE && moved < call->total - call->done && !peek && rx_goes_on(conn, call->fd)) {
+			size_t more = 0;
+			if (rx_step(call, call->done + moved, false, &more) != STEP_DONE)
+				break;
+			moved += more;
+		}
+		if (likely(step == STEP_DONE && !peek))
+			rx_finish(conn);
+	}
+	int error = errno;
+	bool ended = slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) || rx_over(slot);
+	bool listen = !(word_load(slot->rx_ring_msgs) % LISTEN_EVERY);
+	slot_unlock(&slot->rx_lock);
+	if (step == STEP_AGAIN)
+		return TURN_AGAIN;
+	if (step == STEP_NATIVE && !call->done)
+		return native_recv(call);
+	if (unlikely(step != STEP_DONE))
+		return step == STEP_EMPTY ? recv_short(call, target, 0) : recv_ended(call, step, error);
+	if (unlikely(listen))
+		rpc_listen();
+	if (peek)
+		return moved >= target || ended || rx_divided(conn) ? call_over(call, (ssize_t)moved, call->saved)
+		                                                    : recv_short(call, target, moved);
+	call->done += moved;
+	return likely(call->done >= target) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
+}
+
 ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
 	if (unlikely(iov_refused(iov, iov_len, flags)))
 		return -1;
-	size_t total = iov_total(iov, iov_len), done = 0, moved = 0, target;
-	struct wait_clock clock;
-	bool started = false, look = false, timed = false, peek = flags & MSG_PEEK;
-	int saved = errno;
+	struct call call = call_of(conn, fd, iov, iov_len, flags);
 
 	if (unlikely(flags & (MSG_OOB | MSG_ERRQUEUE))) {
 		struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
 		return real.recvmsg(fd, &message, flags);
 	}
 	pthread_testcancel();
-	if (total == 0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */
+	if (call.total == 0) { /* recv(2) of nothing waits for something all the same; read(2) of nothing does not come here */
 		char byte;
 		ssize_t n = conn_recv(conn, fd, &(struct iovec){&byte, 1}, 1, (flags & MSG_DONTWAIT) | MSG_PEEK);
 		return n < 0 ? n : 0;
 	}
-	target = flags & MSG_WAITALL ? total : low_water(conn);
-	if (target > total)
-		target = total;
-	if (peek && target > conn->channel.rx_size)
+	size_t target = flags & MSG_WAITALL ? call.total : low_water(conn);
+	if (target > call.total)
+		target = call.total;
+	if ((flags & MSG_PEEK) && target > conn->channel.rx_size)
 		target = conn->channel.rx_size;
-	struct conn_slot *slot = conn->slot;
-	ssize_t result;
-	for (;;) {
-		enum step step = STEP_CLOSED;
-
-		conn_advance(conn, fd);
-		slot_lock(&slot->rx_lock);
-		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
-			step = rx_step(conn, fd, iov, iov_len, done, total - done, flags, look, &moved);
-			while (step == STEP_DONE && moved < total - done && !peek && rx_goes_on(conn, fd)) {
-				size_t more = 0;
-				if (rx_step(conn, fd, iov, iov_len, done + moved, total - done - moved, flags, false, &more) != STEP_DONE)
-					break;
-				moved += more;
-			}
-			if (likely(step == STEP_DONE && !peek))
-				rx_finish(conn);
-		}
-		int error = errno;
-		bool ended = slot_has(slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) || rx_over(slot);
-		bool listen = !(word_load(slot->rx_ring_msgs) % LISTEN_EVERY);
-		slot_unlock(&slot->rx_lock);
-		if (likely(step == STEP_DONE)) {
-			if (unlikely(listen))
-				rpc_listen();
-			if (likely((peek ? moved : done + moved) >= target) || (peek && (ended || rx_divided(conn)))) {
-				result = (ssize_t)(peek ? moved : done + moved);
-				break;
-			}
-			if (!peek) {
-				done += moved;
-				continue;
-			}
-		} else if (step == STEP_AGAIN) {
-			continue;
-		} else if (step == STEP_NATIVE && !done) {
-			result = native_recv(conn, fd, iov, iov_len, flags);
-			if (result != -2) {
-				saved = errno;
-				break;
-			}
-			continue;
-		} else if (step != STEP_EMPTY) {
-			int left = fd;
-			if (step == STEP_ERROR && error == EBADF && started && conn_stays(conn, &left) && left != fd) {
-				fd = left; /* closed in the midst of this turn */
-				continue;
-			}
-			result = (ssize_t)done;
-			if (done && step == STEP_ERROR) {
-				word_store(slot->error, (uint32_t)error); /* for the next call, which would take the end for a good one */
-			} else if (step != STEP_END && !done) {
-				result = -1;
-				saved = step == STEP_CLOSED ? EBADF : error;
-			}
-			break;
-		}
-		/* Not enough there. Before saying so to a caller that does not wait, ask the native socket for the end. */
-		if (look) {
-			result = step == STEP_DONE ? (ssize_t)moved : (ssize_t)done;
-			if (!result) {
-				result = -1;
-				saved = EAGAIN;
-			}
-			break;
-		}
-		conn_heed(conn, fd);
-		if (would_not_block(fd, flags)) {
-			look = true;
-			continue;
-		}
-		if (!started) {
-			struct timeval limit = {0};
-			socklen_t len = sizeof(limit);
-			real.getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &len);
-			timed = limit.tv_sec || limit.tv_usec;
-			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
-			atomic_fetch_add(&conn->waiters, 1);
-			started = true;
-		}
-		int waited = conn_wait(conn, fd, WAIT_RX, peek ? target : 1, &clock, timed);
-		if (waited == 0 && conn_stays(conn, &fd))
-			continue;
-		result = (ssize_t)done;
-		if (!done) {
-			bool over = waited == 0 && slot_has(slot, SLOT_RD_SHUT | SLOT_FIN | SLOT_RESET);
-			result = over ? 0 : -1;
-			saved = over ? saved : waited == 0 ? EBADF : waited == -ETIMEDOUT ? EAGAIN : -waited;
-		}
-		break;
-	}
-	if (started)
-		atomic_fetch_sub(&conn->waiters, 1);
-	errno = saved;
-	return result;
+	do
+		conn_advance(conn, call.fd);
+	while (unlikely(recv_turn(&call, target) == TURN_AGAIN));
+	return call_end(&call);
 }

@@ -84,43 +84,47 @@ void tx_cpu(struct conn *conn)
 		atomic_store_explicit(&conn->channel.tx_line->cpu, cpu, memory_order_relaxed);
 }
 
-/* tx_lock held. Copies from iov, from byte `done` on, as much as fits; publishes in chunks. */
-static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int iov_len, size_t done, size_t wanted,
-                         size_t *moved)
+/* tx_lock held. Puts a piece of a message behind the tail; it is published in chunks, and with the `last` of them. */
+static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last)
 {
+	while (len > PUBLISH_CHUNK) {
+		channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
+		channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
+		full_fence();
+		conn_ring(conn);
+		from += PUBLISH_CHUNK;
+		len -= PUBLISH_CHUNK;
+	}
+	channel_tx_put(&conn->channel, 0, from, len);
+	/* one message becomes visible as one: pieces of a vector are published with the last of them */
+	if (last || len >= PUBLISH_CHUNK / 2)
+		channel_tx_publish(&conn->channel, len);
+	else /* small piece: advance our tail without showing it */
+		atomic_store_explicit(conn->channel.own_tail, *conn->channel.own_tail + len, memory_order_relaxed);
+}
+
+/* tx_lock held. Copies what the call still has, as much as fits. */
+static inline enum step tx_step(const struct call *call, size_t *moved)
+{
+	struct conn *conn = call->conn;
 	struct conn_slot *slot = conn->slot;
-	size_t room = 0;
-	enum step step = tx_room(conn, fd, wanted, &room);
+	size_t room = 0, wanted = call->total - call->done;
+	enum step step = tx_room(conn, call->fd, wanted, &room);
 
 	if (unlikely(step != STEP_DONE))
 		return step;
-	size_t len = room < wanted ? room : wanted, sent = 0, skip = done;
+	size_t len = room < wanted ? room : wanted, sent = 0, skip = call->done;
 	tx_cpu(conn);
-	for (int i = 0; i < iov_len && sent < len; i++) {
-		if (skip >= iov[i].iov_len) {
-			skip -= iov[i].iov_len;
+	for (int i = 0; i < call->iov_len && sent < len; i++) {
+		const struct iovec *piece = &call->iov[i];
+		if (skip >= piece->iov_len) {
+			skip -= piece->iov_len;
 			continue;
 		}
-		const uint8_t *from = (const uint8_t *)iov[i].iov_base + skip;
-		size_t part = iov[i].iov_len - skip < len - sent ? iov[i].iov_len - skip : len - sent;
-		skip = 0;
+		size_t part = piece->iov_len - skip < len - sent ? piece->iov_len - skip : len - sent;
 		sent += part;
-		while (part > PUBLISH_CHUNK) {
-			channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
-			channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
-			full_fence();
-			conn_ring(conn);
-			from += PUBLISH_CHUNK;
-			part -= PUBLISH_CHUNK;
-		}
-		channel_tx_put(&conn->channel, 0, from, part);
-		/* one message becomes visible as one: pieces of a vector are published with the last of them */
-		if (sent == len || part >= PUBLISH_CHUNK / 2) {
-			channel_tx_publish(&conn->channel, part);
-		} else {
-			/* small piece: advance our tail without showing it */
-			atomic_store_explicit(conn->channel.own_tail, *conn->channel.own_tail + part, memory_order_relaxed);
-		}
+		tx_put(conn, (const uint8_t *)piece->iov_base + skip, part, sent == len);
+		skip = 0;
 	}
 	atomic_store_explicit(&conn->channel.tx_line->tail, *conn->channel.own_tail, memory_order_release); /* W1 */
 	word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
@@ -129,11 +133,14 @@ static enum step tx_step(struct conn *conn, int fd, const struct iovec *iov, int
 	return STEP_DONE;
 }
 
-/* -2: the bytes do not go by TCP any more. */
-static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
+/* Sends what the call still has by TCP. What has gone by ring is of the same call: one that blocks is not short of that. */
+static enum turn native_send(struct call *call)
 {
+	struct conn *conn = call->conn;
 	struct conn_slot *slot = conn->slot;
-	struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)iov_len};
+	struct iovec rest[64];
+	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
+	size_t most = call->total;
 
 	atomic_fetch_add(&slot->tx_sitters, 1);
 	full_fence();
@@ -141,157 +148,125 @@ static ssize_t native_send(struct conn *conn, int fd, const struct iovec *iov, i
 	if (state == TX_RESEND || (state == TX_LEFT && !tx_follows(conn)) ||
 	    ((state == TX_SWITCHING || tx_by_ring(slot)) && !slot_has(slot, SLOT_PEER_GONE))) {
 		atomic_fetch_sub(&slot->tx_sitters, 1);
-		return -2;
+		return TURN_AGAIN; /* the bytes do not go by TCP any more */
 	}
-	ssize_t n = real.sendmsg(fd, &message, flags);
-	return native_tx_end(conn, fd, n);
+	if (unlikely(call->done)) {
+		message.msg_iov = rest;
+		message.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, call->done, SIZE_MAX, rest);
+		most = iov_total(rest, (int)message.msg_iovlen);
+	}
+	ssize_t n = native_tx_end(conn, call->fd, real.sendmsg(call->fd, &message, call->flags | (call->done ? MSG_NOSIGNAL : 0)));
+	if (likely(!call->done))
+		return call_over(call, n, errno);
+	if (n < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
+		word_store(slot->error, (uint32_t)errno); /* for the next call */
+	call->done += n > 0 ? (size_t)n : 0;
+	if (n == (ssize_t)most && call->done < call->total)
+		return TURN_AGAIN; /* more than 64 pieces */
+	return call_over(call, (ssize_t)call->done, call->saved);
 }
 
-static ssize_t send_failed(int error, int flags)
+/* Nothing more can be sent: because of `error`, or as the number was closed. */
+static enum turn send_ended(struct call *call, enum step step, int error)
 {
-	if (error == EPIPE && !(flags & MSG_NOSIGNAL))
-		raise(SIGPIPE); /* to this thread, as the kernel does */
-	errno = error;
-	return -1;
+	if (!call->done)
+		return call_over(call, -1, step == STEP_CLOSED ? EBADF : error);
+	if (step == STEP_ERROR && error != EPIPE)
+		word_store(call->conn->slot->error, (uint32_t)error); /* for the next call */
+	return call_over(call, (ssize_t)call->done, call->saved);
+}
+
+static enum turn send_short(struct call *call)
+{
+	struct conn *conn = call->conn;
+	struct conn_slot *slot = conn->slot;
+	size_t left = call->total - call->done;
+
+	conn_heed(conn, call->fd);
+	if (unlikely(leave_half_closed(conn, call->fd))) {
+		set_conn_switched(conn);
+		return TURN_AGAIN;
+	}
+	if (would_not_block(call->fd, call->flags)) {
+		/* remember that somebody waits for room, then look once more */
+		atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
+		full_fence();
+		set_conn_arm(conn, false);
+		if (call->done)
+			return call_over(call, (ssize_t)call->done, call->saved);
+		if (conn_room(conn) > 0 && !tx_is(slot, TX_RESEND))
+			return TURN_AGAIN;
+		conn_probe(conn, call->fd);
+		if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !tx_is(slot, TX_RESEND))
+			return TURN_AGAIN;
+		return call_over(call, -1, EAGAIN);
+	}
+	if (unlikely(slot_has(slot, SLOT_RESERVED)) && reserved_by_self(conn)) /* it would wait for itself */
+		return call->done ? call_over(call, (ssize_t)call->done, call->saved) : call_over(call, -1, EDEADLK);
+	return call_wait(call, WAIT_TX, left < room_wanted(conn) ? left : room_wanted(conn));
+}
+
+static inline enum turn send_turn(struct call *call)
+{
+	struct conn *conn = call->conn;
+	struct conn_slot *slot = conn->slot;
+	enum step step = STEP_CLOSED;
+	bool moved_over = false;
+	size_t moved = 0;
+
+	slot_lock(&slot->tx_lock);
+	if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
+		bool on_ring = tx_by_ring(slot);
+		step = tx_step(call, &moved);
+		moved_over = on_ring != tx_by_ring(slot);
+		if (likely(step == STEP_DONE)) {
+			full_fence(); /* between publishing tail and reading the bell */
+			conn_ring(conn);
+		}
+	}
+	int error = errno;
+	bool notice = step == STEP_DONE && conn_notice(conn);
+	bool listen = conn->probe_countdown == PROBE_EVERY;
+	slot_unlock(&slot->tx_lock);
+	if (unlikely(listen))
+		rpc_listen();
+	if (unlikely(moved_over))
+		set_conn_switched(conn);
+	/* a recall may have crossed this message: it must go out again */
+	if (unlikely(notice) && conn_stays(conn, &call->fd))
+		conn_heed(conn, call->fd);
+	if (likely(step == STEP_DONE)) {
+		if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
+			atomic_store_explicit(&trim_due, true, memory_order_relaxed);
+		call->done += moved;
+		return likely(call->done == call->total) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
+	}
+	if (step == STEP_NATIVE)
+		return native_send(call);
+	if (step != STEP_EMPTY) {
+		call->broken = step == STEP_ERROR && error == EPIPE && !call->done;
+		return send_ended(call, step, error);
+	}
+	return send_short(call);
 }
 
 ssize_t conn_send(struct conn *conn, int fd, const struct iovec *iov, int iov_len, int flags)
 {
 	if (unlikely(iov_refused(iov, iov_len, flags)))
 		return -1;
-	size_t total = iov_total(iov, iov_len), done = 0, moved = 0;
-	struct wait_clock clock;
-	bool started = false, timed = false;
-	int saved = errno;
+	struct call call = call_of(conn, fd, iov, iov_len, flags);
 
 	pthread_testcancel();
-	if (total == 0 && tx_by_ring(conn->slot) && !word_load(conn->slot->error) &&
+	if (call.total == 0 && tx_by_ring(conn->slot) && !word_load(conn->slot->error) &&
 	    !slot_has(conn->slot, SLOT_WR_SHUT | SLOT_PEER_GONE | SLOT_RESET))
 		return 0;
-	struct conn_slot *slot = conn->slot;
-	ssize_t result;
-	int signal_error = 0;
-	for (;;) {
-		enum step step = STEP_CLOSED;
-		bool moved_over = false;
-
-		conn_advance(conn, fd);
-		slot_lock(&slot->tx_lock);
-		if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
-			bool on_ring = tx_by_ring(slot);
-			step = tx_step(conn, fd, iov, iov_len, done, total - done, &moved);
-			moved_over = on_ring != (tx_by_ring(slot));
-			if (likely(step == STEP_DONE)) {
-				full_fence(); /* between publishing tail and reading the bell */
-				conn_ring(conn);
-			}
-		}
-		int error = errno;
-		bool notice = step == STEP_DONE && conn_notice(conn);
-		bool listen = conn->probe_countdown == PROBE_EVERY;
-		slot_unlock(&slot->tx_lock);
-		if (unlikely(listen))
-			rpc_listen();
-		if (unlikely(moved_over))
-			set_conn_switched(conn);
-		/* a recall may have crossed this message: it must go out again */
-		if (unlikely(notice) && conn_stays(conn, &fd))
-			conn_heed(conn, fd);
-		if (likely(step == STEP_DONE)) {
-			if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
-				atomic_store_explicit(&trim_due, true, memory_order_relaxed);
-			done += moved;
-			if (likely(done == total)) {
-				result = (ssize_t)done;
-				break;
-			}
-			continue;
-		} else if (step == STEP_ERROR) {
-			result = (ssize_t)done;
-			if (!done) {
-				result = -1;
-				signal_error = error;
-			} else if (error != EPIPE) {
-				word_store(slot->error, (uint32_t)error); /* for the next call */
-			}
-			break;
-		} else if (step == STEP_CLOSED) {
-			result = done ? (ssize_t)done : -1;
-			saved = done ? saved : EBADF;
-			break;
-		} else if (step == STEP_NATIVE) {
-			if (likely(!done)) {
-				result = native_send(conn, fd, iov, iov_len, flags);
-				if (result == -2)
-					continue;
-				saved = errno;
-				break;
-			}
-			/* what has gone by ring is of the same call: one that blocks is not short because of that */
-			struct iovec rest[64];
-			int rest_len = iov_from(iov, iov_len, done, SIZE_MAX, rest);
-			result = native_send(conn, fd, rest, rest_len, flags | MSG_NOSIGNAL);
-			if (result == -2)
-				continue;
-			if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
-				word_store(slot->error, (uint32_t)errno); /* for the next call */
-			done += result > 0 ? (size_t)result : 0;
-			if (result == (ssize_t)iov_total(rest, rest_len) && done < total)
-				continue; /* more than 64 pieces */
-			result = (ssize_t)done;
-			break;
-		}
-		conn_heed(conn, fd);
-		if (unlikely(leave_half_closed(conn, fd))) {
-			set_conn_switched(conn);
-			continue;
-		}
-		if (would_not_block(fd, flags)) {
-			/* remember that somebody waits for room, then look once more */
-			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
-			full_fence();
-			set_conn_arm(conn, false);
-			result = (ssize_t)done;
-			if (done)
-				break;
-			if (conn_room(conn) > 0 && !tx_is(slot, TX_RESEND))
-				continue;
-			conn_probe(conn, fd);
-			if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) && !tx_is(slot, TX_RESEND))
-				continue;
-			result = -1;
-			saved = EAGAIN;
-			break;
-		}
-		if (unlikely(slot_has(slot, SLOT_RESERVED)) && reserved_by_self(conn)) {
-			result = done ? (ssize_t)done : -1; /* it would wait for itself */
-			saved = done ? saved : EDEADLK;
-			break;
-		}
-		if (!started) {
-			struct timeval limit = {0};
-			socklen_t len = sizeof(limit);
-			real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len);
-			timed = limit.tv_sec || limit.tv_usec;
-			wait_clock_start(&clock, timed ? timeval_ns(&limit) : -1);
-			atomic_fetch_add(&conn->waiters, 1);
-			started = true;
-		}
-		size_t want = total - done < room_wanted(conn) ? total - done : room_wanted(conn);
-		int waited = conn_wait(conn, fd, WAIT_TX, want, &clock, timed);
-		if (waited == 0 && conn_stays(conn, &fd))
-			continue;
-		result = (ssize_t)done;
-		if (!done) {
-			result = -1;
-			saved = waited == 0 ? EBADF : waited == -ETIMEDOUT ? EAGAIN : -waited;
-		}
-		break;
+	do
+		conn_advance(conn, call.fd);
+	while (unlikely(send_turn(&call) == TURN_AGAIN));
+	ssize_t result = call_end(&call);
+	if (unlikely(call.broken) && !(flags & MSG_NOSIGNAL)) {
+		raise(SIGPIPE); /* to this thread, as the kernel does */
+		errno = EPIPE;
 	}
-	if (started)
-		atomic_fetch_sub(&conn->waiters, 1);
-	if (signal_error)
-		return send_failed(signal_error, flags);
-	errno = saved;
 	return result;
 }
