@@ -12,10 +12,9 @@ makes. These names are imported when they are first used.
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sidestep.errors import Unavailable
+from sidestep.installation import include_dir, native_library
 
 if TYPE_CHECKING:
     from sidestep import aio, socket
@@ -58,28 +57,3 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def include_dir() -> Path:
-    """Directory of ``sidestep.h``, for the compilers of C programs.
-
-    Raises:
-        Unavailable: The header is missing from this installation.
-    """
-    package = Path(__file__).parent
-    for place in (package / "include", package.parents[1] / "include" / "sidestep"):  # installed; in a checkout
-        if (place / "sidestep.h").is_file():
-            return place
-    raise Unavailable("sidestep.h is missing", remedy="install sidestep with pip")
-
-
-def native_library() -> Path:
-    """Path of ``libsidestep.so``, the library that ``sidestep run`` preloads.
-
-    Raises:
-        Unavailable: The library was not built for this installation.
-    """
-    path = Path(__file__).with_name("native") / "libsidestep.so"
-    if not path.is_file():
-        raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")
-    return path

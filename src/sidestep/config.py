@@ -18,8 +18,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_net
 from pathlib import Path
 from typing import Final, Self
 
-from sidestep import limits, native_library
+from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
+from sidestep.installation import native_library
 from sidestep.native.layout import Welcome
 
 ENV_SOCKET: Final = "SIDESTEP_SOCKET"  # path of the provider's socket

@@ -18,9 +18,10 @@ import threading
 import warnings
 from typing import Final
 
-from sidestep import config, native_library
+from sidestep import config
 from sidestep.config import PromoteAfter, ProviderSettings, ShimSettings, parse_ring_size
 from sidestep.errors import Misuse, Unavailable
+from sidestep.installation import native_library
 
 __all__ = ["install", "installed", "uninstall"]
 

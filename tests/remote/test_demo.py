@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hosts import need
-from sidestep.observe.demo import run_two_hosts
+from sidestep.demo.demo import run_two_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces, as root")]
 

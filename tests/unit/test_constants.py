@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sidestep
-from sidestep import constants, limits
+from sidestep import constants, installation, limits
 from sidestep.errors import Unavailable
 from sidestep.native import layout
 
@@ -79,6 +79,6 @@ def test_the_shim_waits_as_long_as_the_limits_say() -> None:
 
 
 def test_a_header_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sidestep, "__file__", str(tmp_path / "a" / "b" / "__init__.py"))
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "a" / "b" / "installation.py"))
     with pytest.raises(Unavailable, match=r"sidestep\.h is missing"):
         sidestep.include_dir()

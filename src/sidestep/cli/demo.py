@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from sidestep.demo.demo import ROUNDS, SECONDS, Demo, Line, run_demo, run_two_hosts
 from sidestep.errors import Unavailable
-from sidestep.observe.demo import ROUNDS, SECONDS, Demo, Line, run_demo, run_two_hosts
 
 PLACES = {"tcp": "spread", "tcp-one-cpu": "one CPU"}
 

@@ -17,9 +17,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, NoReturn
 
-from sidestep import native_library
 from sidestep.config import ShimSettings, make_private_dir, policy_places
 from sidestep.errors import SidestepError, Unavailable
+from sidestep.installation import native_library
 from sidestep.native import _channel
 from sidestep.provider import control, memory, proof
 from sidestep.provider.policy_files import read_places

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import psutil
 
-from sidestep import config, native_library
+from sidestep import config
+from sidestep.installation import native_library
 from sidestep.observe import reach
 from sidestep.routing import Address, plain_address
 from sidestep.switch.protocol import Endpoint

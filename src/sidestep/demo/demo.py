@@ -29,9 +29,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from sidestep import native_library
 from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
+from sidestep.installation import native_library
 from sidestep.observe.namespaces import Bridge, Namespace
 from sidestep.testing import Sidestep, free_port
 
@@ -45,7 +45,7 @@ TWO_HOSTS_PREFIX: Final = "198.18.0."  # RFC 2544: for tests between hosts
 FILE_LEN: Final = 16 << 20  # bytes
 REDIS_CALIBRATION: Final = 5_000  # requests, to learn how many fill the time
 
-_PROGRAMS: Final = [sys.executable, "-m", "sidestep.observe.demo_programs"]
+_PROGRAMS: Final = [sys.executable, "-m", "sidestep.demo.programs"]
 
 Tell = Callable[[str], None]
 
@@ -237,7 +237,7 @@ def _port(endpoint: str) -> str:
 
 
 def _talk(role: str) -> Callable[[Place, float], Run]:
-    """A work of demo_programs: ROLE-server and ROLE-client."""
+    """A work of programs: ROLE-server and ROLE-client."""
 
     def run(place: Place, seconds: float) -> Run:
         at = ["--address", place.address]

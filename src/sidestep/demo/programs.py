@@ -1,6 +1,6 @@
 """The small real programs that `sidestep demo` runs: they know TCP and nothing else.
 
-``python -m sidestep.observe.demo_programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client,
+``python -m sidestep.demo.programs ROLE``, roles: echo-server, echo-client, bulk-server, bulk-client,
 redis-check, fetch. A server prints its port on a line. A client prints one JSON object on a line and then keeps its
 connection open until its standard input ends, so that whoever runs it can look at the connection.
 """
@@ -167,7 +167,7 @@ def _command(*words: bytes) -> bytes:
 
 def main() -> None:
     """Runs one role."""
-    parser = argparse.ArgumentParser(prog="python -m sidestep.observe.demo_programs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sidestep.demo.programs", description=__doc__)
     parser.add_argument("role", choices=[*ROLES])
     parser.add_argument("--address", default="127.0.0.1", help="the server's")
     parser.add_argument("--port", type=int, default=0, help="the server's port, for clients")

@@ -1,0 +1,1 @@
+"""The main job, shown: real programs over kernel TCP and under sidestep."""

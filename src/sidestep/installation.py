@@ -1,0 +1,32 @@
+"""Where the parts of this installation are that are not Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sidestep.errors import Unavailable
+
+
+def include_dir() -> Path:
+    """Directory of ``sidestep.h``, for the compilers of C programs.
+
+    Raises:
+        Unavailable: The header is missing from this installation.
+    """
+    package = Path(__file__).parent
+    for place in (package / "include", package.parents[1] / "include" / "sidestep"):  # installed; in a checkout
+        if (place / "sidestep.h").is_file():
+            return place
+    raise Unavailable("sidestep.h is missing", remedy="install sidestep with pip")
+
+
+def native_library() -> Path:
+    """Path of ``libsidestep.so``, the library that ``sidestep run`` preloads.
+
+    Raises:
+        Unavailable: The library was not built for this installation.
+    """
+    path = Path(__file__).with_name("native") / "libsidestep.so"
+    if not path.is_file():
+        raise Unavailable(f"{path} is missing", remedy="install sidestep with pip, or run 'make build' in a checkout")
+    return path
