@@ -459,7 +459,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("rx_round", "I", 1),  # the round last consented to
         ("rx_pad", "I", 1),
         ("rx_low_water", "Q", 1),  # SO_RCVLOWAT
-        ("rx_spare", "Q", 4),
+        ("wait_calls", "Q", 1),  # system calls of the shim's own around waits, sleeps and doorbells not among them
+        ("rx_spare", "Q", 3),
         # lines 6-7
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
         ("spare", "Q", 8),

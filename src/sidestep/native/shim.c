@@ -372,6 +372,7 @@ void own_fd_close(int fd)
 void fork_prepare(void)
 {
 	shim_lock_take();
+	sets_before_fork();
 	conn_forked(false);
 }
 
@@ -389,7 +390,6 @@ void fork_child(void)
 	pthread_setcancelstate(self.cancel_state, &(int){0});
 	critical_leave(); /* taken by fork_prepare */
 	conn_forked(true);
-	bells_after_fork();
 	rpc_after_fork();
 	sets_after_fork();
 	explicit_after_fork();

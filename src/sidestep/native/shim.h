@@ -377,24 +377,6 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
  * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
  */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
-bool spin_allowed(void);  /* fewer runnable threads than CPUs: a spinning thread takes nothing from others */
-/*
- * Adapts a spin budget. A wait that ended while spinning, or in the kernel so soon that full spinning would have caught
- * it (a wake-up itself costs tens of microseconds), asks for the full budget; any other halves it.
- */
-static inline void spin_adapt(_Atomic uint32_t *budget, int64_t waited_ns)
-{
-	uint32_t now = atomic_load_explicit(budget, memory_order_relaxed);
-
-	if (waited_ns < 2 * (int64_t)config.spin_ns) {
-		if (now != config.spin_ns)
-			atomic_store_explicit(budget, config.spin_ns, memory_order_relaxed);
-	} else if (now > config.spin_ns / 16) {
-		atomic_store_explicit(budget, now / 2, memory_order_relaxed);
-	}
-}
-void spin_share(bool may_move, uint32_t cpu); /* gives the CPU away; moves to another one if that is idle */
-
 /* ---- provider (shim_rpc.c) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
@@ -513,6 +495,7 @@ struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the con
 void set_forget(int fd);
 int set_adopt(int epfd);
 void set_dup(int from, int to);
+void sets_before_fork(void); /* shim_lock held */
 void sets_after_fork(void);
 bool set_has_ready(struct file *file);
 bool set_is_managed(struct file *file);

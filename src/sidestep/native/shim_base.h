@@ -41,6 +41,7 @@ struct bell;
 struct thread {
 	uint32_t tid;
 	uint32_t critical;         /* nesting of critical sections */
+	uint32_t calls;            /* system calls of our own since the last wait that a connection ended: slot->wait_calls */
 	uint32_t signals_deferred;
 	int cancel_state;          /* before the outermost lock was taken */
 	volatile uint64_t signals;             /* handlers run on this thread */

@@ -7,6 +7,7 @@
 #define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
 #define TOLD_MAX 128 /* events taken from the kernel at a time */
 #define BELLS_MAX 64 /* bells of one set that a thread can sleep on; with more it naps */
+#define NAP_NS 1000000
 
 EXPORT int epoll_create(int size)
 {
@@ -25,6 +26,7 @@ static void set_nest(struct set *set)
 	int fds[64], n;
 
 	set->nested = true;
+	set_sweep(set);
 	do {
 		n = 0;
 		shim_lock_take();
@@ -51,28 +53,132 @@ static void set_nest(struct set *set)
 	shim_lock_drop();
 }
 
+/* ---- epoll_ctl: shim_lock and set lock held ---- */
+static int ctl_add(struct set *set, struct conn *conn, struct member *member, int fd, struct epoll_event *event)
+{
+	int result;
+
+	if (member && member->away && (event->events & EPOLLEXCLUSIVE)) {
+		member_drop(member);
+		member = NULL;
+	}
+	if (member && !member->away) {
+		errno = EEXIST;
+		return -1;
+	}
+	if (member)
+		return member_return(member, event);
+	member = member_new(set, conn, fd, event);
+	if (!member)
+		return set_ctl(set, EPOLL_CTL_ADD, fd, event);
+	if (!conn->managed) {
+		result = kernel_plain(member, EPOLL_CTL_ADD);
+	} else {
+		result = member_manage(member, EPOLL_CTL_ADD) ? 0 : -1;
+		if (result == 0)
+			wake_set(set);
+	}
+	if (result < 0) {
+		int failed = errno;
+		member_free(member);
+		errno = failed;
+	}
+	return result;
+}
+
+static int ctl_mod(struct set *set, struct member *member, int fd, struct epoll_event *event)
+{
+	if (!member)
+		return set_ctl(set, EPOLL_CTL_MOD, fd, event);
+	if (member->away) {
+		errno = ENOENT;
+		return -1;
+	}
+	if (!member->managed) {
+		struct member before = *member;
+		member->events = event->events;
+		member->data = event->data.u64;
+		member->disabled = false;
+		member->age++;
+		int result = kernel_plain(member, EPOLL_CTL_MOD);
+		if (result < 0)
+			*member = before;
+		return result;
+	}
+	if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE) {
+		errno = EINVAL;
+		return -1;
+	}
+	return member_change(member, event);
+}
+
+static int ctl_other(struct set *set, struct member *member, int op, int fd, struct epoll_event *event)
+{
+	if (op == EPOLL_CTL_DEL && member && member->away) {
+		errno = ENOENT;
+		return -1;
+	}
+	if (op == EPOLL_CTL_DEL && member && member_leave(member))
+		return 0;
+	int result = set_ctl(set, op, fd, event);
+	if (result == 0 && member)
+		member_free(member);
+	return result;
+}
+
+/* The program's call for one of our connections, in one of our sets. */
+static int set_change(struct set *set, struct conn *conn, int epfd, int op, int fd, struct epoll_event *event)
+{
+	int result;
+
+	shim_lock_take();
+	if (set_get(epfd) != set) {
+		shim_lock_drop();
+		errno = EBADF;
+		return -1;
+	}
+	set_lock(set);
+	uint32_t calls = self.calls;
+	struct member *member = member_find(set, conn, fd);
+	switch (op) {
+	case EPOLL_CTL_ADD: result = ctl_add(set, conn, member, fd, event); break;
+	case EPOLL_CTL_MOD: result = ctl_mod(set, member, fd, event); break;
+	default: result = ctl_other(set, member, op, fd, event);
+	}
+	int failed = errno;
+	self.calls -= self.calls != calls; /* one of them is the program's */
+	set_unlock(set);
+	shim_lock_drop();
+	errno = failed;
+	return result;
+}
+
+/* A program's data that looks like ours. */
+static void secret_met(struct set *set)
+{
+	set_lock(set);
+	if (!atomic_load(&set->managed_ever))
+		set->secret = new_secret();
+	else
+		set->shared = true;
+	set_unlock(set);
+}
+
 EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 {
 	HELD_SET set = set_hold(epfd);
 	struct file *file = file_get(fd);
-	int result;
 
 	if (unlikely(file && file->kind == FILE_OWN)) {
 		errno = EBADF;
 		return -1;
 	}
-	if (set && event && unlikely(event->data.u64 >> NAME_BITS == set->secret)) {
-		set_lock(set);
-		if (!atomic_load(&set->managed_ever))
-			set->secret = new_secret();
-		else
-			set->shared = true;
-		set_unlock(set);
-	}
+	if (set && event && unlikely(event->data.u64 >> NAME_BITS == set->secret))
+		secret_met(set);
 	if (likely(!file))
 		return real.epoll_ctl(epfd, op, fd, event);
 	if (file->kind == FILE_SET) {
-		result = real.epoll_ctl(epfd, op, fd, event);
+		int result = real.epoll_ctl(epfd, op, fd, event);
 		if (set && op == EPOLL_CTL_ADD && result == 0)
 			set_nest((struct set *)file);
 		return result;
@@ -93,92 +199,145 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	}
 	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
-	shim_lock_take();
-	if (set_get(epfd) != set) {
-		shim_lock_drop();
-		errno = EBADF;
-		return -1;
-	}
-	set_lock(set);
-	struct member *member = member_find(set, conn, fd);
-	switch (op) {
-	case EPOLL_CTL_ADD:
-		if (member) {
-			result = -1;
-			errno = EEXIST;
-			break;
-		}
-		member = member_new(set, conn, fd, event);
-		if (!member) {
-			result = real.epoll_ctl(epfd, op, fd, event);
-		} else if (!conn->managed) {
-			result = kernel_plain(member, op);
-		} else {
-			result = member_manage(member, EPOLL_CTL_ADD) ? 0 : -1;
-			if (result == 0)
-				wake_set(set);
-		}
-		if (result < 0 && member) {
-			int failed = errno;
-			member_free(member);
-			errno = failed;
-		}
-		break;
-	case EPOLL_CTL_MOD:
-		if (!member) {
-			result = real.epoll_ctl(epfd, op, fd, event);
-			break;
-		}
-		if (!member->managed) {
-			struct member before = *member;
-			member->events = event->events;
-			member->data = event->data.u64;
-			member->disabled = false;
-			member->age++;
-			result = kernel_plain(member, op);
-			if (result < 0)
-				*member = before;
-			break;
-		}
-		if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE) {
-			result = -1;
-			errno = EINVAL;
-			break;
-		}
-		member->events = event->events;
-		member->data = event->data.u64;
-		member->disabled = false;
-		member->armed = member->out_armed = true;
-		member->reported = 0;
-		result = kernel_set(member, EPOLL_CTL_MOD);
-		hot_add(set, member);
-		wake_set(set);
-		break;
-	default:
-		result = real.epoll_ctl(epfd, op, fd, event);
-		if (result == 0 && member)
-			member_free(member);
-	}
-	int failed = errno;
-	set_unlock(set);
-	shim_lock_drop();
-	errno = failed;
-	return result;
+	return set_change(set, conn, epfd, op, fd, event);
 }
 
 /* ---- waiting ---- */
 
-static void set_sleep_begin(struct set *set)
+static void set_wake(struct set *set)
 {
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		bell_sleep_begin(set->bells[i].bell);
+	set_lock(set);
+	wake_set(set);
+	set_unlock(set);
+}
+
+struct set_wait {
+	struct set *set;
+	int epfd;
+	struct epoll_event *events; /* the program's: it holds nothing but what is reported */
+	int max;
+	int64_t start, deadline, now;
+	uint64_t signals;
+	uint32_t looks; /* questions to the kernel: one is the program's own */
+	struct epoll_event told[TOLD_MAX];
+};
+
+/* What the kernel has to tell now; -1: not even that. */
+static int set_look(struct set_wait *wait)
+{
+	int max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+
+	atomic_store_explicit(&wait->set->looked_at, wait->now, memory_order_relaxed);
+	self.calls += wait->looks++ != 0;
+	return raw_epoll_look(wait->epfd, wait->told, max);
+}
+
+/* set lock held. `told` events of the kernel's, and what the rings have, as the program is to see them; how many those are. */
+static int set_report(struct set_wait *wait, int told)
+{
+	struct set *set = wait->set;
+	int n = told > 0 ? translate(set, wait->told, told, wait->events) : 0;
+
+	/* where the kernel alone has filled the room, the rings are first the next time */
+	set->kernel_filled |= told > 0 && n == wait->max;
+	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
+}
+
+/* Ends what set_pass_begin() began: the lock is given up. */
+static int set_pass_end(struct set_wait *wait, int n)
+{
+	if (concerns_others(wait->set, n, wait->max))
+		wake_set(wait->set);
+	set_unlock(wait->set);
+	return n;
+}
+
+static void set_pass_begin(struct set *set, enum set_spent spent)
+{
+	set_lock(set);
+	set->pass++;
+	set->spent = spent;
+}
+
+static bool look_is_due(const struct set_wait *wait)
+{
+	return wait->now - atomic_load_explicit(&wait->set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
+}
+
+/* The first look of a wait. Who has several ready is told of all at once. -1: the kernel has failed. */
+static int set_first(struct set_wait *wait, bool once)
+{
+	struct set *set = wait->set;
+	int k = 0, max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+
+	set_pass_begin(set, SPENT_NOTHING);
+	bool look = (set->by_tcp || look_is_due(wait)) && !set->kernel_filled, more = true;
+	set->kernel_filled = false;
+	if (look) {
+		k = set_look(wait);
+		more = k == max; /* else the kernel has no more to tell */
+	}
+	if (k < 0) {
+		set_unlock(set);
+		return -1;
+	}
+	int n = set_report(wait, k);
+	/* where few are asked for, a bell's edge or what is no event may come in the place of one: so often at most */
+	for (uint32_t turns = set->bells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
+		if ((k = set_look(wait)) <= 0)
+			break;
+		more = k == max;
+		n = set_report(wait, k);
+	}
+	return set_pass_end(wait, n);
+}
+
+/* Spins over the rings and, every so often, the kernel. How many events were found. */
+static int set_spin(struct set_wait *wait)
+{
+	struct set *set = wait->set;
+	uint32_t peer_cpu = atomic_load_explicit(&set->last_cpu, memory_order_relaxed);
+	struct spin spin;
+	int n = 0;
+
+	if (!spin_begin(&spin, atomic_load_explicit(&set->spin_ns, memory_order_relaxed), peer_cpu))
+		return 0;
+	do {
+		wait->now = spin.now;
+		if (spin.now >= wait->deadline)
+			return 0;
+		set_pass_begin(set, SPENT_SPUN);
+		n = set_report(wait, 0);
+		if (!n && look_is_due(wait))
+			n = set_report(wait, set_look(wait));
+		set_pass_end(wait, n);
+	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, true));
+	if (n)
+		spin_adapt(&set->spin_ns, 0);
+	return n;
 }
 
 struct set_sleep {
 	struct set *set;
-	struct bell **bells;
+	struct bell *bells[BELLS_MAX];
 	uint32_t len;
+	bool truncated; /* too many kinds of bells for one sleep: a nap */
 };
+
+/* set lock held. Ends with a full fence: who looks once more then misses nothing. */
+static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
+{
+	sleep->set = set;
+	sleep->truncated = set->bells_len > BELLS_MAX;
+	sleep->len = sleep->truncated ? 0 : set->bells_len;
+	atomic_fetch_add(&set->sleepers, 1);
+	for (uint32_t i = 0; i < set->bells_len && !sleep->truncated; i++)
+		bell_sleep_begin(set->bells[i].bell);
+	for (uint32_t i = 0; i < sleep->len; i++) {
+		sleep->bells[i] = set->bells[i].bell;
+		atomic_fetch_add(&sleep->bells[i]->refs, 1);
+	}
+}
 
 static void set_sleep_undo(void *argument)
 {
@@ -193,191 +352,83 @@ static void set_sleep_undo(void *argument)
 	shim_lock_drop();
 }
 
-static void set_wake(struct set *set)
+/* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
+static int set_sleep(struct set_wait *wait)
 {
-	set_lock(set);
-	wake_set(set);
+	struct set *set = wait->set;
+	int max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
+	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
+	struct set_sleep sleep;
+
+	rpc_listen();
+	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | BELL_INDEX);
+	conns_trim(wait->now);
+	set_sweep(set);
+	set_pass_begin(set, SPENT_NOTHING);
+	set_sleep_begin(&sleep, set);
+	int n = set_report(wait, 0);
+	bool others = concerns_others(set, n, wait->max);
 	set_unlock(set);
-}
-
-/* Spins over the rings and, every so often, the kernel. Returns events found, 0 when the budget is spent, -1 on a signal. */
-static int set_spin(struct set *set, int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals)
-{
-	struct epoll_event told[TOLD_MAX]; /* the program's array holds nothing but what is reported */
-	int told_max = max < TOLD_MAX ? max : TOLD_MAX;
-	uint32_t budget = atomic_load_explicit(&set->spin_ns, memory_order_relaxed);
-	bool crowded = !spin_allowed();
-	int64_t start = now_ns(), now = start;
-	int n = 0;
-
-	if (!config.spin_ns)
-		return 0;
-	while (now - start < budget && now < deadline) {
-		uint32_t cpu = cpu_now();
-		uint32_t peer = atomic_load_explicit(&set->last_cpu, memory_order_relaxed);
-		set_lock(set);
-		set->pass++;
-		set->spent = SPENT_SPUN;
-		n = collect(set, events, max);
-		if (!n && now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) {
-			int k = raw_epoll_look(epfd, told, told_max);
-			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
-			if (k > 0) {
-				n = translate(set, told, k, events);
-				n += collect(set, events + n, max - n);
-			}
-		}
-		if (concerns_others(set, n, max))
-			wake_set(set);
-		set_unlock(set);
-		if (n || self.signals != signals)
-			break;
-		if (crowded || cpu == peer)
-			spin_share(!crowded, cpu);
-		else
-			for (int i = 0; i < 8; i++)
-				cpu_relax();
-		now = now_ns();
+	if (!n) {
+		int64_t until = trim_deadline(wait->deadline, now_ns());
+		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
+			until = now_ns() + NAP_NS;
+		pthread_cleanup_push(set_sleep_undo, &sleep);
+		k = sleep_epoll(wait->epfd, wait->told, max, until, wait->signals);
+		failed = errno;
+		pthread_cleanup_pop(0);
 	}
+	set_sleep_undo(&sleep);
+	if (others)
+		set_wake(set);
 	if (n)
-		spin_adapt(&set->spin_ns, 0);
-	return n ? n : self.signals != signals ? -1 : 0;
+		return n;
+	wait->now = now_ns();
+	spin_adapt(&set->spin_ns, wait->now - wait->start);
+	atomic_store_explicit(&set->looked_at, wait->now, memory_order_relaxed);
+	errno = failed;
+	if (k <= 0 && !sleep.truncated)
+		return k;
+	set_pass_begin(set, SPENT_SLEPT);
+	n = set_pass_end(wait, set_report(wait, k));
+	errno = failed;
+	return n || k > 0 ? n : k;
 }
 
 /* The wait of a set with managed members. timeout_ns < 0: for ever. */
 static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns, uint64_t signals)
 {
-	struct epoll_event told[TOLD_MAX];
-	int told_max = max < TOLD_MAX ? max : TOLD_MAX;
-	int64_t start = now_ns(), now = start;
-	int64_t deadline = deadline_after(timeout_ns);
+	struct set_wait wait;
 	bool spun = false;
 
+	wait.set = set;
+	wait.epfd = epfd;
+	wait.events = events;
+	wait.max = max;
+	wait.looks = 0;
+	wait.now = wait.start = now_ns();
+	wait.deadline = deadline_after(timeout_ns);
+	wait.signals = signals;
 	pthread_testcancel();
 	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 		rpc_poll();
 	for (;;) {
-		set_lock(set);
-		set->pass++;
-		set->spent = SPENT_NOTHING;
-		int n = 0;
-		/* Who has several ready is told of all at once. Where the kernel alone has filled the room, the rings are first the
-		 * next time. */
-		bool look = (set->by_tcp || now - atomic_load_explicit(&set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS) &&
-		            !set->kernel_filled;
-		set->kernel_filled = false;
-		bool more = true; /* the kernel may have more to tell */
-		if (look) {
-			int k = raw_epoll_look(epfd, told, told_max);
-			if (k < 0) {
-				set_unlock(set);
-				return -1;
-			}
-			atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
-			more = k == told_max;
-			n = translate(set, told, k, events);
-			set->kernel_filled = n == max;
-		}
-		n += collect(set, events + n, max - n);
-		/* where few are asked for, a bell's edge or what is no event may come in the place of one: so often at most */
-		for (uint32_t turns = set->bells_len + set->managed_len + 2; !n && timeout_ns == 0 && more && turns; turns--) {
-			int k = raw_epoll_look(epfd, told, told_max);
-			if (k <= 0)
-				break;
-			more = k == told_max;
-			n = translate(set, told, k, events);
-			n += collect(set, events + n, max - n);
-		}
-		if (concerns_others(set, n, max))
-			wake_set(set);
-		set_unlock(set);
-		if (n || timeout_ns == 0 || (deadline != INT64_MAX && now >= deadline))
+		int n = set_first(&wait, timeout_ns == 0);
+		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline))
 			return n;
-		if (!spun) {
-			spun = true;
-			n = set_spin(set, epfd, events, max, deadline, signals);
-			if (n > 0)
-				return n;
-		}
-		if (self.signals != signals) {
-			errno = EINTR;
-			return -1;
-		}
-		/* sleep */
-		rpc_listen();
-		rpc_watch(epfd, &set->watched, set->secret << NAME_BITS | BELL_INDEX);
-		conns_trim(now);
-		struct bell *asleep[BELLS_MAX];
-		uint32_t asleep_len;
-		set_lock(set);
-		if (set->bells_len > BELLS_MAX) {
-			/* too many kinds of bells for one sleep: nap instead */
-			set_unlock(set);
-			int k = real.epoll_wait(epfd, told, told_max, 1);
-			set_lock(set);
-			set->pass++;
-			if (k > 0) {
-				n = translate(set, told, k, events);
-				n += collect(set, events + n, max - n);
-			}
-			if (concerns_others(set, n, max))
-				wake_set(set);
-			set_unlock(set);
-			if (n || (k < 0 && errno == EINTR))
-				return n ? n : -1;
-			now = now_ns();
-			continue;
-		}
-		atomic_fetch_add(&set->sleepers, 1);
-		set_sleep_begin(set); /* full fence; then look once more, at all of them */
-		asleep_len = set->bells_len;
-		for (uint32_t i = 0; i < asleep_len; i++) {
-			asleep[i] = set->bells[i].bell;
-			atomic_fetch_add(&asleep[i]->refs, 1);
-		}
-		set->pass++;
-		n = collect(set, events, max);
-		bool others = concerns_others(set, n, max);
-		set_unlock(set);
-		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
-		if (!n) {
-			struct set_sleep sleep = {set, asleep, asleep_len};
-			pthread_cleanup_push(set_sleep_undo, &sleep);
-			k = sleep_epoll(epfd, told, told_max, trim_deadline(deadline, now_ns()), signals);
-			failed = errno;
-			pthread_cleanup_pop(0);
-		}
-		set_sleep_undo(&(struct set_sleep){set, asleep, asleep_len});
-		if (others)
-			set_wake(set);
+		if (!spun && (n = set_spin(&wait)))
+			return n;
+		spun = true;
+		if (self.signals != signals)
+			break;
+		n = set_sleep(&wait);
 		if (n)
 			return n;
-		now = now_ns();
-		if (config.spin_ns)
-			spin_adapt(&set->spin_ns, now - start);
-		atomic_store_explicit(&set->looked_at, now, memory_order_relaxed);
-		if (k < 0) {
-			errno = failed;
-			return -1;
-		}
-		if (k > 0) {
-			set_lock(set);
-			set->pass++;
-			set->spent = SPENT_SLEPT;
-			n = translate(set, told, k, events);
-			if (n < max)
-				n += collect(set, events + n, max - n);
-			if (concerns_others(set, n, max))
-				wake_set(set);
-			set_unlock(set);
-			if (n)
-				return n;
-		}
-		if (self.signals != signals) {
-			errno = EINTR;
-			return -1;
-		}
+		if (self.signals != signals)
+			break;
 	}
+	errno = EINTR;
+	return -1;
 }
 
 static int wait_common(int epfd, struct epoll_event *events, int max, int64_t timeout_ns, const sigset_t *mask,

@@ -1,12 +1,12 @@
 /* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
-#include "shim.h"
+#include "shim_spin.h"
 
 #include <errno.h>
 #include <string.h>
-#include <sched.h>
 
 #define LOOK_EVERY_NS 20000
 #define BELLS_MAX 32
+#define NAP_NS 1000000
 #define SMALL 64 /* descriptors a call handles without allocating */
 
 extern void __chk_fail(void) __attribute__((noreturn));
@@ -160,121 +160,147 @@ static void count_wait(struct poller *poller, bool spun, bool slept)
 		word_add(slot->spins_won, spun);
 		word_add(slot->spins_lost, slept && config.spin_ns);
 		word_add(slot->sleeps, slept);
+		calls_count(slot);
 		return;
 	}
 }
 
+struct poll_wait {
+	int64_t start, deadline, now;
+	uint64_t signals;
+	bool slept;
+};
+
+static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
+static __thread int64_t looked_at; /* the kernel was */
+
+static int poll_look(struct poller *poller, struct poll_wait *wait, bool look)
+{
+	if (look)
+		looked_at = wait->now;
+	return poll_once(poller, look);
+}
+
+/* How many descriptors have something; 0: it is time to sleep. */
+static int poll_spin(struct poller *poller, struct poll_wait *wait)
+{
+	uint32_t peer_cpu = 0;
+	bool may_move = false;
+	struct spin spin;
+	int n = 0;
+
+	for (nfds_t i = 0; i < poller->len && !peer_cpu; i++)
+		if (poller->conns[i]) {
+			peer_cpu = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
+			may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
+		}
+	if (spin_budget > config.spin_ns)
+		spin_budget = config.spin_ns;
+	if (!spin_begin(&spin, spin_budget, peer_cpu))
+		return 0;
+	do {
+		wait->now = spin.now;
+		if (spin.now >= wait->deadline)
+			return 0;
+		bool look = spin.now - looked_at > LOOK_EVERY_NS;
+		self.calls += look;
+		n = poll_look(poller, wait, look);
+	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
+	if (n) {
+		spin_adapt(&spin_budget, 0);
+		count_wait(poller, true, false);
+	}
+	return n;
+}
+
+/* The kernel has ended a sleep. */
+static void poll_woken(struct poller *poller)
+{
+	const struct remote_bell *last = NULL;
+
+	if (!poller->kernel[poller->len].revents)
+		return;
+	self_bells_clear();
+	for (nfds_t i = 0; i < poller->len; i++)
+		if (poller->conns[i])
+			conn_life_look(poller->conns[i], &last);
+}
+
+/* Sleeps in the kernel, unless there is something: how many have. 0: look again; -1: as the kernel's poll, with errno. */
+static int poll_sleep(struct poller *poller, struct poll_wait *wait)
+{
+	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
+	struct sleep sleep;
+
+	rpc_listen();
+	conns_trim(wait->now);
+	collect_bells(poller, &sleep);
+	int bell_fd = self_bell_fd(sleep.bells, sleep.len);
+	for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
+		if (poller->conns[i])
+			self_life_watch(poller->conns[i]);
+	for (int i = 0; i < sleep.len; i++)
+		bell_sleep_begin(sleep.bells[i]);
+	int n = poll_once(poller, true);
+	if (n == 0) {
+		poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
+		int64_t until = trim_deadline(wait->deadline, wait->now);
+		if ((bell_fd < 0 || sleep.truncated) && until - wait->now > NAP_NS)
+			until = wait->now + NAP_NS; /* no descriptor for the bells, or too many of them */
+		pthread_cleanup_push(sleep_undo, &sleep);
+		k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
+		failed = errno;
+		pthread_cleanup_pop(0);
+		wait->slept = true;
+		if (k > 0)
+			poll_woken(poller);
+	}
+	sleep_undo(&sleep);
+	if (n)
+		return n;
+	wait->now = now_ns();
+	spin_adapt(&spin_budget, wait->now - wait->start);
+	errno = failed;
+	if (k < 0 && failed != EINTR)
+		return -1;
+	if (k >= 0 && self.signals == wait->signals)
+		return 0;
+	n = poll_once(poller, true);
+	errno = EINTR;
+	return n ? n : -1;
+}
+
 static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t signals)
 {
-	int64_t start = now_ns(), now = start, looked_at = 0;
-	int64_t deadline = deadline_after(timeout_ns);
-	static __thread _Atomic uint32_t budget = UINT32_MAX;
-	bool crowded = true, first = true, slept = false;
+	struct poll_wait wait = {.deadline = deadline_after(timeout_ns), .signals = signals};
+	bool first = true;
 
+	wait.now = wait.start = now_ns();
 	pthread_testcancel();
-	if (budget > config.spin_ns)
-		budget = config.spin_ns;
 	if (atomic_load_explicit(&rpc_pending, memory_order_relaxed))
 		rpc_poll();
 	for (;;) {
 		/* rings first: an answer that is there costs no call at all */
-		static __thread int64_t last_look;
-		bool look = !first || poller->others || now - last_look > LOOK_EVERY_NS;
-		int n = poll_once(poller, look);
-		if (look)
-			last_look = now;
-		if (n == 0 && !look && timeout_ns == 0) {
-			n = poll_once(poller, true);
-			last_look = now;
-		}
-		if (n && slept)
+		bool look = !first || poller->others || wait.now - looked_at > LOOK_EVERY_NS;
+		int n = poll_look(poller, &wait, look);
+		if (n == 0 && !look && timeout_ns == 0)
+			n = poll_look(poller, &wait, true);
+		if (n && wait.slept)
 			count_wait(poller, false, true);
 		if (n || timeout_ns == 0)
 			return n;
-		if (first) {
-			first = false;
-			crowded = !spin_allowed();
-			looked_at = now;
-			uint32_t peer = 0;
-			bool may_move = false;
-			for (nfds_t i = 0; i < poller->len && !peer; i++)
-				if (poller->conns[i]) {
-					peer = word_load(poller->conns[i]->channel.rx_peer_line->cpu);
-					may_move = poller->conns[i]->channel.local == &poller->conns[i]->channel.seg->side[0];
-				}
-			while (config.spin_ns && now - start < budget && now < deadline && self.signals == signals) {
-				uint32_t cpu = cpu_now();
-				bool again = now - looked_at > LOOK_EVERY_NS;
-				n = poll_once(poller, again);
-				if (again)
-					looked_at = last_look = now;
-				if (n) {
-					spin_adapt(&budget, 0);
-					count_wait(poller, true, false);
-					return n;
-				}
-				if (crowded || cpu == peer)
-					spin_share(!crowded && may_move, cpu);
-				else
-					for (int i = 0; i < 8; i++)
-						cpu_relax();
-				now = now_ns();
-			}
-		}
+		if (first && (n = poll_spin(poller, &wait)))
+			return n;
+		first = false;
 		if (self.signals != signals) {
 			errno = EINTR;
 			return -1;
 		}
-		if (now >= deadline) /* the kernel, too, looks once more; another's turn on this CPU can outlast a short timeout */
+		if (wait.now >= wait.deadline) /* the kernel, too, looks once more; another's turn on this CPU can outlast a short timeout */
 			return poll_once(poller, true);
-		rpc_listen();
-		conns_trim(now);
-		struct sleep sleep;
-		collect_bells(poller, &sleep);
-		int bell_fd = self_bell_fd(sleep.bells, sleep.len);
-		for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
-			if (poller->conns[i])
-				self_life_watch(poller->conns[i]);
-		for (int i = 0; i < sleep.len; i++)
-			bell_sleep_begin(sleep.bells[i]);
-		volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
-		n = poll_once(poller, true);
-		if (n == 0) {
-			poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
-			int64_t until = trim_deadline(deadline, now);
-			if ((bell_fd < 0 || sleep.truncated) && until - now > 1000000)
-				until = now + 1000000; /* no descriptor for the bells, or too many of them: nap */
-			pthread_cleanup_push(sleep_undo, &sleep);
-			k = sleep_poll(poller->kernel, poller->len + 1, until, signals, NULL);
-			failed = errno;
-			pthread_cleanup_pop(0);
-			slept = true;
-			if (k > 0 && poller->kernel[poller->len].revents) {
-				const struct remote_bell *last = NULL;
-				self_bells_clear();
-				for (nfds_t i = 0; i < poller->len; i++)
-					if (poller->conns[i])
-						conn_life_look(poller->conns[i], &last);
-			}
-		}
-		sleep_undo(&sleep);
+		n = poll_sleep(poller, &wait);
 		if (n)
 			return n;
-		now = now_ns();
-		if (config.spin_ns)
-			spin_adapt(&budget, now - start);
-		if (k < 0 && failed != EINTR) {
-			errno = failed;
-			return -1;
-		}
-		if (k < 0 || self.signals != signals) {
-			n = poll_once(poller, true);
-			if (n == 0) {
-				errno = EINTR;
-				n = -1;
-			}
-			return n;
-		}
 	}
 }
 

@@ -1,13 +1,37 @@
 /* shim_ready.c - what a set has to report: the events of its members, computed from rings, state and the kernel. */
 #include "shim_set.h"
 
+/*
+ * Whether what is ready is news to who wants edges alone; it is none the next time. `tail` is of before the look. What comes
+ * on the one path is an edge though bytes of the other, told long ago, stand before it.
+ */
+static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
+{
+	const struct conn *conn = member->conn;
+	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
+	uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
+	bool rx_by_tcp = !member->rx_ring || conn_peer_back(conn), tx_by_tcp = !tx_by_ring(conn->slot);
+
+	if (!member->armed && !(ends & ~member->reported) && !((told & EPOLLIN) && tail != member->seen_tail) &&
+	    !((told & EPOLLOUT) && !tx_by_tcp && member->out_armed) &&
+	    !(kernel_bits & (EPOLLPRI | (rx_by_tcp ? EPOLLIN : 0) | (tx_by_tcp ? EPOLLOUT : 0))))
+		return false;
+	if (told & EPOLLIN)
+		member->seen_tail = tail;
+	member->reported = ends;
+	member->armed = false;
+	if (told & EPOLLOUT)
+		member->out_armed = false;
+	return true;
+}
+
 /* set lock held. Fills *event if the member has something to report now. */
 static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
 {
 	struct conn *conn = member->conn;
 	int fd = member_fd(member);
 
-	if (member->disabled || !conn->managed)
+	if (member->disabled || member->away || !conn->managed)
 		return false;
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, fd);
@@ -16,7 +40,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
 	bool rx_ring = rx_by_ring(conn->slot);
 	member_by_tcp(member, !conn_switched(conn));
-	if (unlikely(member->in_kernel != kernel_events(member) || (member->rx_ring && !rx_ring))) {
+	if (unlikely(kernel_differs(member, kernel_bits) || (member->rx_ring && !rx_ring))) {
 		/* a MOD also makes the kernel tell an edge again that was taken for the ring's */
 		kernel_set(member, EPOLL_CTL_MOD);
 		member->out_armed = true;
@@ -27,24 +51,8 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 
 	if (!told)
 		return false;
-	if (member->events & EPOLLET) {
-		uint32_t ends = ready & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); /* IN alone is told for an end, too */
-		/* What comes on the one path is an edge though bytes of the other, told long ago, stand before it. */
-		bool by_tcp = !rx_ring || conn_peer_back(conn);
-		bool edge = member->armed || (ends & ~member->reported) ||
-		            ((told & EPOLLIN) && tail != member->seen_tail) ||
-		            ((told & EPOLLOUT) && tx_by_ring(conn->slot) && member->out_armed) ||
-		            (kernel_bits & ((by_tcp ? EPOLLIN | EPOLLPRI : EPOLLPRI) |
-		                            (!tx_by_ring(conn->slot) ? EPOLLOUT : 0)));
-		if (!edge)
-			return false;
-		if (told & EPOLLIN)
-			member->seen_tail = tail;
-		member->reported = ends;
-		member->armed = false;
-		if (told & EPOLLOUT)
-			member->out_armed = false;
-	}
+	if ((member->events & EPOLLET) && !edge_taken(member, ready, kernel_bits, tail))
+		return false;
 	event->events = told;
 	event->data.u64 = member->data;
 	/* how the wait that ends now was spent is put down to the first that ends it */
@@ -57,6 +65,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	default: break;
 	}
 	set->spent = SPENT_NOTHING;
+	calls_count(conn->slot);
 	member->pass = set->pass;
 	atomic_store_explicit(&set->last_cpu, word_load(conn->channel.rx_peer_line->cpu), memory_order_relaxed);
 	if (member->events & EPOLLONESHOT) {
@@ -130,6 +139,10 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 		    member_name(member) != (uint32_t)told[i].data.u64)
 			continue;
 		struct epoll_event event;
+		if (member->away) {
+			kernel_set(member, EPOLL_CTL_MOD);
+			continue;
+		}
 		if (!member->managed) { /* see kernel_plain() */
 			member->disabled = true;
 			events[n++] = (struct epoll_event){.events = told[i].events, .data.u64 = member->data};
@@ -173,7 +186,7 @@ bool set_has_ready(struct file *file)
 	set_lock(set);
 	for (uint32_t i = 0; i < set->managed_len && !found; i++) {
 		struct member *member = set->managed[i];
-		found = !member->disabled && (conn_ready(member->conn, member_fd(member), 0, member->events) &
+		found = !member->disabled && !member->away && (conn_ready(member->conn, member_fd(member), 0, member->events) &
 		                              (member->events | EPOLLERR | EPOLLHUP));
 	}
 	set_unlock(set);

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+static _Atomic uint32_t fork_count;    /* of this process and of those that it was forked from; guarded by shim_lock */
 static struct set *free_sets; /* guarded by shim_lock; type-stable, as conns are */
 
 struct set *set_get(int epfd)
@@ -97,6 +98,7 @@ int set_created(int epfd)
 	set->epfd = epfd;
 	set->owner_pid = shim_pid;
 	set->user_pid = shim_pid;
+	set->forks = fork_count;
 	set->refs = 1;
 	set->secret = new_secret();
 	set->spin_ns = config.spin_ns;
@@ -153,7 +155,7 @@ uint32_t kernel_events(const struct member *member)
 	struct conn_slot *slot = member->conn->slot;
 	uint32_t events = member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);
 
-	if (member->disabled)
+	if (member->disabled || member->away)
 		return EPOLLONESHOT; /* not even HUP, again and again */
 	bool withheld = conn_end_withheld(member->conn); /* the kernel would tell it for as long, and nobody could be told */
 	if (withheld)
@@ -178,17 +180,55 @@ uint32_t member_name(const struct member *member)
 	return (uint32_t)member->age << INDEX_BITS | member->index;
 }
 
+/* Nobody else has had the kernel's set: what we have put there is there. */
+static bool set_private(const struct set *set)
+{
+	return set->forks == word_load(fork_count);
+}
+
+int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event)
+{
+	self.calls++;
+	return real.epoll_ctl(set->epfd, op, fd, event);
+}
+
+/*
+ * Whether the kernel's entry, which has just told `bits`, has to be changed. More than is wanted may stand there until it is
+ * told: programs change their mind more often than the kernel has something to say of who talks by ring.
+ */
+bool kernel_differs(const struct member *member, uint32_t bits)
+{
+	uint32_t wanted = kernel_events(member), has = member->in_kernel;
+
+	if ((wanted | has) & (EPOLLET | EPOLLONESHOT))
+		return wanted != has;
+	return (wanted & ~has) || (bits & ~(wanted | EPOLLERR | EPOLLHUP));
+}
+
 int kernel_set(struct member *member, int op)
 {
+	struct set *set = member->set;
+
 	/* The set of a parent is the parent's to change until the child uses it; a number that was closed, with a copy left, may
 	 * name another file. */
 	member->in_kernel = kernel_events(member);
-	if (member->set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
+	member->known = false;
+	if (set->user_pid != shim_pid || conn_get(member->fd) != member->conn)
 		return 0;
-	struct epoll_event event = {.events = member->in_kernel,
-	                            .data.u64 = member->set->secret << NAME_BITS | member_name(member)};
+	struct epoll_event event = {.events = member->in_kernel, .data.u64 = set->secret << NAME_BITS | member_name(member)};
+	int result = set_ctl(set, op, member->fd, &event);
 
-	return real.epoll_ctl(member->set->epfd, op, member->fd, &event);
+	member->known = result == 0;
+	return result;
+}
+
+/* The program's change. Of an edge the kernel tells anew what is true. */
+static int kernel_change(struct member *member)
+{
+	if (member->known && set_private(member->set) && conn_switched(member->conn) && !(member->events & EPOLLET) &&
+	    !kernel_differs(member, 0))
+		return 0;
+	return kernel_set(member, EPOLL_CTL_MOD);
 }
 
 /*
@@ -205,7 +245,8 @@ int kernel_plain(struct member *member, int op)
 		atomic_store(&set->managed_ever, true);
 		event.data.u64 = set->secret << NAME_BITS | member_name(member);
 	}
-	return real.epoll_ctl(set->epfd, op, member->fd, &event);
+	member->known = false;
+	return set_ctl(set, op, member->fd, &event);
 }
 
 static bool bell_enter(struct set *set, struct bell *bell)
@@ -217,7 +258,7 @@ static bool bell_enter(struct set *set, struct bell *bell)
 		}
 	struct epoll_event event = {.events = BELL_EDGES, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
 	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
-	    (real.epoll_ctl(set->epfd, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
+	    (set_ctl(set, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
 		return false;
 	set->bells[set->bells_len++] = (struct set_bell){bell, 1};
 	atomic_fetch_add(&bell->refs, 1);
@@ -229,7 +270,7 @@ static void bell_exit(struct set *set, struct bell *bell)
 	for (uint32_t i = 0; i < set->bells_len; i++)
 		if (set->bells[i].bell == bell && --set->bells[i].refs == 0) {
 			if (set->owner_pid == shim_pid)
-				real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, bell->fd, NULL);
+				set_ctl(set, EPOLL_CTL_DEL, bell->fd, NULL);
 			set->bells[i] = set->bells[--set->bells_len];
 			bell_unref(bell);
 			return;
@@ -342,6 +383,7 @@ void member_free(struct member *member)
 	struct member **at = &member->conn->members;
 
 	member_unmanage(member);
+	member->set->away_len -= member->away;
 	member->set->members[member->index] = NULL;
 	member->set->members_live--;
 	while (*at != member)
@@ -350,14 +392,85 @@ void member_free(struct member *member)
 	free(member);
 }
 
+/* A managed member as the program wants it from now on: what is true of it is told anew. */
+int member_change(struct member *member, const struct epoll_event *event)
+{
+	member->events = event->events;
+	member->data = event->data.u64;
+	member->disabled = false;
+	member->armed = member->out_armed = true;
+	member->reported = 0;
+	int result = kernel_change(member);
+	hot_add(member->set, member);
+	wake_set(member->set);
+	return result;
+}
+
+/*
+ * ---- members that are away ----
+ *
+ * Some programs take a registration out with one call and put it back with another, several times a request. While all
+ * its bytes go by ring the kernel's entry has nothing to tell, so it stays: nothing is reported of who is away, what the
+ * kernel tells once silences it, and a thread that is about to sleep takes it out for good. False: not this one.
+ */
+bool member_leave(struct member *member)
+{
+	struct set *set = member->set;
+
+	if (!member->managed || !member->known || set->nested || !set_private(set) || !conn_switched(member->conn))
+		return false;
+	member->away = true;
+	set->away_len++;
+	member_by_tcp(member, false);
+	return true;
+}
+
+int member_return(struct member *member, const struct epoll_event *event)
+{
+	member->away = false;
+	member->set->away_len--;
+	member_by_tcp(member, !conn_switched(member->conn));
+	int result = member_change(member, event);
+	return result < 0 && errno == ENOENT ? kernel_set(member, EPOLL_CTL_ADD) : result; /* a forked child has taken it out */
+}
+
+void member_drop(struct member *member)
+{
+	if (conn_get(member->fd) == member->conn || file_closing(member->fd))
+		set_ctl(member->set, EPOLL_CTL_DEL, member->fd, NULL);
+	member_free(member);
+}
+
+/* shim_lock held */
+static void sweep(struct set *set)
+{
+	set_lock(set);
+	for (uint32_t i = set->managed_len; i-- > 0;)
+		if (set->managed[i]->away)
+			member_drop(set->managed[i]);
+	set_unlock(set);
+}
+
+/* Their bells would be heard here, though they may be in another set by now. */
+void set_sweep(struct set *set)
+{
+	if (likely(!set->away_len))
+		return;
+	shim_lock_take();
+	sweep(set);
+	shim_lock_drop();
+}
+
 /* ---- what connections tell their sets ---- */
 
 /* set lock held. Threads that sleep in the set do not know of a change: one of them looks, and wakes the next. */
 void wake_set(struct set *set)
 {
 	full_fence();
-	if ((atomic_load(&set->sitters) || atomic_load(&set->sleepers)) && set->bells_len &&
-	    !raw_ring(set->bells[0].bell->fd))
+	if (!(atomic_load(&set->sitters) || atomic_load(&set->sleepers)) || !set->bells_len)
+		return;
+	self.calls++;
+	if (!raw_ring(set->bells[0].bell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 
@@ -419,16 +532,23 @@ void set_conn_arm(struct conn *conn, bool all)
 
 void set_conn_closed(struct conn *conn, int fd, bool last)
 {
-	if (!last)
-		return; /* epoll(7): a registration lives as long as any descriptor of the socket */
 	int saved = errno;
 	shim_lock_take();
-	while (conn->members) {
+	for (struct member *member = conn->members, *next; member && !last; member = next) {
+		struct set *set = member->set;
+		next = member->next;
+		set_lock(set);
+		if (member->away && member->fd == fd)
+			member_drop(member);
+		set_unlock(set);
+	}
+	/* epoll(7): a registration lives as long as any descriptor of the socket */
+	while (last && conn->members) {
 		struct set *set = conn->members->set;
 		set_lock(set);
 		/* a number that was closed before may be another file's by now */
 		if (conn->members->managed && set->owner_pid == shim_pid && conn->members->fd == fd)
-			real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, conn->members->fd, NULL);
+			set_ctl(set, EPOLL_CTL_DEL, conn->members->fd, NULL);
 		member_free(conn->members);
 		set_unlock(set);
 	}
@@ -465,7 +585,7 @@ bool set_names(struct conn *conn, int fd)
 		return false;
 	shim_lock_take();
 	for (struct member *member = conn->members; member && !found; member = member->next)
-		found = member->fd == fd && member->set->user_pid == shim_pid;
+		found = member->fd == fd && member->set->user_pid == shim_pid && !member->away;
 	shim_lock_drop();
 	return found;
 }
@@ -523,8 +643,20 @@ void set_dup(int from, int to)
 	shim_lock_drop();
 }
 
+/* What is away is away for the child, too, and from now on the kernel may have what we have not put there. */
+void sets_before_fork(void)
+{
+	fork_count++;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct set *set = set_get((int)fd);
+		if (set && set->away_len)
+			sweep(set);
+	}
+}
+
 void sets_after_fork(void)
 {
+	bells_after_fork();
 	/* The kernel's set is shared with the parent now: entries of either are seen by both. New members stay on TCP. */
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct set *set = set_get((int)fd);

@@ -2,7 +2,7 @@
 #ifndef SIDESTEP_SHIM_SET_H
 #define SIDESTEP_SHIM_SET_H
 
-#include "shim.h"
+#include "shim_spin.h"
 
 #define SCAN_MAX 256               /* more managed members than these are not looked at one by one: peers give hints */
 #define INDEX_BITS 24
@@ -23,9 +23,11 @@ struct member {
 	bool hot;          /* in set->hot */
 	bool hinted;       /* its peer names it when there is news */
 	bool disabled;     /* one-shot has fired */
+	bool away;         /* taken out by the program, not yet of the kernel's set; see member_leave() */
 	bool rx_ring;      /* receiving was by ring when it was last looked at */
 	bool by_tcp;       /* a direction was on TCP then */
-	uint32_t in_kernel; /* events of the kernel's entry */
+	uint32_t in_kernel; /* events of the kernel's entry, which may be more than are wanted */
+	bool known;         /* it has them: nothing has failed, and nobody else has changed it */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
 	bool out_armed;    /* edge: room is news */
 	uint32_t at;       /* in set->managed */
@@ -62,6 +64,8 @@ struct set {
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
+	uint32_t forks;    /* as fork_count was: who was forked since may change what the kernel has */
+	uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
 	_Atomic uint32_t members_len, members_live;
 	uint32_t members_cap;
@@ -88,7 +92,7 @@ struct set {
 	_Atomic int64_t looked_at;
 	_Atomic uint32_t spin_ns;
 	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
-	enum { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
+	enum set_spent { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
 };
 
 /* ---- shim_hint.c: set lock held ---- */
@@ -110,6 +114,8 @@ int set_created(int epfd);
 /* set lock held; with shim_lock, where members come or go */
 uint32_t kernel_events(const struct member *member);
 uint32_t member_name(const struct member *member);
+int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event);
+bool kernel_differs(const struct member *member, uint32_t bits);
 int kernel_set(struct member *member, int op);
 int kernel_plain(struct member *member, int op);
 void member_by_tcp(struct member *member, bool by_tcp);
@@ -117,7 +123,12 @@ bool member_manage(struct member *member, int op);
 struct member *member_find(struct set *set, struct conn *conn, int fd);
 struct member *member_new(struct set *set, struct conn *conn, int fd, const struct epoll_event *event);
 void member_free(struct member *member);
+int member_change(struct member *member, const struct epoll_event *event);
+bool member_leave(struct member *member);
+int member_return(struct member *member, const struct epoll_event *event);
+void member_drop(struct member *member);
 int member_fd(const struct member *member);
+void set_sweep(struct set *set); /* neither lock held */
 void wake_set(struct set *set);
 
 /* ---- shim_ready.c: set lock held ---- */

@@ -1,5 +1,5 @@
 /* shim_spin.c - whether to spin before a sleep, and spinning on TCP. */
-#include "shim.h"
+#include "shim_spin.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +8,11 @@
 #include <sys/syscall.h>
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
+#define AWAY_NS 100000            /* between two looks; less is an interrupt */
+#define SHARED_NS 20000           /* the same of a CPU that was offered to others: no more than a sleep and its wake-up cost */
+#define REST_FACTOR 64            /* as many times what was lost goes by without a spin */
+#define NOBODY_NS 1000            /* a CPU that is back so soon was wanted by nobody ... */
+#define ALONE_NS 10000            /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
 
 static uint32_t runnable_threads(void)
@@ -21,6 +26,7 @@ static uint32_t runnable_threads(void)
 	if (now - atomic_load_explicit(&read_at, memory_order_relaxed) < LOAD_REFRESH_NS)
 		return atomic_load_explicit(&runnable, memory_order_relaxed);
 	atomic_store_explicit(&read_at, now, memory_order_relaxed);
+	self.calls++;
 	if (fd == -2) {
 		int mine = own_fd(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
 		if (atomic_compare_exchange_strong(&opened, &fd, mine))
@@ -42,9 +48,9 @@ static uint32_t runnable_threads(void)
 	return count;
 }
 
-bool spin_allowed(void)
+static bool crowded(void)
 {
-	return runnable_threads() <= (uint32_t)config.ncpus;
+	return runnable_threads() > (uint32_t)config.ncpus;
 }
 
 /* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
@@ -65,13 +71,65 @@ static void spread(uint32_t cpu)
 		sched_setaffinity(0, sizeof(all), &all);
 }
 
-void spin_share(bool may_move, uint32_t cpu)
+/*
+ * ---- one wait's spin ----
+ *
+ * Where the peer can run beside us it is a loop over what it writes. Else the CPU is offered to others between two looks:
+ * who has it to himself soon has it back, and looks on without asking. What that costs is measured: a thread whose CPU
+ * was away for longer than a sleep and its wake-up take would have been better off asleep, so nobody in the process spins
+ * again before so much time has passed that what was lost is next to nothing. No count of threads says as much: neither
+ * who shares a CPU by its mask, nor a quota, nor a host under this one.
+ */
+static _Atomic int64_t rests_until;
+
+static bool spin_lost(const struct spin *spin, int64_t away)
 {
-	if (may_move)
-		spread(cpu);
-	sched_yield();
+	atomic_store_explicit(&rests_until, spin->now + REST_FACTOR * away, memory_order_relaxed);
+	return false;
 }
 
+bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
+{
+	if (!budget)
+		return false;
+	spin->now = now_ns();
+	if (unlikely(spin->now < atomic_load_explicit(&rests_until, memory_order_relaxed)))
+		return false;
+	spin->end = spin->now + budget;
+	spin->crowded = crowded();
+	spin->alone_until = spin->lent = 0;
+	spin->shares = spin->crowded || cpu_now() == peer_cpu;
+	return true;
+}
+
+bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
+{
+	uint32_t cpu = cpu_now();
+	int64_t before = spin->now;
+
+	if (unlikely(spin->lent)) /* and it was not the peer who made something of it */
+		return spin_lost(spin, spin->lent);
+	if (!spin->shares) {
+		for (int i = 0; i < 8; i++)
+			cpu_relax();
+	} else {
+		if (!spin->crowded && may_move)
+			spread(cpu);
+		before = now_ns();
+		sched_yield();
+		self.calls++;
+	}
+	spin->now = now_ns();
+	int64_t away = spin->now - before;
+	if (unlikely(away > AWAY_NS))
+		return spin_lost(spin, away);
+	if (spin->shares && away < NOBODY_NS)
+		spin->alone_until = spin->now + ALONE_NS;
+	else if (spin->shares && away > SHARED_NS)
+		spin->lent = away;
+	spin->shares = (spin->crowded || cpu == peer_cpu) && spin->now >= spin->alone_until;
+	return spin->lent || spin->now < spin->end;
+}
 
 /*
  * ---- waiting on TCP ----
@@ -88,39 +146,40 @@ struct native_spin {
 };
 static __thread struct native_spin spin_receiving, spin_accepting;
 
-static uint32_t native_budget(struct native_spin *spin)
+static bool native_begin(struct native_spin *native, struct spin *spin)
 {
 	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
 
-	if (!spin->known)
-		*spin = (struct native_spin){most, true};
-	return most && spin_allowed() ? spin->budget : 0;
+	if (!native->known)
+		*native = (struct native_spin){most, true};
+	/* Between two questions the CPU is given away: the other side needs the socket's lock, or this very CPU. */
+	return spin_begin(spin, native->budget, cpu_now()) && !spin->crowded;
 }
 
-static void native_learn(struct native_spin *spin, int64_t waited_ns)
+static void native_learn(struct native_spin *native, int64_t waited_ns)
 {
 	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
 
 	/* a wait that a sleep made long by its wake-up alone still counts as short */
 	if (waited_ns < 4 * (int64_t)most)
-		spin->budget = most;
-	else if (spin->budget > most / 16)
-		spin->budget /= 2;
+		native->budget = most;
+	else if (native->budget > most / 16)
+		native->budget /= 2;
 }
 
-/* Between two questions: the other side needs the socket's lock, or this very CPU. */
-static void native_pause(void)
+static bool native_on(struct spin *spin)
 {
-	sched_yield();
+	spin->shares = true;
+	return spin_on(spin, cpu_now(), false);
 }
 
 /* recv() with no flags, of a native connection. */
 ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 {
-	uint32_t budget;
 	uint64_t signals = self.signals_interrupting;
+	struct spin spin;
 
-	if (n == 0 || word_load(conn->nonblock) || conn->slot->rx_low_water != 1 || !(budget = native_budget(&spin_receiving)))
+	if (n == 0 || word_load(conn->nonblock) || conn->slot->rx_low_water != 1 || !native_begin(&spin_receiving, &spin))
 		return real.recv(fd, buf, n, 0);
 	pthread_testcancel();
 	int saved = errno;
@@ -143,9 +202,8 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 			errno = EINTR;
 			return -1;
 		}
-		if (now - start >= budget)
+		if (!native_on(&spin))
 			break;
-		native_pause();
 	}
 	errno = saved;
 	ssize_t got = real.recv(fd, buf, n, 0);
@@ -157,21 +215,19 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
-	uint32_t budget = native_budget(&spin_accepting);
 	uint64_t signals = self.signals_interrupting;
 	struct pollfd in = {.fd = fd, .events = POLLIN};
+	struct spin spin;
 
-	if (!budget || raw_poll(&in, 1, 0) != 0 || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
+	if (!native_begin(&spin_accepting, &spin) || raw_poll(&in, 1, 0) != 0 || (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK))
 		return real.accept4(fd, address, len, flags);
-	int64_t start = now_ns(), now = start;
-	while (now - start < budget && raw_poll(&in, 1, 0) == 0) {
+	int64_t start = now_ns();
+	do {
 		if (self.signals_interrupting != signals) {
 			errno = EINTR;
 			return -1;
 		}
-		native_pause();
-		now = now_ns();
-	}
+	} while (native_on(&spin) && raw_poll(&in, 1, 0) == 0);
 	int got = real.accept4(fd, address, len, flags), saved = errno;
 	native_learn(&spin_accepting, now_ns() - start);
 	errno = saved;

@@ -1,5 +1,5 @@
 /* shim_wait.c - how a blocking call waits: it spins, then sleeps until a bell rings or the socket has something. */
-#include "shim.h"
+#include "shim_spin.h"
 
 #include <errno.h>
 #include <string.h>
@@ -49,37 +49,26 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 
 static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 {
-	uint32_t budget = atomic_load_explicit(&conn->spin_ns, memory_order_relaxed);
 	uint32_t peer_cpu = want == WAIT_RX ? word_load(conn->channel.rx_peer_line->cpu)
 	                                    : word_load(conn->channel.tx_peer_line->cpu);
-	bool crowded = !spin_allowed(), won = false;
-	int64_t start = now_ns(), now = start;
+	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
+	struct spin spin;
 
+	if (!spin_begin(&spin, atomic_load_explicit(&conn->spin_ns, memory_order_relaxed), peer_cpu))
+		return false;
 	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
 		atomic_store_explicit(&conn->channel.rx_line->cpu, cpu_now(), memory_order_relaxed);
 	do {
-		uint32_t cpu = cpu_now();
-		if (crowded || cpu == peer_cpu) {
-			/* the peer cannot run while we do */
-			if (ready_now(conn, want, space)) {
-				won = true;
-				break;
-			}
-			spin_share(!crowded && conn->channel.local == &conn->channel.seg->side[0], cpu);
-		} else {
-			for (int i = 0; i < 32 && !won; i++) {
-				won = ready_now(conn, want, space);
-				cpu_relax();
-			}
+		won = ready_now(conn, want, space);
+		for (int i = 0; i < 32 && !won && !spin.shares; i++) {
+			cpu_relax();
+			won = ready_now(conn, want, space);
 		}
-		now = now_ns();
-	} while (!won && now - start < budget && signals == self.signals);
-	if (won)
-		word_add(conn->slot->spins_won, 1);
-	else
-		word_add(conn->slot->spins_lost, 1);
+	} while (!won && signals == self.signals && spin_on(&spin, peer_cpu, may_move));
+	word_add(*(won ? &conn->slot->spins_won : &conn->slot->spins_lost), 1);
 	return won;
 }
+
 /* ---- what a thread sleeps on ---- */
 int self_bell_fd(struct bell *const *bells, int bells_len)
 {
@@ -295,6 +284,18 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 	return n > 0 && fds[0].revents;
 }
 
+static int64_t look_again_at(const struct conn *conn, int64_t deadline)
+{
+	if (tx_is(conn->slot, TX_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
+		deadline = now_ns() + RESEND_EVERY_NS;
+	if (unlikely(atomic_load_explicit(&trim_due, memory_order_relaxed))) {
+		int64_t now = now_ns();
+		conns_trim(now);
+		deadline = trim_deadline(deadline, now);
+	}
+	return deadline;
+}
+
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
 {
 	struct conn_slot *slot = conn->slot;
@@ -314,17 +315,11 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	int64_t start = config.spin_ns ? now_ns() : 0;
 	if (on_ring && config.spin_ns && spin(conn, want, space, signals)) {
 		spin_adapt(&conn->spin_ns, 0);
+		calls_count(slot);
 		return 0;
 	}
 	rpc_listen();
-	int64_t deadline = clock->deadline;
-	if (tx_is(slot, TX_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
-		deadline = now_ns() + RESEND_EVERY_NS;
-	if (unlikely(atomic_load_explicit(&trim_due, memory_order_relaxed))) {
-		int64_t now = now_ns();
-		conns_trim(now);
-		deadline = trim_deadline(deadline, now);
-	}
+	int64_t deadline = look_again_at(conn, clock->deadline);
 	/* through a provider it may be a link that stands still for a while; and who has gone back stays there: see trim() */
 	uint64_t stuck = want == WAIT_TX && !conn_relayed(conn) ? conn_stuck(conn) : 0;
 	int64_t stuck_at = 0;
@@ -354,6 +349,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	bell_sleep_end(bell);
 	if (config.spin_ns)
 		spin_adapt(&conn->spin_ns, now_ns() - start);
+	calls_count(slot);
 	if (want == WAIT_TX)
 		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);
 	if (unlikely(stuck) && result == 0 && now_ns() >= stuck_at && conn_stays(conn, &fd) && conn_unstick(conn, fd, stuck))

@@ -933,7 +933,7 @@ int helper_main(int argc, char **argv); /* scenes_process.c: what a scene execut
 static const struct scene *const tables[] = {
 	scenes_io,	scenes_option, scenes_end,    scenes_wait,  scenes_epoll,  scenes_fd,
 	scenes_process, scenes_signal, scenes_thread, scenes_stdio, scenes_stream, scenes_connect,
-	scenes_explicit, scenes_demote,
+	scenes_explicit, scenes_demote, scenes_interest,
 };
 
 int main(int argc, char **argv)

@@ -173,7 +173,7 @@ void forget_peer(void); /* in a forked child: lets go of the peer's end and give
 /* -- the tables of scenes, one a file; the last has no name --------------------------------------------------------- */
 extern const struct scene scenes_io[], scenes_option[], scenes_end[], scenes_wait[], scenes_epoll[], scenes_fd[],
 	scenes_process[], scenes_signal[], scenes_thread[], scenes_stdio[], scenes_stream[], scenes_connect[],
-	scenes_explicit[], scenes_demote[];
+	scenes_explicit[], scenes_demote[], scenes_interest[];
 #define SCENE(name)                                                                                                    \
 	{                                                                                                              \
 		#name, name                                                                                            \
