@@ -263,7 +263,7 @@ def test_ss_prints_one_json_document(listed: Callable[..., Any]) -> None:
     assert found[2]["local"] == "[::1]:3000"
     assert set(found[0]) == {
         "pid", "program", "fd", "local", "remote", "role", "state", "reason", "why", "segment", "tx", "rx", "doorbells",
-        "sleeps", "spins_won", "spins_lost", "age_s", "promoted_s", "born_ns",
+        "sleeps", "calls", "spins_won", "spins_lost", "age_s", "promoted_s", "born_ns",
         "promotions", "link",
     }  # fmt: skip
     assert set(found[0]["tx"]) == {"tcp_bytes", "tcp_msgs", "ring_bytes", "ring_msgs", "ring_from"}

@@ -25,8 +25,8 @@ def explain(what: Wanted | None, socket: Path | None, as_json: bool) -> None:
 
     WHAT is a process (PID), one of its descriptors (PID/FD), ADDRESS:PORT, :PORT, or the name of a program; connections
     that are not under sidestep, and listening sockets, are then explained as well. Left out: every connection under
-    sidestep. "saved" counts system calls that were not made: one for each message by ring, less those made to sleep
-    and to wake the other end.
+    sidestep. "saved" counts system calls that were not made: one for each message by ring, less those that sidestep
+    makes by itself: to sleep, to wake the other end, to ask the kernel while it spins, to yield, to change epoll sets.
 
     Exit code 1 if nothing such is found, or no provider answers and WHAT is left out.
     """

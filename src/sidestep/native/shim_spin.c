@@ -169,8 +169,12 @@ static void native_learn(struct native_spin *native, int64_t waited_ns)
 
 static bool native_on(struct spin *spin)
 {
+	uint32_t calls = self.calls;
+
 	spin->shares = true;
-	return spin_on(spin, cpu_now(), false);
+	bool on = spin_on(spin, cpu_now(), false);
+	self.calls = calls; /* of no connection that goes by ring */
+	return on;
 }
 
 /* recv() with no flags, of a native connection. */

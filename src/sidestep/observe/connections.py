@@ -65,6 +65,7 @@ class Connection:
     rx: Traffic
     doorbells: int  # rung for the other end
     sleeps: int  # waits that ended in the kernel
+    calls: int  # other system calls that the shim made by itself around its waits
     spins_won: int
     spins_lost: int
     age_s: float
@@ -127,6 +128,7 @@ def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], 
         rx=_traffic(slot, "rx"),
         doorbells=slot["doorbells_sent"],
         sleeps=slot["sleeps"] + slot["tx_sleeps"],
+        calls=slot["wait_calls"],
         spins_won=slot["spins_won"],
         spins_lost=slot["spins_lost"],
         age_s=round(max(0, now_ns - slot["born_ns"]) / 1e9, 3),

@@ -383,8 +383,8 @@ def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint:
 
 
 def saved(one: Connection) -> int:
-    """System calls that a connection has not made: one a message by ring, less those made to sleep and to wake."""
-    return max(0, one.tx.ring_msgs + one.rx.ring_msgs - one.doorbells - one.sleeps)
+    """System calls that a connection has not made: one a message by ring, less those of the shim's own."""
+    return max(0, one.tx.ring_msgs + one.rx.ring_msgs - one.doorbells - one.sleeps - one.calls)
 
 
 def _carried_facts(one: Connection) -> list[tuple[str, str]]:
@@ -423,8 +423,8 @@ def _traffic_facts(one: Connection) -> Iterator[tuple[str, str]]:
         if text := _traffic(traffic):
             yield heading, text
     if by_ring := one.tx.ring_msgs + one.rx.ring_msgs:
-        text = f"{saved(one):,} system calls: {by_ring:,} messages by ring made none"
-        yield "saved", f"{text}, {one.sleeps:,} sleeps and {one.doorbells:,} doorbells did"
+        text = f"{saved(one):,} system calls: {by_ring:,} messages by ring made none, {one.sleeps:,} sleeps"
+        yield "saved", f"{text}, {one.doorbells:,} doorbells and {one.calls:,} calls around them did"
 
 
 def _traffic(traffic: Traffic) -> str:
