@@ -42,7 +42,7 @@ def _watch(world: World, server: Program, client: Program, port: int, ends: int,
     return found
 
 
-_redis_rates: dict[tuple[str, int], float] = {}
+_redis_rates: dict[tuple[str, int, int], float] = {}
 
 
 def redis_get(connections: int) -> Measure:
@@ -70,13 +70,14 @@ def redis_get(connections: int) -> Measure:
                 sock.sendall(b"*3\r\n$3\r\nSET\r\n$16\r\nkey:__rand_int__\r\n$3\r\nVXK\r\n")
                 if (answer := sock.recv(16)) != b"+OK\r\n":
                     raise BenchError(f"redis-server answered {answer!r} to SET")
-            if (world.name, connections) not in _redis_rates:  # once, to know how many requests fill the time
-                _redis_rates[world.name, connections] = float(ask(world, server, port, 20_000, None)[0]["rps"])
-            requests = int(_redis_rates[world.name, connections] * (settings.seconds + settings.warmup_s))
+            kind = world.name, world.load, connections
+            if kind not in _redis_rates:  # once, to know how many requests fill the time
+                _redis_rates[kind] = float(ask(world, server, port, 20_000, None)[0]["rps"])
+            requests = int(_redis_rates[kind] * (settings.seconds + settings.warmup_s))
             row, evidence = ask(world, server, port, max(1000, requests), 0.3 * settings.seconds)
             server.stop()
         rate = float(row["rps"])
-        _redis_rates[world.name, connections] = rate
+        _redis_rates[kind] = rate
         return Sample(rate, {f"{q}_us": 1e3 * float(row[f"{q}_latency_ms"]) for q in ("p50", "p99")}, evidence)
 
     return measure

@@ -70,6 +70,7 @@ class Row:
     user: str | None = None  # the user this must run as when started by root
     as_placed: bool = False  # compared with TCP as the kernel places it, alone: what a native call costs more
     cpus: int | None = None  # run on so many CPUs, in all placements
+    load: int = 0  # programs beside it that do nothing but use a CPU
     rounds_max: int | None = None  # for rows whose value hardly varies and whose run is long
     rounds_factor: int = 1  # for rows whose value varies more from process to process than by what it is to show
 

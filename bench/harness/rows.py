@@ -25,6 +25,13 @@ ROWS: Final[tuple[Row, ...]] = (
         "redis-50", "redis-benchmark GET, 50 connections", "requests/s", 1.5, 2, apps.redis_get(50),
         needs=("redis-server", "redis-benchmark"),
     ),
+    *(
+        Row(
+            f"redis-{connections}-load", f"redis-benchmark GET, {connections} conn., beside 8 busy programs",
+            "requests/s", 0.97, 1.5, apps.redis_get(connections), load=8, needs=("redis-server", "redis-benchmark"),
+        )
+        for connections in (1, 50)
+    ),
     Row(
         "nginx", "nginx static 608 B, wrk keep-alive, 16 conn.", "requests/s", 1.2, 2, apps.nginx_static(16),
         needs=("nginx", "wrk"),

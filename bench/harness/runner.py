@@ -15,13 +15,13 @@ FAULTS = (BenchError, OSError, subprocess.SubprocessError)
 
 def _worlds(row: Row, promote_after: str | None, with_sidestep: bool) -> dict[str, Callable[[], World]]:
     worlds: dict[str, Callable[[], World]] = {
-        "unpinned": lambda: World("unpinned", cpus=row.cpus),
-        "one-cpu": lambda: World("one-cpu", one_cpu=True, cpus=row.cpus),
+        "unpinned": lambda: World("unpinned", cpus=row.cpus, load=row.load),
+        "one-cpu": lambda: World("one-cpu", one_cpu=True, cpus=row.cpus, load=row.load),
     }
     if row.absolute or row.as_placed:
         del worlds["one-cpu"]
     if with_sidestep:
-        worlds["sidestep"] = lambda: SidestepWorld(promote_after=promote_after, cpus=row.cpus)
+        worlds["sidestep"] = lambda: SidestepWorld(promote_after=promote_after, cpus=row.cpus, load=row.load)
     return worlds
 
 

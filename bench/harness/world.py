@@ -100,16 +100,21 @@ class Program:
 
 
 class World:
-    """Kernel TCP. With `one_cpu` the programs of a lane share one CPU; with `cpus` none leaves the first few."""
+    """Kernel TCP. With `one_cpu` the programs of a lane share one CPU; with `cpus` none leaves the first few.
 
-    def __init__(self, name: str, *, one_cpu: bool = False, cpus: int | None = None) -> None:
-        self.name = name
+    `load` programs that do nothing but use a CPU run beside it.
+    """
+
+    def __init__(self, name: str, *, one_cpu: bool = False, cpus: int | None = None, load: int = 0) -> None:
+        self.name, self.load = name, load
         self._one_cpu = one_cpu
         self._cpus = sorted(os.sched_getaffinity(0))[:cpus]
         self._limited = cpus is not None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        for number in range(self.load):
+            self.start([sys.executable, "-c", "while True: pass"], lane=number, stranger=True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -161,8 +166,8 @@ class World:
 class SidestepWorld(World):
     """Under sidestep, with a provider of its own."""
 
-    def __init__(self, *, promote_after: str | None, cpus: int | None = None) -> None:
-        super().__init__("sidestep", cpus=cpus)
+    def __init__(self, *, promote_after: str | None, cpus: int | None = None, load: int = 0) -> None:
+        super().__init__("sidestep", cpus=cpus, load=load)
         self._promote_after = promote_after
         self._sidestep: Sidestep | None = None
 
@@ -170,7 +175,7 @@ class SidestepWorld(World):
         from sidestep import testing
 
         self._sidestep = self._stack.enter_context(testing.Sidestep(promote_after=self._promote_after))
-        return self
+        return super().__enter__()
 
     @property
     def _running(self) -> Sidestep:
