@@ -1,0 +1,164 @@
+/* shim_option.c - socket options and ioctl: some keep a connection on TCP, or take it back there. */
+#include "shim_fd.h"
+
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+#ifndef TCP_FASTOPEN_CONNECT
+#define TCP_FASTOPEN_CONNECT 30
+#endif
+#ifndef TCP_REPAIR
+#define TCP_REPAIR 19
+#endif
+#ifndef TCP_ULP
+#define TCP_ULP 31
+#endif
+#ifndef TCP_INQ
+#define TCP_INQ 36
+#endif
+#ifndef TCP_ZEROCOPY_RECEIVE
+#define TCP_ZEROCOPY_RECEIVE 35
+#endif
+#ifndef SO_PEEK_OFF
+#define SO_PEEK_OFF 42
+#endif
+#ifndef SO_ZEROCOPY
+#define SO_ZEROCOPY 60
+#endif
+
+static bool stamps(int option)
+{
+	/* asm-generic/socket.h; the last three are the same for 64-bit times */
+	enum { TIMESTAMP_NEW = 63, TIMESTAMPNS_NEW = 64, TIMESTAMPING_NEW = 65 };
+
+	return option == SO_TIMESTAMP || option == SO_TIMESTAMPNS || option == SO_TIMESTAMPING || option == TIMESTAMP_NEW ||
+	       option == TIMESTAMPNS_NEW || option == TIMESTAMPING_NEW;
+}
+
+/* Options that concern us and that accepted sockets have from their listener; asked for once one has been set on any socket. */
+static _Atomic bool heritage;
+static const struct {
+	int level, name;
+} heritable[] = {{SOL_SOCKET, SO_RCVLOWAT},
+                 {SOL_SOCKET, SO_TIMESTAMP},
+                 {SOL_SOCKET, SO_TIMESTAMPNS},
+                 {SOL_SOCKET, SO_TIMESTAMPING},
+                 {SOL_SOCKET, SO_OOBINLINE},
+                 {SOL_SOCKET, SO_PEEK_OFF},
+                 {SOL_SOCKET, SO_ZEROCOPY},
+                 {IPPROTO_TCP, TCP_INQ}};
+
+static void note_heritable(int level, int name)
+{
+	bool found = level == SOL_SOCKET && stamps(name);
+
+	for (size_t i = 0; i < sizeof(heritable) / sizeof(*heritable); i++)
+		found |= heritable[i].level == level && heritable[i].name == name;
+	if (found)
+		atomic_store(&heritage, true);
+}
+
+void option_inherit(struct conn *conn, int fd)
+{
+	if (likely(!atomic_load_explicit(&heritage, memory_order_relaxed)))
+		return;
+	for (size_t i = 0; i < sizeof(heritable) / sizeof(*heritable); i++) {
+		int value = 0, name = heritable[i].name;
+		socklen_t len = sizeof(value);
+		if (real.getsockopt(fd, heritable[i].level, name, &value, &len) < 0)
+			continue;
+		if (heritable[i].level == SOL_SOCKET && name == SO_RCVLOWAT)
+			conn->slot->rx_low_water = value > 0 ? (uint64_t)value : 1;
+		else if (heritable[i].level == SOL_SOCKET && name == SO_PEEK_OFF ? value >= 0 : value != 0)
+			conn_pin(conn, REASON_UNUSUAL_OPTION);
+	}
+}
+
+EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+	HELD conn = conn_hold(fd);
+
+	if (unlikely(conn && conn->managed && level == SOL_SOCKET && name == SO_ERROR && value && len &&
+	             *len >= sizeof(int))) {
+		conn_probe(conn, fd);
+		int error = (int)atomic_exchange(&conn->slot->error, 0);
+		if (error) {
+			memcpy(value, &error, sizeof(error));
+			*len = sizeof(error);
+			return 0;
+		}
+	}
+	if (unlikely(own(fd)))
+		return bad_fd();
+	return real.getsockopt(fd, level, name, value, len);
+}
+
+EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	HELD conn = conn_hold(fd);
+
+	note_heritable(level, name);
+	if (likely(!conn))
+		return own(fd) ? bad_fd() : real.setsockopt(fd, level, name, value, len);
+	int result = real.setsockopt(fd, level, name, value, len);
+	if (result < 0)
+		return result;
+	int saved = errno;
+	if (level == SOL_SOCKET && name == SO_RCVLOWAT && len >= sizeof(int)) {
+		int low;
+		memcpy(&low, value, sizeof(low));
+		conn->slot->rx_low_water = low > 0 ? (uint64_t)low : 1;
+	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
+	} else if ((level == SOL_SOCKET && stamps(name)) || (level == IPPROTO_TCP && name == TCP_INQ)) {
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, false); /* messages that only the kernel can attach */
+	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
+		conn_demote(conn, fd, REASON_URGENT_DATA, false);
+	} else if (level == IPPROTO_TCP && (name == TCP_FASTOPEN_CONNECT)) {
+		conn_pin(conn, REASON_FAST_OPEN);
+	} else if (level == IPPROTO_TCP && (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE)) {
+		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
+	} else if (level == IPPROTO_TCP && name == TCP_ULP) {
+		conn_demote(conn, fd, REASON_KERNEL_TLS, true);
+	}
+	errno = saved;
+	return result;
+}
+
+EXPORT int ioctl(int fd, unsigned long command, ...)
+{
+	va_list args;
+
+	va_start(args, command);
+	void *argument = va_arg(args, void *);
+	va_end(args);
+	HELD conn = conn_hold(fd);
+	if (likely(!conn))
+		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
+	if (command == FIONBIO || !conn->managed) {
+		int done = real.ioctl(fd, command, argument);
+		if (done == 0 && command == FIONBIO)
+			noted(conn, *(const int *)argument);
+		else if (done == 0 && command == FIOASYNC)
+			conn_pin(conn, REASON_ASYNC_SIGNAL_IO);
+		return done;
+	}
+	/* a program that only asks moves the switch along, too */
+	conn_heed(conn, fd);
+	conn_advance(conn, fd);
+	int result = real.ioctl(fd, command, argument);
+	if (result == 0 && command == FIONREAD && argument) {
+		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
+	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
+		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
+		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx_size / 4 * 3;
+		if (held > buffer)
+			*(int *)argument += (int)(held - buffer);
+	} else if (result == 0 && command == FIOASYNC) {
+		conn_demote(conn, fd, REASON_ASYNC_SIGNAL_IO, true);
+	}
+	return result;
+}

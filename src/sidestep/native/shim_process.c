@@ -1,0 +1,307 @@
+/* shim_process.c - the calls that make or replace processes, end them, or change their user. */
+#include "shim.h"
+
+#include <alloca.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <string.h>
+
+/* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
+EXPORT pid_t vfork(void)
+{
+	return real.fork();
+}
+
+EXPORT pid_t __vfork(void)
+{
+	return vfork();
+}
+
+struct cloned {
+	int (*run)(void *);
+	void *argument;
+};
+
+static int cloned_run(void *argument)
+{
+	struct cloned cloned = *(struct cloned *)argument; /* on the parent's stack, of which the child has a copy */
+
+	fork_child();
+	return cloned.run(cloned.argument);
+}
+
+EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
+{
+	va_list args;
+	void *extra[3];
+
+	va_start(args, argument);
+	for (int i = 0; i < 3; i++)
+		extra[i] = va_arg(args, void *);
+	va_end(args);
+	if ((flags & CLONE_VFORK) && !(flags & CLONE_THREAD))
+		flags &= ~CLONE_VM; /* as vfork() */
+	if (!fd_table_len || (flags & CLONE_VM) || !run)
+		return real.clone(run, stack, flags, argument, extra[0], extra[1], extra[2]);
+	struct cloned cloned = {run, argument};
+	fork_prepare();
+	int child = real.clone(cloned_run, stack, flags, &cloned, extra[0], extra[1], extra[2]);
+	fork_parent();
+	return child;
+}
+
+/* libc's own leaves the parent by an _exit() that nobody sees, as if it still held every connection. */
+EXPORT int daemon(int keep_directory, int keep_stdio)
+{
+	pid_t child = fork();
+
+	if (child < 0)
+		return -1;
+	if (child > 0)
+		_exit(0);
+	if (setsid() < 0)
+		return -1;
+	if (!keep_directory && chdir("/") < 0)
+		return -1;
+	if (keep_stdio)
+		return 0;
+	int null = open("/dev/null", O_RDWR);
+	if (null < 0)
+		return -1;
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		dup2(null, fd);
+	if (null > STDERR_FILENO)
+		close(null);
+	return 0;
+}
+
+EXPORT pid_t _Fork(void)
+{
+	return real.fork(); /* with the handlers that keep the shim's own state right */
+}
+
+EXPORT void _exit(int status)
+{
+	if (fd_table_len && shim_pid == (uint32_t)getpid())
+		conn_family_exit();
+	real._exit(status);
+}
+
+EXPORT void _Exit(int status)
+{
+	_exit(status);
+}
+
+/* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
+static void hold_on_exec(int change)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			continue;
+		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
+		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
+	}
+}
+
+static void demote_inherited(bool leaving)
+{
+	rpc_before_exec();
+	shim_lock_take();
+	sets_before_fork(); /* and nothing of registrations that the kernel still has */
+	shim_lock_drop();
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+			conn_demote(conn, (int)fd, REASON_PASSED, true);
+			if (leaving && conn_alone(conn))
+				conn_abandon(conn, (int)fd);
+		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			conn_pin(conn, REASON_PASSED);
+	}
+}
+
+static bool executable(const char *path)
+{
+	int saved = errno;
+	bool found = path && access(path, X_OK) == 0;
+
+	errno = saved;
+	return found;
+}
+
+/* Whether execvp() will find it: a directory of PATH holds it. */
+static bool executable_by_name(const char *file)
+{
+	const char *at = getenv("PATH");
+	char path[PATH_MAX];
+
+	if (!file || strchr(file, '/'))
+		return executable(file);
+	for (; at && *at; at += *at == ':') {
+		size_t len = strcspn(at, ":");
+		if (len && snprintf(path, sizeof(path), "%.*s/%s", (int)len, at, file) < (int)sizeof(path) && executable(path))
+			return true;
+		at += len;
+	}
+	return false;
+}
+
+EXPORT int execve(const char *path, char *const argv[], char *const env[])
+{
+	demote_inherited(executable(path));
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.execve(path, argv, env);
+	hold_on_exec(1);
+	return result;
+}
+
+EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
+{
+	demote_inherited(executable_by_name(file));
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.execvpe(file, argv, env);
+	hold_on_exec(1);
+	return result;
+}
+
+EXPORT int execveat(int dir, const char *path, char *const argv[], char *const env[], int flags)
+{
+	demote_inherited(false);
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.execveat(dir, path, argv, env, flags);
+	hold_on_exec(1);
+	return result;
+}
+
+EXPORT int execv(const char *path, char *const argv[])
+{
+	return execve(path, argv, environ);
+}
+
+EXPORT int execvp(const char *file, char *const argv[])
+{
+	return execvpe(file, argv, environ);
+}
+
+EXPORT int fexecve(int fd, char *const argv[], char *const env[])
+{
+	demote_inherited(false);
+	hold_on_exec(-1); /* the kernel closes them */
+	int result = real.fexecve(fd, argv, env);
+	hold_on_exec(1);
+	return result;
+}
+
+/* The l forms: libc's own would call its internal execve. */
+#define COLLECT(list, first, last, argv) \
+	size_t count = 1; \
+	va_start(list, first); \
+	while (va_arg(list, char *)) \
+		count++; \
+	va_end(list); \
+	char **argv = alloca((count + 1) * sizeof(char *)); \
+	va_start(list, first); \
+	argv[0] = (char *)first; \
+	for (size_t i = 1; i <= count; i++) \
+		argv[i] = va_arg(list, char *); \
+	last; \
+	va_end(list)
+
+EXPORT int execl(const char *path, const char *first, ...)
+{
+	va_list list;
+
+	COLLECT(list, first, (void)0, argv);
+	return execve(path, argv, environ);
+}
+
+EXPORT int execlp(const char *file, const char *first, ...)
+{
+	va_list list;
+
+	COLLECT(list, first, (void)0, argv);
+	return execvpe(file, argv, environ);
+}
+
+EXPORT int execle(const char *path, const char *first, ...)
+{
+	va_list list;
+	char *const *env;
+
+	COLLECT(list, first, env = va_arg(list, char *const *), argv);
+	return execve(path, argv, env);
+}
+
+/* posix_spawn makes its child inside libc; a socket without FD_CLOEXEC, or named by an action, is inherited by it. */
+EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int fd, int to)
+{
+	struct conn *conn = conn_get(fd);
+
+	if (conn)
+		conn_demote(conn, fd, REASON_PASSED, true);
+	return real.posix_spawn_file_actions_adddup2(actions, fd, to);
+}
+
+EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
+{
+	demote_inherited(false);
+	return real.posix_spawn(pid, path, actions, attributes, argv, env);
+}
+
+EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
+                        const posix_spawnattr_t *attributes, char *const argv[], char *const env[])
+{
+	demote_inherited(false);
+	return real.posix_spawnp(pid, file, actions, attributes, argv, env);
+}
+
+EXPORT int system(const char *command)
+{
+	if (command)
+		demote_inherited(false);
+	return real.system(command);
+}
+
+EXPORT FILE *popen(const char *command, const char *mode)
+{
+	demote_inherited(false);
+	return real.popen(command, mode);
+}
+
+/* Before root drops its rights: the provider must know us by the user who started us. */
+EXPORT int setuid(uid_t uid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.setuid(uid);
+}
+
+EXPORT int seteuid(uid_t uid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.seteuid(uid);
+}
+
+EXPORT int setreuid(uid_t ruid, uid_t euid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.setreuid(ruid, euid);
+}
+
+EXPORT int setresuid(uid_t ruid, uid_t euid, uid_t suid)
+{
+	if (fd_table_len)
+		rpc_ensure();
+	return real.setresuid(ruid, euid, suid);
+}
+
+EXPORT FILE *_IO_popen(const char *command, const char *mode)
+{
+	return popen(command, mode);
+}

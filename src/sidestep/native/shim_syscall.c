@@ -1,0 +1,205 @@
+/* shim_syscall.c - ways into the kernel that pass by the calls we stand before: raw system calls, io_uring, asynchronous I/O. */
+#include "shim.h"
+
+#include <aio.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/sendfile.h>
+
+static long raw_clone(long number, const long a[6], uint64_t flags)
+{
+	if (!fd_table_len || (flags & CLONE_VM))
+		return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	fork_prepare();
+	long child = real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	if (child == 0)
+		fork_child();
+	else
+		fork_parent();
+	return child;
+}
+
+/* Those that move bytes, and those that wait until some can be moved. */
+static long raw_moving(long number, const long a[6])
+{
+	switch (number) {
+	case SYS_read: return read((int)a[0], (void *)a[1], (size_t)a[2]);
+	case SYS_write: return write((int)a[0], (const void *)a[1], (size_t)a[2]);
+	case SYS_readv: return readv((int)a[0], (const struct iovec *)a[1], (int)a[2]);
+	case SYS_writev: return writev((int)a[0], (const struct iovec *)a[1], (int)a[2]);
+	case SYS_recvfrom:
+		return recvfrom((int)a[0], (void *)a[1], (size_t)a[2], (int)a[3], (struct sockaddr *)a[4], (socklen_t *)a[5]);
+	case SYS_sendto:
+		return sendto((int)a[0], (const void *)a[1], (size_t)a[2], (int)a[3], (const struct sockaddr *)a[4],
+		              (socklen_t)a[5]);
+	case SYS_recvmsg: return recvmsg((int)a[0], (struct msghdr *)a[1], (int)a[2]);
+	case SYS_sendmsg: return sendmsg((int)a[0], (const struct msghdr *)a[1], (int)a[2]);
+	case SYS_sendmmsg: return sendmmsg((int)a[0], (struct mmsghdr *)a[1], (unsigned)a[2], (int)a[3]);
+	case SYS_recvmmsg:
+		return recvmmsg((int)a[0], (struct mmsghdr *)a[1], (unsigned)a[2], (int)a[3], (struct timespec *)a[4]);
+	case SYS_sendfile: return sendfile((int)a[0], (int)a[1], (off_t *)a[2], (size_t)a[3]);
+	case SYS_splice:
+		return splice((int)a[0], (off_t *)a[1], (int)a[2], (off_t *)a[3], (size_t)a[4], (unsigned)a[5]);
+	case SYS_epoll_create1: return epoll_create1((int)a[0]);
+	case SYS_epoll_ctl: return epoll_ctl((int)a[0], (int)a[1], (int)a[2], (struct epoll_event *)a[3]);
+	case SYS_epoll_pwait:
+		return epoll_pwait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3], (const sigset_t *)a[4]);
+	case SYS_epoll_pwait2:
+		return epoll_pwait2((int)a[0], (struct epoll_event *)a[1], (int)a[2], (const struct timespec *)a[3],
+		                    (const sigset_t *)a[4]);
+	case SYS_ppoll:
+		return ppoll((struct pollfd *)a[0], (nfds_t)a[1], (const struct timespec *)a[2], (const sigset_t *)a[3]);
+#ifdef SYS_poll
+	case SYS_poll: return poll((struct pollfd *)a[0], (nfds_t)a[1], (int)a[2]);
+	case SYS_select:
+		return select((int)a[0], (fd_set *)a[1], (fd_set *)a[2], (fd_set *)a[3], (struct timeval *)a[4]);
+	case SYS_epoll_wait: return epoll_wait((int)a[0], (struct epoll_event *)a[1], (int)a[2], (int)a[3]);
+#endif
+	}
+	return real.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+EXPORT long syscall(long number, ...)
+{
+	va_list args;
+	long a[6];
+
+	va_start(args, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(args, long);
+	va_end(args);
+	switch (number) {
+	case SYS_io_uring_setup:
+		/* libuv batches epoll_ctl through io_uring, past every hook: it uses epoll_ctl when there is none */
+		if (fd_table_len) {
+			errno = ENOSYS;
+			return -1;
+		}
+		break;
+	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
+	case SYS_bind: return bind((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
+	case SYS_connect: return connect((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
+	case SYS_listen: return listen((int)a[0], (int)a[1]);
+	case SYS_accept: return accept((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2]);
+	case SYS_accept4: return accept4((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2], (int)a[3]);
+	case SYS_shutdown: return shutdown((int)a[0], (int)a[1]);
+	case SYS_getsockopt: return getsockopt((int)a[0], (int)a[1], (int)a[2], (void *)a[3], (socklen_t *)a[4]);
+	case SYS_setsockopt: return setsockopt((int)a[0], (int)a[1], (int)a[2], (const void *)a[3], (socklen_t)a[4]);
+	case SYS_getpeername: return getpeername((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2]);
+	case SYS_getsockname: return getsockname((int)a[0], (struct sockaddr *)a[1], (socklen_t *)a[2]);
+	case SYS_close: return close((int)a[0]);
+	case SYS_close_range: return close_range((unsigned)a[0], (unsigned)a[1], (int)a[2]);
+	case SYS_dup: return dup((int)a[0]);
+	case SYS_dup3: return dup3((int)a[0], (int)a[1], (int)a[2]);
+	case SYS_fcntl: return fcntl((int)a[0], (int)a[1], a[2]);
+	case SYS_ioctl: return ioctl((int)a[0], (unsigned long)a[1], (void *)a[2]);
+#ifdef SYS_dup2
+	case SYS_dup2: return dup2((int)a[0], (int)a[1]);
+#endif
+	case SYS_clone: return raw_clone(number, a, (uint64_t)a[0]);
+#ifdef SYS_clone3
+	case SYS_clone3: return raw_clone(number, a, a[0] ? *(const uint64_t *)a[0] : 0); /* struct clone_args: flags first */
+#endif
+#ifdef SYS_fork
+	case SYS_fork: return fork();
+	case SYS_vfork: return vfork();
+#endif
+	case SYS_exit_group: _exit((int)a[0]);
+	case SYS_execve: return execve((const char *)a[0], (char *const *)a[1], (char *const *)a[2]);
+	}
+	return raw_moving(number, a);
+}
+
+/*
+ * ---- io_uring ----
+ * Its calls do not come by here: a read of a promoted socket would wait for ever, what was written would break it. Who has
+ * a ring stays on TCP. liburing makes the system call itself; where it was loaded late it is in no scope that we can ask.
+ */
+_Atomic bool has_io_uring;
+
+static void *uring_find(const char *name)
+{
+	void *found = dlsym(real_scope(), name);
+
+	for (int version = 1; !found && version <= 2; version++) {
+		void *library = dlopen(version == 1 ? "liburing.so.1" : "liburing.so.2", RTLD_LAZY | RTLD_NOLOAD);
+		if (library) {
+			found = dlsym(library, name);
+			dlclose(library);
+		}
+	}
+	return found;
+}
+
+static int uring_made(int result)
+{
+	if (result < 0 || atomic_exchange(&has_io_uring, true))
+		return result;
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		HELD conn = conn_hold((int)fd);
+		if (conn)
+			conn_demote(conn, (int)fd, REASON_IO_URING, true);
+	}
+	return result;
+}
+
+#define URING(name, params, args) \
+	EXPORT int name params; \
+	EXPORT int name params \
+	{ \
+		int(*found) params = (int(*) params)uring_find(#name); \
+		return found ? uring_made(found args) : -ENOSYS; \
+	}
+URING(io_uring_setup, (unsigned n, void *setup), (n, setup))
+URING(io_uring_queue_init, (unsigned n, void *ring, unsigned flags), (n, ring, flags))
+URING(io_uring_queue_init_params, (unsigned n, void *ring, void *setup), (n, ring, setup))
+URING(io_uring_queue_init_mem, (unsigned n, void *ring, void *setup, void *memory, size_t len),
+      (n, ring, setup, memory, len))
+
+/* ---- asynchronous I/O: libc's threads make the calls inside libc ---- */
+static void aio_demote(const struct aiocb *block)
+{
+	HELD conn = block ? conn_hold(block->aio_fildes) : NULL;
+
+	if (conn)
+		conn_demote(conn, block->aio_fildes, REASON_ASYNC_SIGNAL_IO, true);
+}
+
+EXPORT int aio_read(struct aiocb *block)
+{
+	aio_demote(block);
+	return real.aio_read(block);
+}
+
+EXPORT int aio_write(struct aiocb *block)
+{
+	aio_demote(block);
+	return real.aio_write(block);
+}
+
+EXPORT int lio_listio(int mode, struct aiocb *const list[], int len, struct sigevent *event)
+{
+	for (int i = 0; i < len; i++)
+		aio_demote(list[i]);
+	return real.lio_listio(mode, list, len, event);
+}
+
+/* the 64 names: one and the same where off_t has 64 bits */
+EXPORT int aio_read64(struct aiocb64 *block)
+{
+	return aio_read((struct aiocb *)block);
+}
+
+EXPORT int aio_write64(struct aiocb64 *block)
+{
+	return aio_write((struct aiocb *)block);
+}
+
+EXPORT int lio_listio64(int mode, struct aiocb64 *const list[], int len, struct sigevent *event)
+{
+	return lio_listio(mode, (struct aiocb *const *)list, len, event);
+}
