@@ -271,13 +271,6 @@ static inline size_t conn_room(const struct conn *conn)
 {
 	return unlikely(slot_has(conn->slot, SLOT_RESERVED)) && conn_reserved(conn) ? 0 : channel_tx_peek(&conn->channel);
 }
-/* In place, on ring memory; see conn_reserve() and those beside it. */
-struct sidestep_piece;
-int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece);
-int conn_consume(struct conn *conn, uint64_t position, size_t len);
-int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece);
-int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len);
-void conn_unreserve(struct conn *conn, uint64_t serial);
 
 /* Only this thread changes the words of its slot. */
 static inline bool conn_mine(const struct conn *conn)
@@ -331,7 +324,6 @@ static inline int64_t trim_deadline(int64_t deadline, int64_t now)
 
 /* ---- waiting (shim_bell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
-struct bell *bell_new(void);
 struct bell *bell_new_locked(void); /* shim_lock held */
 void thread_register(void);         /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
@@ -422,7 +414,6 @@ struct explicit {
 };
 #define HELD_EXPLICIT struct explicit *__attribute__((cleanup(explicit_release)))
 extern _Atomic bool explicit_any; /* there has been one in this process, or in one that it was forked from */
-bool explicit_family(int domain);
 bool explicit_wanted(int domain, int protocol); /* by its family, or by a number that the kernel does not know */
 int explicit_socket(int domain, int type, int protocol);
 struct explicit *explicit_hold_slow(int fd);

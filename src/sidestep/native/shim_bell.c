@@ -106,7 +106,7 @@ struct bell *bell_new_locked(void)
 	return bell;
 }
 
-struct bell *bell_new(void)
+static struct bell *bell_new(void)
 {
 	shim_lock_take();
 	struct bell *bell = bell_new_locked();

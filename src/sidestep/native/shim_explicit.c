@@ -28,7 +28,7 @@ _Atomic bool explicit_any;
 /* guarded by shim_lock; never unmapped, so that a stale pointer is harmless */
 static struct explicit *free_explicits, *explicits;
 
-bool explicit_family(int domain)
+static bool explicit_family(int domain)
 {
 	return domain == AF_INET_OFFLOAD || domain == AF_INET6_OFFLOAD || domain == AF_INET_DIRECT ||
 	       domain == AF_INET6_DIRECT;

@@ -150,7 +150,7 @@ int set_adopt(int epfd)
 }
 
 /* ---- membership (shim_lock and set lock held) ---- */
-uint32_t kernel_events(const struct member *member)
+static uint32_t kernel_events(const struct member *member)
 {
 	struct conn_slot *slot = member->conn->slot;
 	uint32_t events = member->events & ~(uint32_t)(EPOLLONESHOT | EPOLLEXCLUSIVE);

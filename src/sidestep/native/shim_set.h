@@ -112,7 +112,6 @@ void set_unlock(struct set *set);
 uint64_t new_secret(void);
 int set_created(int epfd);
 /* set lock held; with shim_lock, where members come or go */
-uint32_t kernel_events(const struct member *member);
 uint32_t member_name(const struct member *member);
 int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event);
 bool kernel_differs(const struct member *member, uint32_t bits);

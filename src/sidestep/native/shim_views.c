@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 /* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
-int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
+static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 {
 	struct conn_slot *slot = conn->slot;
 	int64_t there = 0;
@@ -37,7 +37,7 @@ static uint64_t rx_position(struct conn_slot *slot)
 }
 
 /* 0; -ESTALE: others have read since; -EAGAIN: the bytes are on TCP. */
-int conn_consume(struct conn *conn, uint64_t position, size_t len)
+static int conn_consume(struct conn *conn, uint64_t position, size_t len)
 {
 	struct conn_slot *slot = conn->slot;
 	int result = -EAGAIN;
@@ -64,7 +64,7 @@ int conn_consume(struct conn *conn, uint64_t position, size_t len)
  * process or another: a send waits, as if the room were taken. 0; -EAGAIN: there is none; -ENOTCONN: the bytes do not go
  * by ring, or send() has to tell why they go nowhere; -EDEADLK: this thread has the room already.
  */
-int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece)
+static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sidestep_piece *piece)
 {
 	struct conn_slot *slot = conn->slot;
 	enum step step = STEP_NATIVE;
@@ -114,7 +114,7 @@ static void unreserve(struct conn *conn)
 }
 
 /* Sends what was written there. 0; -ENOTCONN: it does not go by ring any more, and is reserved as before. */
-int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len)
+static int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len)
 {
 	struct conn_slot *slot = conn->slot;
 	bool done = false;
@@ -143,7 +143,7 @@ int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, s
 }
 
 /* Gives the room back, if it is this process that has it. */
-void conn_unreserve(struct conn *conn, uint64_t serial)
+static void conn_unreserve(struct conn *conn, uint64_t serial)
 {
 	struct conn_slot *slot = conn->slot;
 
