@@ -1,0 +1,342 @@
+/*
+ * shim_offer.c - when a connection is offered to the provider, or claimed, and what goes with that.
+ */
+#include "shim_provider.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
+static uint32_t bucket_of(const struct conn_slot *slot, uint64_t secret)
+{
+	uint64_t total = 0;
+
+	for (int end = 0; end < 2; end++) {
+		uint64_t value = 0xCBF29CE484222325ull ^ secret;
+		uint8_t text[18];
+		uint16_t port = end ? slot->remote_port : slot->local_port;
+		memcpy(text, end ? slot->remote_addr : slot->local_addr, 16);
+		text[16] = (uint8_t)port;
+		text[17] = (uint8_t)(port >> 8);
+		for (int i = 0; i < 18; i++)
+			value = (value ^ text[i]) * 0x100000001B3ull;
+		total += value;
+	}
+	return (uint32_t)((total ^ (total >> 32)) % REGISTRY_BUCKETS);
+}
+
+/* Fills in what proves the socket: kernel-told addresses and cookies. */
+static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
+{
+	struct conn_slot *slot = conn->slot;
+	socklen_t len = sizeof(record->cookie);
+
+	memcpy(record->local_addr, slot->local_addr, 16);
+	memcpy(record->remote_addr, slot->remote_addr, 16);
+	record->local_port = slot->local_port;
+	record->remote_port = slot->remote_port;
+	if (real.getsockopt(fd, SOL_SOCKET, SO_COOKIE, &record->cookie, &len) < 0)
+		return false;
+	len = sizeof(record->netns_cookie);
+	if (real.getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &record->netns_cookie, &len) < 0)
+		return false;
+	slot->cookie = record->cookie;
+	record->token = conn->token;
+	record->protocol = conn->explicit ? conn->explicit->protocol : 0;
+	memcpy(record->bell_page_id, conn->bell->id, 16);
+	record->bell_index = conn->bell->index;
+	return true;
+}
+
+static bool random_bytes(uint8_t *to, size_t len)
+{
+	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
+}
+
+/* An address as the records hold it: IPv4 is v4-mapped. */
+static bool is_v4(const uint8_t addr[16])
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+	return memcmp(addr, mapped, sizeof(mapped)) == 0;
+}
+
+/* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
+static int path_socket(const struct conn_slot *slot)
+{
+	bool v4 = is_v4(slot->local_addr);
+	struct sockaddr_in in = {.sin_family = AF_INET};
+	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
+
+	memcpy(&in.sin_addr, slot->local_addr + 12, 4);
+	memcpy(&in6.sin6_addr, slot->local_addr, 16);
+	int fd = real.socket(v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0 && real.syscall(SYS_bind, fd, (long)address, v4 ? sizeof(in) : sizeof(in6), 0, 0, 0) < 0) {
+		raw_close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* The other end is in our network namespace, by its address. */
+static bool local_peer(const struct conn_slot *slot)
+{
+	static const uint8_t loopback6[16] = {[15] = 1};
+
+	if (is_v4(slot->remote_addr) && slot->remote_addr[12] == 127)
+		return true;
+	return memcmp(slot->remote_addr, loopback6, 16) == 0 || memcmp(slot->remote_addr, slot->local_addr, 16) == 0;
+}
+
+/* Sends an offer or a claim, with what the provider wants as proof before the descriptors of the channel. */
+static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, const int *channel, int channel_len)
+{
+	uint32_t wants = atomic_load(&provider.wants);
+	int fds[OFFER_FDS_MAX], fds_len = 0, path = -1;
+
+	if (wants & WELCOME_POSSESSION)
+		fds[fds_len++] = fd;
+	if (wants & WELCOME_PATH && !local_peer(conn->slot)) { /* who is near is in the same namespace */
+		path = path_socket(conn->slot);
+		if (path < 0)
+			return false;
+		fds[fds_len++] = path;
+	}
+	memcpy(fds + fds_len, channel, (size_t)channel_len * sizeof(int));
+	bool sent = rpc_send(record, fds, fds_len + channel_len);
+	if (sent && wants & WELCOME_POSSESSION)
+		atomic_store(&conn->lent, provider.serial);
+	if (path >= 0)
+		raw_close(path);
+	return sent;
+}
+
+/* shim_lock held */
+static void offer(struct conn *conn, int fd)
+{
+	struct rpc_msg record = {.type = RPC_OFFER};
+	int segment = channel_create(config.ring_size, config.ring_size);
+
+	if (segment < 0) {
+		conn_pin(conn, REASON_NO_RESOURCES);
+		return;
+	}
+	record.ring_size[0] = record.ring_size[1] = config.ring_size;
+	int fds[3] = {segment, conn->bell->fd, conn->bell->page_fd};
+	if (!random_bytes(record.segment_id, 16) || !describe(conn, fd, &record) || !pending_add(conn)) {
+		raw_close(segment);
+		return;
+	}
+	memcpy(conn->slot->segment_id, record.segment_id, 16);
+	word_store(conn->slot->state, STATE_OFFERED);
+	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
+	if (!rpc_send_proven(conn, fd, &record, fds, 3)) {
+		raw_close(segment);
+		struct conn *mine = pending_take(conn->token);
+		if (mine) { /* else the provider is lost, and so is the conn's entry */
+			refused(conn, REASON_NO_PROVIDER);
+			atomic_fetch_sub(&conn->refs, 1); /* never the last: the caller's descriptor holds one */
+		}
+		return;
+	}
+	conn->pending_segment_fd = own_fd(segment); /* -1 where descriptors are short: the answer is then refused */
+	shim_log("fd %d offered", fd);
+}
+
+static void claim(struct conn *conn, int fd)
+{
+	struct rpc_msg record = {.type = RPC_CLAIM};
+	int fds[2] = {conn->bell->fd, conn->bell->page_fd};
+
+	if (!describe(conn, fd, &record) || !pending_add(conn))
+		return;
+	word_store(conn->slot->state, STATE_OFFERED);
+	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
+	if (!rpc_send_proven(conn, fd, &record, fds, 2)) {
+		struct conn *mine = pending_take(conn->token);
+		if (mine) {
+			refused(conn, REASON_NO_PROVIDER);
+			atomic_fetch_sub(&conn->refs, 1);
+		}
+		return;
+	}
+	shim_log("fd %d claimed", fd);
+}
+
+/* The registry's word of the connection's bucket: offers that wait there, and a count that moves with each. */
+static uint32_t bucket_word(const struct conn *conn, const struct registry_header *page)
+{
+	return atomic_load((const _Atomic uint32_t *)((const uint8_t *)page + REGISTRY_BUCKETS_OFFSET) + conn->bucket_index - 1);
+}
+
+static bool bucket_news(const struct conn *conn, uint32_t word)
+{
+	return (word & 0xff) && word != conn->bucket_seen;
+}
+
+/* Has it been used enough, and does nothing speak against it that costs no system call to know? */
+static bool is_due(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes);
+	uint32_t after = conn_at_once(conn) ? 0 : config.promote_after_calls;
+
+	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
+	if (!(atomic_load_explicit(&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
+		return false;
+	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
+	if (slot->role == ROLE_PASSIVE)
+		after /= 2;
+	if (unlikely(!after && conn->backoff)) /* even what is to be promoted at once asks more and more rarely */
+		after = 1;
+	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
+		return false;
+	if (slot_has(slot, SLOT_STAYS))
+		return false;
+	if (unlikely(atomic_load(&has_io_uring))) {
+		conn_pin(conn, REASON_IO_URING);
+		return false;
+	}
+	return !conn->backoff || coarse_ns() >= conn->again_at;
+}
+
+/* The common look of the accepting side, without any lock: has an offer come for this bucket? */
+static bool nothing_offered(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	const struct registry_header *page = atomic_load(&provider.registry);
+
+	if (slot->role != ROLE_PASSIVE || !conn->bucket_index || !page ||
+	    conn->bucket_epoch != atomic_load(&provider.registry_epoch) || bucket_news(conn, bucket_word(conn, page)))
+		return false;
+	if (unlikely(word_load(slot->reason) == REASON_YOUNG))
+		word_store(slot->reason, REASON_PEER_ABSENT);
+	return true;
+}
+
+static bool far_unwanted(void)
+{
+	return !(atomic_load(&provider.wants) & WELCOME_FAR);
+}
+
+/* Whether it can be promoted, by what the kernel says of the socket. *far: its peer has another address. */
+static bool is_able(struct conn *conn, int fd, bool *far)
+{
+	struct conn_slot *slot = conn->slot;
+
+	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
+	 * a wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a
+	 * libuv loop that was there before us may register sockets by io_uring. */
+	if (!word_load(conn->waited) && !conn_at_once(conn) && (config.promote_after_calls || config.embedded) &&
+	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
+		word_store(conn->calls, 0);
+		return false;
+	}
+	if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
+		conn_set_addresses(conn, fd);
+	if (!word_load(slot->local_port))
+		return false; /* not connected any more */
+	*far = !local_peer(slot);
+	if (*far && atomic_load(&provider.answered) && far_unwanted()) {
+		conn_pin(conn, REASON_REMOTE);
+		return false;
+	}
+	return true;
+}
+
+/* shim_lock held, which is given up for a while. Gives the connection a bell: that of its set, or this thread's. */
+static bool bell_given(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn->bell)
+		return true;
+	conn->bell = set_bell_for(conn);
+	if (!conn->bell) {
+		shim_lock_drop();
+		struct bell *mine = bell_self();
+		shim_lock_take();
+		/* without the lock another thread may have come this way with this connection */
+		if (!provider.welcomed || word_load(slot->state) != STATE_NATIVE || slot_has(slot, SLOT_STAYS))
+			return false;
+		if (conn->bell)
+			return true;
+		conn->bell = mine;
+	}
+	if (conn->bell)
+		atomic_fetch_add(&conn->bell->refs, 1);
+	else
+		conn_pin(conn, REASON_NO_RESOURCES);
+	return conn->bell;
+}
+
+/* shim_lock held; the provider is there, and the connection is native. */
+static void approach(struct conn *conn, int fd, const struct registry_header *page)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t word = 0;
+
+	if (!conn->token)
+		conn->token = ++provider.tokens;
+	if (slot->role == ROLE_PASSIVE) {
+		if (!conn->bucket_index || conn->bucket_epoch != provider.registry_epoch) {
+			conn->bucket_index = bucket_of(slot, page->secret) + 1;
+			conn->bucket_epoch = provider.registry_epoch;
+			conn->bucket_seen = 0;
+		}
+		word = bucket_word(conn, page);
+	}
+	if (slot->role != ROLE_ACTIVE && !bucket_news(conn, word))
+		return;
+	if (!conn_alone(conn)) {
+		word_store(slot->reason, REASON_SHARED_BY_FORK);
+		word_store(conn->calls, 0);
+	} else if (set_wants_pin(conn)) {
+		conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
+	} else if (bell_given(conn)) {
+		if (slot->role == ROLE_ACTIVE) {
+			offer(conn, fd);
+		} else {
+			conn->bucket_seen = word;
+			claim(conn, fd);
+		}
+	}
+}
+
+void rpc_consider(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+	bool far = false, more = true;
+
+	if (!is_due(conn))
+		return;
+	rpc_listen();
+	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || nothing_offered(conn))
+		return;
+	int saved = errno;
+	if (is_able(conn, fd, &far)) {
+		shim_lock_take();
+		if (!rpc_up()) {
+			word_store(conn->calls, 0); /* ask again later */
+			word_store(slot->reason, REASON_NO_PROVIDER);
+		}
+		while (more && !provider.welcomed && provider.fd >= 0)
+			rpc_receive(&more);
+		const struct registry_header *page = atomic_load(&provider.registry);
+		if (provider.welcomed && far && far_unwanted())
+			word_store(conn->calls, 0); /* pinned at the next look */
+		else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE)
+			approach(conn, fd, page);
+		let_go(NULL, 0);
+		orders_follow();
+	}
+	errno = saved;
+}

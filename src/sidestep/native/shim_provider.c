@@ -1,0 +1,304 @@
+/*
+ * shim_provider.c - the connection to the provider, and what is with it unanswered.
+ *
+ * One SOCK_SEQPACKET connection a process, made on first need and again after the provider was restarted. Nothing waits
+ * for it. Without a provider every connection simply stays on TCP.
+ */
+#include "shim_provider.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */
+#define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
+#define BACKOFF_NS 1000000           /* and the time, which is the same for those that call often */
+
+#define SYSTEM_SOCKET "/run/sidestep/provider" /* of config.py */
+
+_Atomic uint32_t rpc_pending;
+struct provider provider = {.fd = -1, .serial = 1};
+static _Atomic int64_t retry_at;
+static struct {
+	uint64_t token;
+	struct conn *conn; /* holds a reference */
+	bool lost;         /* with its provider; the place is taken until let_go() drops the reference */
+} pending[PENDING_MAX];
+static int pending_lost;
+
+/*
+ * Who pairs the ends of connections can read and change what they carry. So only our own user and root are believed, in a
+ * directory that nobody else can change. At SYSTEM_SOCKET it may be another: only root can make a directory in /run, and
+ * to whom it has given that one is the system-wide provider's user. The same as check_listener() in config.py.
+ */
+static bool believed(int fd)
+{
+	struct ucred listener;
+	struct stat directory;
+	char path[sizeof(config.socket)];
+	uid_t own = geteuid();
+
+	memcpy(path, config.socket, sizeof(path));
+	char *slash = strrchr(path, '/');
+	strcpy(slash ? slash + 1 : path, "."); /* a name has a byte at least, or nobody would listen there */
+	bool good = real.getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &(socklen_t){sizeof(listener)}) == 0 &&
+	            stat(path, &directory) == 0 && !(directory.st_mode & (S_IWGRP | S_IWOTH));
+	if (good && strcmp(config.socket, SYSTEM_SOCKET) == 0)
+		good = listener.uid == 0 || listener.uid == own || listener.uid == directory.st_uid;
+	else if (good)
+		good = (listener.uid == 0 || listener.uid == own) && (directory.st_uid == 0 || directory.st_uid == own);
+	if (!good)
+		shim_log("who listens at %s is not believed: it must be we or root, where nobody else can write", config.socket);
+	return good;
+}
+
+static bool rpc_connect(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int64_t now = now_ns();
+
+	if (provider.fd >= 0)
+		return true;
+	if (!config.socket[0] || now < retry_at)
+		return false;
+	retry_at = now + RETRY_CONNECT_NS;
+	memcpy(address.sun_path, config.socket, sizeof(address.sun_path));
+	int fd = real.socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return false;
+	if (real.connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || !believed(fd)) {
+		atomic_store(&provider.answered, true);
+		raw_close(fd);
+		return false;
+	}
+	provider.fd = own_fd(fd);
+	atomic_fetch_add(&provider.serial, 1);
+	provider.welcomed = false;
+	return provider.fd >= 0;
+}
+
+/* Sends one record with descriptors; false if it cannot go out now. */
+bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(OFFER_FDS_MAX * sizeof(int))];
+	} control;
+	struct iovec iov = {record, sizeof(*record)};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	record->magic = RPC_MAGIC;
+	record->version = LAYOUT_VERSION;
+	record->pid = shim_pid;
+	if (fds_len) {
+		memset(&control, 0, sizeof(control));
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE((size_t)fds_len * sizeof(int));
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN((size_t)fds_len * sizeof(int));
+		memcpy(CMSG_DATA(header), fds, (size_t)fds_len * sizeof(int));
+	}
+	if (raw_sendmsg(provider.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(*record))
+		return true;
+	if (errno != EAGAIN)
+		rpc_lost();
+	return false;
+}
+
+/* shim_lock held */
+bool rpc_up(void)
+{
+	if (provider.fd >= 0)
+		return true;
+	if (!rpc_connect())
+		return false;
+	struct rpc_msg hello = {.type = RPC_HELLO};
+	memcpy(hello.arena_id, arena_id, sizeof(arena_id));
+	int fd = arena_reader_fd();
+	bool sent = rpc_send(&hello, &fd, fd >= 0 ? 1 : 0);
+	if (fd >= 0)
+		raw_close(fd);
+	return sent;
+}
+
+void rpc_ensure(void)
+{
+	shim_lock_take();
+	rpc_up();
+	let_go(NULL, 0);
+}
+
+/* The first connection to a near peer: from now on the provider can tell of this process, whatever becomes of it. */
+void rpc_introduce(void)
+{
+	if (likely(atomic_load_explicit(&provider.introduced, memory_order_relaxed)) || atomic_exchange(&provider.introduced, true))
+		return;
+	rpc_ensure();
+}
+
+/*
+ * What root has started, and what dropped its privileges since, is root's server to the provider for as long as it can
+ * follow it: from process to process by our messages, and over an exec by the process itself.
+ */
+void rpc_before_exec(void)
+{
+	if (unlikely(config.from_root && geteuid() != 0))
+		rpc_ensure();
+}
+
+/* Whether an end elsewhere may be on this host all the same: in another network namespace. Asks the provider if need be. */
+bool rpc_reaches_far(void)
+{
+	if (!config.socket[0])
+		return false;
+	if (unlikely(provider.fd < 0) && now_ns() >= retry_at)
+		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
+	return !atomic_load_explicit(&provider.answered, memory_order_relaxed) ||
+	       (atomic_load_explicit(&provider.wants, memory_order_relaxed) & WELCOME_FAR);
+}
+
+bool rpc_carries_far(void)
+{
+	return config.socket[0] && (!atomic_load_explicit(&provider.registry, memory_order_acquire) ||
+	                            (atomic_load_explicit(&provider.wants, memory_order_relaxed) & WELCOME_REMOTE));
+}
+
+struct conn *pending_take(uint64_t token)
+{
+	for (int i = 0; i < PENDING_MAX; i++)
+		if (pending[i].conn && !pending[i].lost && pending[i].token == token) {
+			struct conn *conn = pending[i].conn;
+			pending[i].conn = NULL;
+			atomic_fetch_sub(&rpc_pending, 1);
+			return conn;
+		}
+	return NULL;
+}
+
+bool pending_add(struct conn *conn)
+{
+	for (int i = 0; i < PENDING_MAX; i++)
+		if (!pending[i].conn) {
+			pending[i].conn = conn;
+			pending[i].token = conn->token;
+			conn_ref(conn);
+			atomic_fetch_add(&rpc_pending, 1);
+			return true;
+		}
+	return false;
+}
+
+/* The conn goes back to plain TCP; it may try again after twice as many calls. */
+void refused(struct conn *conn, enum reason_code reason)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (word_load(slot->state) == STATE_OFFERED) {
+		word_store(slot->state, slot_has(slot, SLOT_STAYS) ? STATE_PINNED : STATE_NATIVE);
+		if (!slot_has(slot, SLOT_STAYS))
+			word_store(slot->reason, reason);
+	}
+	word_store(conn->calls, 0);
+	/* The accepting side asks for nothing until the bucket changes, so only offers grow rarer. */
+	if (slot->role == ROLE_ACTIVE) {
+		conn->again_at = coarse_ns() + ((int64_t)BACKOFF_NS << conn->backoff);
+		if (conn->backoff < BACKOFF_MAX)
+			conn->backoff++;
+	}
+	own_fd_close(conn->pending_segment_fd);
+	conn->pending_segment_fd = -1;
+}
+
+/* shim_lock held. Everything with the provider is void; whoever still waits goes back to TCP. */
+static void pending_lose(void)
+{
+	for (int i = 0; i < PENDING_MAX; i++)
+		if (pending[i].conn && !pending[i].lost) {
+			refused(pending[i].conn, REASON_NO_PROVIDER);
+			pending[i].lost = true;
+			pending_lost++;
+			atomic_fetch_sub(&rpc_pending, 1);
+		}
+}
+
+/* Drops shim_lock, and then the references of what was answered and of what was lost: the last one takes the lock itself. */
+void let_go(struct conn **done, int done_len)
+{
+	struct conn *lost[PENDING_MAX];
+	int lost_len = 0;
+
+	for (int i = 0; i < PENDING_MAX && unlikely(pending_lost); i++)
+		if (pending[i].lost) {
+			lost[lost_len++] = pending[i].conn;
+			pending[i].conn = NULL;
+			pending[i].lost = false;
+			pending_lost--;
+		}
+	shim_lock_drop();
+	for (int i = 0; i < done_len; i++)
+		conn_unref(done[i]);
+	for (int i = 0; i < lost_len; i++)
+		conn_unref(lost[i]);
+}
+
+void rpc_lost(void)
+{
+	own_fd_close(provider.fd);
+	provider.fd = -1;
+	provider.welcomed = false;
+	atomic_store(&provider.registry, NULL);
+	pending_lose();
+	shim_log("provider lost");
+}
+
+void rpc_withdraw(struct conn *conn)
+{
+	struct rpc_msg record = {.type = RPC_WITHDRAW, .token = conn->token};
+
+	shim_lock_take();
+	struct conn *mine = pending_take(conn->token);
+	if (mine && provider.fd >= 0)
+		rpc_send(&record, NULL, 0);
+	if (mine)
+		refused(conn, REASON_NONE);
+	let_go(&mine, mine ? 1 : 0);
+}
+
+/*
+ * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. It is there until the
+ * provider reads on; the kernel tells whether it has. Of a connection that is lost, or of our parent, nobody tells.
+ */
+bool rpc_lent(struct conn *conn)
+{
+	int queued = 0;
+
+	if (likely(!atomic_load(&conn->lent)))
+		return false;
+	shim_lock_take();
+	uint32_t serial = atomic_load(&conn->lent); /* the answer may have come in between */
+	bool lent =
+	    serial && (serial != provider.serial || provider.fd < 0 || real.ioctl(provider.fd, SIOCOUTQ, &queued) < 0 || queued > 0);
+	shim_lock_drop();
+	return lent;
+}
+
+/* In a child: the connection and what is pending on it are the parent's. */
+void provider_after_fork(void)
+{
+	own_fd_close(provider.fd);
+	provider.fd = -1;
+	provider.serial++;
+	retry_at = 0;
+	atomic_store(&provider.introduced, false);
+	provider.welcomed = false;
+	atomic_store(&provider.registry, NULL);
+	memset(pending, 0, sizeof(pending));
+	pending_lost = 0;
+	atomic_store(&rpc_pending, 0);
+}

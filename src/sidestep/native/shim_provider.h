@@ -1,0 +1,47 @@
+/* shim_provider.h - what the files share that talk to the provider. */
+#ifndef SIDESTEP_SHIM_PROVIDER_H
+#define SIDESTEP_SHIM_PROVIDER_H
+
+#include "shim.h"
+
+#define PENDING_MAX 64               /* offers and claims of this process with the provider; more wait for a later call */
+#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, bell, bell page */
+/* Of peers at other addresses: in another namespace of this host, or on another host. */
+#define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
+
+extern struct provider {
+	_Atomic int fd;              /* -1: there is no connection */
+	_Atomic uint32_t serial;     /* one more with each connection, and in each child */
+	_Atomic uint32_t wants;      /* WELCOME_*, once there is a provider */
+	_Atomic bool answered;       /* whether that is known, or nobody is there to know */
+	_Atomic bool introduced;     /* it can tell of this process */
+	bool welcomed;
+	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
+	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
+	uint64_t tokens;
+} provider;
+
+/* CLOCK_MONOTONIC as it was a few milliseconds ago: costs next to nothing. */
+static inline int64_t coarse_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* ---- shim_provider.c: shim_lock held ---- */
+bool rpc_send(struct rpc_msg *record, const int *fds, int fds_len);
+bool rpc_up(void);
+struct conn *pending_take(uint64_t token);
+bool pending_add(struct conn *conn);
+void refused(struct conn *conn, enum reason_code reason);
+void let_go(struct conn **done, int done_len);
+void rpc_lost(void);
+void provider_after_fork(void);
+
+/* ---- shim_rpc.c ---- */
+struct conn *rpc_receive(bool *more);
+bool orders_follow(void);
+
+#endif
