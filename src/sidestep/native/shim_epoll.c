@@ -218,6 +218,7 @@ struct set_wait {
 	int max;
 	int64_t start, deadline, now;
 	uint64_t signals;
+	bool spun;
 	uint32_t looks; /* questions to the kernel: one is the program's own */
 	struct epoll_event told[TOLD_MAX];
 };
@@ -302,6 +303,7 @@ static int set_spin(struct set_wait *wait)
 
 	if (!spin_begin(&spin, atomic_load_explicit(&set->spin_ns, memory_order_relaxed), peer_cpu))
 		return 0;
+	wait->spun = true;
 	do {
 		wait->now = spin.now;
 		if (spin.now >= wait->deadline)
@@ -389,7 +391,7 @@ static int set_sleep(struct set_wait *wait)
 	errno = failed;
 	if (k <= 0 && !sleep.truncated)
 		return k;
-	set_pass_begin(set, SPENT_SLEPT);
+	set_pass_begin(set, wait->spun ? SPENT_BOTH : SPENT_SLEPT);
 	n = set_pass_end(wait, set_report(wait, k));
 	errno = failed;
 	return n || k > 0 ? n : k;
@@ -399,13 +401,14 @@ static int set_sleep(struct set_wait *wait)
 static int set_wait(struct set *set, int epfd, struct epoll_event *events, int max, int64_t timeout_ns, uint64_t signals)
 {
 	struct set_wait wait;
-	bool spun = false;
+	bool first = true;
 
 	wait.set = set;
 	wait.epfd = epfd;
 	wait.events = events;
 	wait.max = max;
 	wait.looks = 0;
+	wait.spun = false;
 	wait.now = wait.start = now_ns();
 	wait.deadline = deadline_after(timeout_ns);
 	wait.signals = signals;
@@ -416,9 +419,9 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		int n = set_first(&wait, timeout_ns == 0);
 		if (n || timeout_ns == 0 || (wait.deadline != INT64_MAX && wait.now >= wait.deadline))
 			return n;
-		if (!spun && (n = set_spin(&wait)))
+		if (first && (n = set_spin(&wait)))
 			return n;
-		spun = true;
+		first = false;
 		if (self.signals != signals)
 			break;
 		n = set_sleep(&wait);

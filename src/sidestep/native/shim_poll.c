@@ -151,14 +151,14 @@ static void collect_bells(struct poller *poller, struct sleep *sleep)
 }
 
 /* How a wait was spent is put down to the first connection that ended it. */
-static void count_wait(struct poller *poller, bool spun, bool slept)
+static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 {
 	for (nfds_t i = 0; i < poller->len; i++) {
 		if (!poller->conns[i] || !poller->fds[i].revents)
 			continue;
 		struct conn_slot *slot = poller->conns[i]->slot;
-		word_add(slot->spins_won, spun);
-		word_add(slot->spins_lost, slept && config.spin_ns);
+		word_add(slot->spins_won, won);
+		word_add(slot->spins_lost, lost);
 		word_add(slot->sleeps, slept);
 		calls_count(slot);
 		return;
@@ -168,7 +168,7 @@ static void count_wait(struct poller *poller, bool spun, bool slept)
 struct poll_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
-	bool slept;
+	bool spun, slept;
 };
 
 static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
@@ -198,6 +198,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 		spin_budget = config.spin_ns;
 	if (!spin_begin(&spin, spin_budget, peer_cpu))
 		return 0;
+	wait->spun = true;
 	do {
 		wait->now = spin.now;
 		if (spin.now >= wait->deadline)
@@ -208,7 +209,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
 	if (n) {
 		spin_adapt(&spin_budget, 0);
-		count_wait(poller, true, false);
+		count_wait(poller, true, false, false);
 	}
 	return n;
 }
@@ -286,7 +287,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		if (n == 0 && !look && timeout_ns == 0)
 			n = poll_look(poller, &wait, true);
 		if (n && wait.slept)
-			count_wait(poller, false, true);
+			count_wait(poller, false, wait.spun, true);
 		if (n || timeout_ns == 0)
 			return n;
 		if (first && (n = poll_spin(poller, &wait)))

@@ -56,14 +56,12 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	event->events = told;
 	event->data.u64 = member->data;
 	/* how the wait that ends now was spent is put down to the first that ends it */
-	switch (set->spent) {
-	case SPENT_SPUN: word_add(conn->slot->spins_won, 1); break;
-	case SPENT_SLEPT:
-		word_add(conn->slot->spins_lost, config.spin_ns != 0);
+	if (set->spent == SPENT_SPUN)
+		word_add(conn->slot->spins_won, 1);
+	if (set->spent == SPENT_BOTH)
+		word_add(conn->slot->spins_lost, 1);
+	if (set->spent >= SPENT_SLEPT)
 		word_add(conn->slot->sleeps, 1);
-		break;
-	default: break;
-	}
 	set->spent = SPENT_NOTHING;
 	calls_count(conn->slot);
 	member->pass = set->pass;

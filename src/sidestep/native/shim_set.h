@@ -92,7 +92,7 @@ struct set {
 	_Atomic int64_t looked_at;
 	_Atomic uint32_t spin_ns;
 	_Atomic uint32_t last_cpu; /* of the peer that was heard last, + 1 */
-	enum set_spent { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT } spent;
+	enum set_spent { SPENT_NOTHING, SPENT_SPUN, SPENT_SLEPT, SPENT_BOTH } spent;
 };
 
 /* ---- shim_hint.c: set lock held ---- */
