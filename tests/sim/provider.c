@@ -1,0 +1,165 @@
+/* provider.c - see provider.h. Speaks the records of layout.py and nothing else. */
+#include "provider.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layout.h"
+#include "sim.h"
+
+static struct object *registry;
+static struct {
+	bool made;
+	struct rpc_msg record;
+	struct object *files[8];
+} offer;
+static struct object *arenas[2], *segment;
+
+static uint32_t *registry_word(size_t offset)
+{
+	return (uint32_t *)(registry->memory + offset);
+}
+
+static void answer(int end, struct rpc_msg record, struct object *const *files, int files_len)
+{
+	record.magic = RPC_MAGIC;
+	record.version = LAYOUT_VERSION;
+	line_send(provider_lines[end], &record, sizeof(record), files, files_len);
+	/* `answers`, the second word behind `orders`, where there is one */
+	++*registry_word(offsetof(struct registry_header, orders) + 8);
+}
+
+static void refuse(int end, uint64_t token, uint32_t reason)
+{
+	trace("    provider: refuses end %d: %u", end, reason);
+	answer(end, (struct rpc_msg){.type = RPC_REFUSED, .token = token, .reason = reason}, NULL, 0);
+}
+
+static void bucket_set(bool offered)
+{
+	static uint32_t generation;
+
+	generation += offered;
+	/* there is one connection: whatever its bucket is, it is told */
+	for (uint32_t i = 0; i < REGISTRY_BUCKETS; i++)
+		*registry_word(REGISTRY_BUCKETS_OFFSET + 4 * i) = generation << 8 | (offered ? 1 : 0);
+}
+
+static void offer_drop(void)
+{
+	if (!offer.made)
+		return;
+	offer.made = false;
+	bucket_set(false);
+	for (int i = 0; i < 3; i++)
+		object_put(offer.files[i]);
+}
+
+static void welcome(int end, struct message *message)
+{
+	if (!registry) {
+		registry = object_new(KIND_MEMORY);
+		registry->refs++;
+		registry->len = REGISTRY_SIZE;
+		registry->memory = calloc(1, REGISTRY_SIZE);
+		registry->seals = 0xf;
+		registry->shared = true;
+		struct registry_header *header = (struct registry_header *)registry->memory;
+		header->magic = RPC_MAGIC;
+		header->version = LAYOUT_VERSION;
+		header->secret = 5;
+	}
+	if (message->files_len == 1) {
+		arenas[end] = message->files[0];
+		arenas[end]->refs++;
+	}
+	answer(end, (struct rpc_msg){.type = RPC_WELCOME, .promote_after_calls = 16, .promote_after_bytes = 65536},
+	       &registry, 1);
+}
+
+static void claimed(int end, const struct rpc_msg *claim, struct message *message)
+{
+	if (!offer.made) {
+		refuse(end, claim->token, REFUSAL_NO_OFFER);
+		return;
+	}
+	struct rpc_msg attach = offer.record, told = *claim;
+	attach.type = RPC_ATTACH;
+	attach.token = claim->token;
+	attach.flags = 0;
+	told.type = RPC_CLAIMED;
+	told.token = offer.record.token;
+	told.flags = 0;
+	memcpy(told.segment_id, offer.record.segment_id, sizeof(told.segment_id));
+	trace("    provider: pairs");
+	segment = offer.files[0];
+	segment->refs++;
+	answer(end, attach, offer.files, 3);
+	answer(1 - end, told, message->files, 2);
+	offer_drop();
+}
+
+bool provider_can(int end)
+{
+	return provider_lines[end] && provider_lines[end]->line.to_driver;
+}
+
+void provider_move(int end)
+{
+	struct line *line = &provider_lines[end]->line;
+	struct message *message = line->to_driver;
+	struct rpc_msg record;
+
+	line->to_driver = message->next;
+	memcpy(&record, message->data, sizeof(record));
+	trace("    provider: end %d says %u", end, record.type);
+	switch (record.type) {
+	case RPC_HELLO: welcome(end, message); break;
+	case RPC_OFFER:
+		if (offer.made) {
+			refuse(end, record.token, REFUSAL_EXPIRED);
+			break;
+		}
+		offer.made = true;
+		offer.record = record;
+		for (int i = 0; i < 3; i++) {
+			offer.files[i] = message->files[i];
+			offer.files[i]->refs++;
+		}
+		bucket_set(true);
+		break;
+	case RPC_CLAIM: claimed(end, &record, message); break;
+	case RPC_WITHDRAW: offer_drop(); break;
+	default: fail("the provider does not know message %u", record.type);
+	}
+	for (int i = 0; i < message->files_len; i++)
+		object_put(message->files[i]);
+	free(message);
+}
+
+const struct conn_slot *provider_slot(int end)
+{
+	const struct arena_header *header = arenas[end] ? (const struct arena_header *)arenas[end]->memory : NULL;
+	const struct conn_slot *slot =
+	    header ? (const struct conn_slot *)(arenas[end]->memory + ARENA_SLOTS_OFFSET) : NULL;
+
+	return slot && (slot->generation & 1) ? slot : NULL; /* the first, as there is one connection */
+}
+
+struct channel_segment *provider_segment(void)
+{
+	return segment ? (struct channel_segment *)segment->memory : NULL;
+}
+
+void provider_order(int end, bool promote)
+{
+	const struct conn_slot *slot = provider_slot(end);
+
+	if (!slot || !provider_lines[end] || provider_lines[end]->line.hung_up)
+		return;
+	trace("    provider: end %d is to %s", end, promote ? "promote" : "demote");
+	++*registry_word(offsetof(struct registry_header, orders));
+	answer(end, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
+	++*registry_word(offsetof(struct registry_header, orders));
+}

@@ -1,0 +1,15 @@
+/* provider.h - the provider's part, played by its messages: pairs offers and claims, and sends orders. */
+#ifndef SIDESTEP_SIM_PROVIDER_H
+#define SIDESTEP_SIM_PROVIDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct conn_slot;
+bool provider_can(int end);  /* a message of that end waits */
+void provider_move(int end); /* takes it */
+void provider_order(int end, bool promote);
+const struct conn_slot *provider_slot(int end); /* of the connection; NULL: none known */
+struct channel_segment *provider_segment(void); /* of the channel; NULL: there is none */
+
+#endif

@@ -1,0 +1,216 @@
+/*
+ * scenario.c - a run by words instead of by a seed, one after the other:
+ *
+ *   0.send 1.close@7 0.recv net
+ *
+ * A command of an end is done whole; with @7 it is interrupted at its seventh point (a system call, a word that both ends
+ * have) for the next word. Between words the provider has answered; TCP brings what is under way with `net` only. At the end
+ * both programs send a little more, where they can, and read to the end.
+ */
+#include "scenario.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel.h"
+#include "layout.h"
+#include "provider.h"
+
+static const char *given[2];
+static bool finishing;
+static bool never_interrupted, more = true;
+static int64_t tick = MS / 10; /* between two commands */
+
+static bool may_go_on(void *argument)
+{
+	return finishing || given[((struct end *)argument)->index];
+}
+
+void scenario_program(struct program *mine, struct end *end)
+{
+	while (mine->fd >= 0) {
+		given[end->index] = NULL;
+		block(may_go_on, end, NEVER);
+		if (finishing)
+			break;
+		program_do(mine, given[end->index]);
+	}
+	if (mine->fd >= 0 && more)
+		program_do(mine, "more");
+}
+
+static void provider_settles(void)
+{
+	for (int i = 0; i < 2;)
+		if (provider_can(i)) {
+			provider_move(i);
+			i = 0;
+		} else {
+			i++;
+		}
+}
+
+static void network_settles(void)
+{
+	for (int i = 0; i < NETWORK_MOVES;)
+		if (network_can(i)) {
+			network_move(i);
+			i = 0;
+		} else {
+			i++;
+		}
+}
+
+/* Lets it go on until it waits for a command, is interrupted, or sleeps. */
+static void go_on(int i)
+{
+	while (end_can_run(&ends[i])) {
+		bool was_armed = points_left >= 0;
+		end_resume(&ends[i]);
+		provider_settles();
+		if (was_armed && points_left < 0 && !ends[i].ready && !ends[i].over)
+			return;
+	}
+}
+
+static bool busy(int i)
+{
+	return !ends[i].over && given[i];
+}
+
+/* Its call sleeps: the clock moves until it is done. */
+static void sleeps_out(int i)
+{
+	for (int turn = 0; busy(i) && turn < 20000; turn++) {
+		if (!end_can_run(&ends[i])) {
+			if (ends[i].deadline == NEVER)
+				return;
+			now = ends[i].deadline > now ? ends[i].deadline : now;
+		}
+		go_on(i);
+	}
+}
+
+static bool on_ring(int i)
+{
+	const struct conn_slot *slot = provider_slot(i);
+
+	return slot && slot->state == STATE_PROMOTED;
+}
+
+static void order(int i, const char *command)
+{
+	if (busy(i))
+		sleeps_out(i);
+	if (ends[i].over || busy(i))
+		return;
+	now += tick;
+	given[i] = command;
+	go_on(i);
+}
+
+static void become_promoted(void)
+{
+	for (int turn = 0; turn < 40 && !(on_ring(0) && on_ring(1)); turn++) {
+		order(turn & 1, turn & 2 ? "recv" : "byte");
+		network_settles();
+	}
+	for (int i = 0; i < 2; i++)
+		order(i, "recv");
+	if (!on_ring(0) || !on_ring(1))
+		fail("the connection is not promoted");
+}
+
+/* The tail of its ring goes back to what the peer has read: only who breaks the rules does that. */
+static void tail_back(int i)
+{
+	struct channel_segment *segment = provider_segment();
+
+	if (!segment)
+		return;
+	trace("%d: its tail goes back", i);
+	programs[i].hostile = true;
+	ends[i].over = true; /* and does nothing more */
+	segment->producer[i].tail = segment->consumer[i].head;
+}
+
+static void configure(const char *word)
+{
+	int end = word[3] - '0', value = atoi(strchr(word, '=') + 1);
+
+	if (strncmp(word, "way", 3) == 0)
+		programs[end].way = (enum way)value;
+	else if (strncmp(word, "short", 5) == 0)
+		programs[0].until_short = programs[1].until_short = value;
+	else if (strncmp(word, "more", 4) == 0)
+		more = value; /* whether both send once more at the end */
+	else if (strncmp(word, "tick", 4) == 0)
+		tick = value;
+	else if (strncmp(word, "tcp", 3) == 0)
+		tcp_out_max = tcp_in_max = (size_t)value;
+	else
+		fail("what is %s?", word);
+}
+
+static void word_do(char *word)
+{
+	char *interrupted = strchr(word, '@');
+	int i = word[0] - '0';
+
+	if (interrupted) {
+		*interrupted = '\0';
+		points_left = atoi(interrupted + 1);
+	}
+	if (strchr(word, '='))
+		configure(word);
+	else if (strcmp(word, "net") == 0)
+		network_settles();
+	else if (strcmp(word, "promoted") == 0)
+		become_promoted();
+	else if (strcmp(word, "time") == 0)
+		now += 2000 * MS;
+	else if (word[0] != '0' + i || i < 0 || i > 1 || word[1] != '.')
+		fail("what is %s?", word);
+	else if (strcmp(word + 2, "tail") == 0)
+		tail_back(i);
+	else if (strcmp(word + 2, "demote") == 0 || strcmp(word + 2, "promote") == 0)
+		provider_order(i, word[2] == 'p');
+	else
+		order(i, word + 2);
+	if (interrupted && points_left >= 0) {
+		never_interrupted = true;
+		points_left = -1;
+	}
+	for (int end = 0; end < 2; end++)
+		if (!interrupted || end != i)
+			go_on(end);
+	provider_settles();
+}
+
+bool scenario_run(char *text)
+{
+	char *rest, *word = strtok_r(text, " \n", &rest);
+
+	while (word && strchr(word, '=')) {
+		configure(word);
+		word = strtok_r(NULL, " \n", &rest);
+	}
+	calm = 0;
+	for (int i = 0; i < 2; i++)
+		go_on(i); /* connected, and wait for a command */
+	go_on(0);
+	for (; word; word = strtok_r(NULL, " \n", &rest)) {
+		bool interrupts = strchr(word, '@') != NULL;
+		trace("  %s", word);
+		word_do(word);
+		if (never_interrupted)
+			return false;
+		if (!interrupts)
+			for (int i = 0; i < 2; i++)
+				go_on(i);
+	}
+	finishing = true;
+	schedule(program_idle);
+	programs_check();
+	return true;
+}
