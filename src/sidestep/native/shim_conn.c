@@ -258,6 +258,13 @@ int take_error(struct conn *conn)
 	return (int)atomic_exchange(&conn->slot->error, 0);
 }
 
+/* The kernel tells of a reset once. Where it is heard of in passing it is kept, for the next call to tell. */
+void keep_error(struct conn *conn, ssize_t result)
+{
+	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
+		word_store(conn->slot->error, (uint32_t)errno);
+}
+
 /* The other end must not take what it got for all: the kernel sends it a reset. Any thread, any lock. */
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 {

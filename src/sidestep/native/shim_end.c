@@ -89,7 +89,9 @@ static void bytes_heard(struct conn *conn, int fd, uint32_t round)
 {
 	char byte;
 
-	if (raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 && rx_astray(conn, round))
+	ssize_t n = raw_recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	keep_error(conn, n);
+	if (n > 0 && rx_astray(conn, round))
 		conn_violation(conn, fd);
 }
 

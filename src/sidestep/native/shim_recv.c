@@ -86,6 +86,8 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 			if (got && message.msg_iovlen == 0)
 				return (ssize_t)got;
 			ssize_t n = raw_recvmsg(fd, &message, flags);
+			if (got)
+				keep_error(conn, n);
 			if (n <= 0 || (flags & MSG_PEEK) || (size_t)n < iov_total(rest, (int)message.msg_iovlen))
 				return got ? (ssize_t)(got + (n > 0 ? (size_t)n : 0)) : n;
 			got += (size_t)n;
@@ -191,6 +193,7 @@ static enum step ring_taken(const struct call *call, size_t at, size_t there, si
 			.msg_iov = rest,
 			.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, at + taken, wanted - taken, rest)};
 		ssize_t n = raw_recvmsg(call->fd, &message, (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+		keep_error(call->conn, n);
 		*moved += n > 0 ? (size_t)n : 0;
 	}
 	return STEP_DONE;

@@ -158,8 +158,7 @@ static enum turn native_send(struct call *call)
 	ssize_t n = native_tx_end(conn, call->fd, real.sendmsg(call->fd, &message, call->flags | (call->done ? MSG_NOSIGNAL : 0)));
 	if (likely(!call->done))
 		return call_over(call, n, errno);
-	if (n < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
-		word_store(slot->error, (uint32_t)errno); /* for the next call */
+	keep_error(conn, n);
 	call->done += n > 0 ? (size_t)n : 0;
 	if (n == (ssize_t)most && call->done < call->total)
 		return TURN_AGAIN; /* more than 64 pieces */

@@ -324,8 +324,10 @@ bool tx_resend(struct conn *conn, int fd)
 			continue;
 		if (n < 0 && errno == EAGAIN)
 			return false;
-		if (n < 0)
-			break; /* the connection is gone; the next call hears of it from the kernel */
+		if (n < 0) {
+			keep_error(conn, n); /* the connection is gone */
+			break;
+		}
 		from += (uint64_t)n;
 		word_store(slot->tx_resend, from);
 		word_add(slot->tx_tcp_bytes, (uint64_t)n);
