@@ -84,6 +84,9 @@ ONCE_WRONG: Final = {
         "tcp=5000 promoted 0.big 1.pass 0.recv net 1.close net 0.poll 0.recv"
     ),
     "nor one that a peek heard of": ("promoted 0.big 0.abort net 1.peek 1.recv 1.recv"),
+    "a reset that only the shim has heard of is not told to who has the socket next": (
+        "promoted 0.abort net 1.shut 1.pass 1.recv"
+    ),
 }
 
 

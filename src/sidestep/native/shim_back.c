@@ -162,6 +162,18 @@ static bool peer_ask(struct conn *conn, bool recall)
 	return how == CHANNEL_RECALLED;
 }
 
+/* Who has the socket next knows nothing of what is to be sent again, nor of a reset that the kernel has told us alone. */
+static void leave_to_stranger(struct conn *conn, int fd)
+{
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	if (tx_is(conn->slot, TX_RESEND))
+		flush(conn, fd);
+	uint32_t untold = word_load(conn->slot->error);
+	if (untold && untold != EPIPE)
+		real.connect(fd, &none, sizeof(none)); /* its reads fail, and do not end as if that were all */
+}
+
 /*
  * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
  * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
@@ -212,8 +224,8 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	if (asked_peer && waits && relayed && !slot_has(slot, SLOT_RESET) &&
 	    !relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS) && recall && recall_fails(conn, fd))
 		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends again what we have not read */
-	if (stranger && tx_is(slot, TX_RESEND))
-		flush(conn, fd); /* who has the socket next knows nothing of it */
+	if (stranger)
+		leave_to_stranger(conn, fd);
 	if (moved)
 		conn_wake_own(conn); /* threads that wait for room in the ring: there may be some in TCP's buffer */
 	set_conn_switched(conn);
