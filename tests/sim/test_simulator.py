@@ -87,6 +87,9 @@ ONCE_WRONG: Final = {
     "a reset that only the shim has heard of is not told to who has the socket next": (
         "promoted 0.abort net 1.shut 1.pass 1.recv"
     ),
+    "bytes overtake those that were recalled, where who has the socket next has ended its direction": (
+        "promoted 1.big 0.pass 0.shut net 1.recv 1.send net 0.recv"
+    ),
 }
 
 

@@ -38,6 +38,11 @@ again:
 	if (unlikely(tx_is(slot, TX_RESEND)) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
 		return STEP_EMPTY;
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
+		/* Its FIN may be of somebody without a shim, to whom it has passed the socket on: what it recalled goes first. */
+		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_asked(conn)) {
+			obey(conn, fd);
+			goto again;
+		}
 		if (!tx_by_ring(slot) && !(flags & SLOT_RESET))
 			return STEP_NATIVE;
 		int error = take_error(conn);
