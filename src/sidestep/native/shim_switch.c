@@ -250,8 +250,13 @@ bool rx_goes_on(struct conn *conn, int fd)
 {
 	int queued = 0;
 
-	if (!rx_by_ring(conn->slot))
-		return rx_follow(conn, fd) && channel_rx_avail(&conn->channel) > 0;
+	if (!rx_by_ring(conn->slot)) {
+		if (!rx_follow(conn, fd))
+			return false;
+		if (channel_rx_avail(&conn->channel) > 0)
+			return true;
+	}
+	/* also from a round in which nothing went by ring */
 	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
 }
 
