@@ -158,8 +158,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 			kernel_bits = (unsigned short)native.revents & ~(uint32_t)POLLNVAL;
 		if (conn_relayed(conn))
 			kernel_bits = relay_mask(conn, fd, kernel_bits);
-		if (unlikely(kernel_bits & EPOLLERR) && !(flags & SLOT_RESET))
-			return conn_ready(conn, fd, kernel_bits, interest); /* the reset has come just now */
+		if (unlikely(kernel_bits & (EPOLLERR | EPOLLHUP)) && !(flags & (SLOT_FIN | SLOT_RESET)))
+			return conn_ready(conn, fd, kernel_bits, interest); /* the reset or the end has come just now */
 		ready |= kernel_bits & by_tcp;
 	}
 	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
