@@ -111,7 +111,7 @@ uint32_t object_bits(struct object *object)
 {
 	switch (object->kind) {
 	case KIND_TCP: return tcp_bits(&object->tcp);
-	case KIND_LINE: return EPOLLOUT | (object->line.to_process ? EPOLLIN | EPOLLRDNORM : 0);
+	case KIND_LINE: return EPOLLOUT | (object->line.to_process || object->line.dead ? EPOLLIN | EPOLLRDNORM : 0);
 	case KIND_BELL: return (object->count ? EPOLLIN : 0) | (object->count < UINT64_MAX - 1 ? EPOLLOUT : 0);
 	case KIND_SET: return set_ready(object) ? EPOLLIN | EPOLLRDNORM : 0;
 	default: return EPOLLIN | EPOLLOUT;
@@ -278,6 +278,12 @@ static void message_file(struct message *message, struct object *object)
 	message->files[message->files_len++] = object;
 }
 
+void line_end(struct object *line)
+{
+	line->line.dead = true;
+	wake(line, WAKES_ALL);
+}
+
 void line_send(struct object *line, const void *data, size_t len, struct object *const *files, int files_len)
 {
 	struct message *message = message_new(data, len);
@@ -290,6 +296,8 @@ void line_send(struct object *line, const void *data, size_t len, struct object 
 
 ssize_t line_put(struct object *line, const struct msghdr *message)
 {
+	if (line->line.dead)
+		return failed(EPIPE);
 	struct message *made = message_new(message->msg_iov[0].iov_base, message->msg_iov[0].iov_len);
 
 	for (struct cmsghdr *at = message->msg_control ? CMSG_FIRSTHDR(message) : NULL; at;
@@ -310,7 +318,7 @@ ssize_t line_take(struct object *line, struct msghdr *message)
 	struct message *taken = line->line.to_process;
 
 	if (!taken)
-		return failed(EAGAIN);
+		return line->line.dead ? 0 : failed(EAGAIN);
 	line->line.to_process = taken->next;
 	size_t len = taken->len < message->msg_iov[0].iov_len ? taken->len : message->msg_iov[0].iov_len;
 	memcpy(message->msg_iov[0].iov_base, taken->data, len);

@@ -132,7 +132,7 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	tcp_out_max = rooms[choose(4)];
 	tcp_in_max = rooms[choose(4)];
 	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT};
-	stimuli = choose(2) ? choose(128) : some[choose(3)];
+	stimuli = choose(2) ? choose(256) : some[choose(3)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
 	libraries_load(paths);

@@ -426,7 +426,7 @@ static void do_abort(struct program *mine, bool by_linger)
 
 static void rare(struct program *mine)
 {
-	uint32_t which = choose(11);
+	uint32_t which = choose(12);
 
 	if (which < 5 && (stimuli & MAY_ORDER))
 		provider_order((int)choose(2), choose(2));
@@ -440,6 +440,8 @@ static void rare(struct program *mine)
 		do_abort(mine, choose(2));
 	else if (which == 9 && (stimuli & MAY_KILL) && chance(4))
 		do_kill(mine);
+	else if (which == 11 && (stimuli & MAY_LOSE) && chance(2))
+		provider_dies();
 	else if (which == 10 && (stimuli & MAY_PASS) && !mine->stranger && chance(4))
 		do_pass(mine);
 	else if (which == 10 && (stimuli & MAY_EXEC) && !mine->stranger && chance(4))

@@ -30,7 +30,7 @@ extern uint64_t operations;
 enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN };
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
-enum { MAY_ORDER = 1, MAY_SHUT = 2, MAY_CLOSE = 4, MAY_ABORT = 8, MAY_KILL = 16, MAY_PASS = 32, MAY_EXEC = 64 };
+enum { MAY_ORDER = 1, MAY_SHUT = 2, MAY_CLOSE = 4, MAY_ABORT = 8, MAY_KILL = 16, MAY_PASS = 32, MAY_EXEC = 64, MAY_LOSE = 128 };
 
 void program_run(struct end *end);
 void exec_done(void) __attribute__((noreturn)); /* execve() has come to the kernel */

@@ -25,6 +25,8 @@ static void answer(int end, struct rpc_msg record, struct object *const *files, 
 {
 	record.magic = RPC_MAGIC;
 	record.version = LAYOUT_VERSION;
+	if (!provider_lines[end])
+		return;
 	line_send(provider_lines[end], &record, sizeof(record), files, files_len);
 	/* `answers`, the second word behind `orders`, where there is one */
 	++*registry_word(offsetof(struct registry_header, orders) + 8);
@@ -40,6 +42,8 @@ static void bucket_set(bool offered)
 {
 	static uint32_t generation;
 
+	if (!registry)
+		return;
 	generation += offered;
 	/* there is one connection: whatever its bucket is, it is told */
 	for (uint32_t i = 0; i < REGISTRY_BUCKETS; i++)
@@ -147,6 +151,18 @@ const struct conn_slot *provider_slot(int end)
 	return slot && (slot->generation & 1) ? slot : NULL; /* the first, as there is one connection */
 }
 
+void provider_dies(void)
+{
+	trace("    provider: dies");
+	offer_drop();
+	registry = NULL; /* the page stays mapped, and nobody writes it any more */
+	for (int i = 0; i < 2; i++)
+		if (provider_lines[i]) {
+			line_end(provider_lines[i]);
+			provider_lines[i] = NULL;
+		}
+}
+
 struct channel_segment *provider_segment(void)
 {
 	return segment ? (struct channel_segment *)segment->memory : NULL;
@@ -156,7 +172,7 @@ void provider_order(int end, bool promote)
 {
 	const struct conn_slot *slot = provider_slot(end);
 
-	if (!slot || !provider_lines[end] || provider_lines[end]->line.hung_up)
+	if (!slot || !registry || !provider_lines[end] || provider_lines[end]->line.hung_up)
 		return;
 	trace("    provider: end %d is to %s", end, promote ? "promote" : "demote");
 	++*registry_word(offsetof(struct registry_header, orders));

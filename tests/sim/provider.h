@@ -9,6 +9,7 @@ struct conn_slot;
 bool provider_can(int end);  /* a message of that end waits */
 void provider_move(int end); /* takes it */
 void provider_order(int end, bool promote);
+void provider_dies(void); /* the next one is there at once, and knows of nothing */
 const struct conn_slot *provider_slot(int end); /* of the connection; NULL: none known */
 struct channel_segment *provider_segment(void); /* of the channel; NULL: there is none */
 

@@ -167,6 +167,8 @@ static void word_do(char *word)
 		network_settles();
 	else if (strcmp(word, "promoted") == 0)
 		become_promoted();
+	else if (strcmp(word, "lost") == 0)
+		provider_dies();
 	else if (strcmp(word, "time") == 0)
 		now += 2000 * MS;
 	else if (word[0] != '0' + i || i < 0 || i > 1 || word[1] != '.')

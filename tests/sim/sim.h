@@ -94,7 +94,8 @@ struct message {
 struct line { /* a SOCK_SEQPACKET connection; the other end is the driver's */
 	struct message *to_driver, *to_process;
 	int end;
-	bool hung_up;
+	bool hung_up; /* by the process */
+	bool dead;    /* by the driver */
 };
 
 struct item {
@@ -133,6 +134,7 @@ bool network_can(int which);
 void network_move(int which);
 #define NETWORK_MOVES 8
 bool memory_shared(const void *address);
+void line_end(struct object *line);
 void line_send(struct object *line, const void *data, size_t len, struct object *const *files, int files_len);
 extern struct object *provider_lines[2];
 extern struct object *connection[2]; /* the two sockets */
