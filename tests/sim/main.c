@@ -1,8 +1,7 @@
 /*
- * main.c - runs seeds: sim LIBRARY-A LIBRARY-B FIRST-SEED STEPS [trace]
+ * main.c - runs seeds from the first one on, until so many steps are made, or scenarios; simulator.py is its face.
  *
- * Each seed runs in a process of its own, forked, so that it finds everything as it is at first. Runs seeds from the first one
- * on until so many steps are made; a seed that fails is run again, telling its steps.
+ * Each runs in a process of its own, forked, so that it finds everything as it is at first.
  */
 #include "sim.h"
 
@@ -137,10 +136,11 @@ static void run_seed(char *const paths[2], uint64_t seed)
 		configure(i);
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
-	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, ways %d and %d, %s and %s",
+	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
+	      "ways %d and %d, short reads %d and %d",
 	      (unsigned long long)seed, getenv("SIDESTEP_RING_SIZE"), getenv("SIDESTEP_SPIN_US"),
 	      getenv("SIDESTEP_PROMOTE_AFTER"), tcp_out_max, tcp_in_max, preempt_one_in, stimuli, programs[0].way,
-	      programs[1].way, programs[0].until_short ? "until short" : "to the last", programs[1].until_short ? "until short" : "to the last");
+	      programs[1].way, programs[0].until_short, programs[1].until_short);
 	schedule(program_idle);
 	programs_check();
 	count();

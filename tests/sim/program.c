@@ -281,24 +281,6 @@ static short do_poll(struct program *mine, short events, int timeout)
 	return item.revents;
 }
 
-/* What poll says is what the next call does; nothing else happens in between. */
-static void do_agree(struct program *mine)
-{
-	uint8_t byte;
-
-	calm++;
-	now += LOOK_EVERY; /* the shim need not have asked TCP just now */
-	short told = do_poll(mine, POLLIN | POLLOUT | POLLRDHUP, 0);
-	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
-	trace("%d: poll says %#x, recv %zd", index_of(mine), (unsigned)told, n);
-	if (n < 0)
-		judge_error(mine, "recv", errno);
-	if (waits == (bool)(told & (POLLIN | POLLERR)))
-		fail("end %d: poll tells %#x, and recv %s", index_of(mine), (unsigned)told, waits ? "waits" : "does not");
-	calm--;
-}
-
 static const uint32_t set_flags[WAYS] = {
 	[BY_EDGE] = EPOLLET, [BY_EDGE_ONESHOT] = EPOLLET | EPOLLONESHOT, [BY_LEVEL_ONESHOT] = EPOLLONESHOT};
 
@@ -322,6 +304,30 @@ static uint32_t set_wait(struct program *mine, int timeout)
 		fail("end %d: epoll_wait returns %d", index_of(mine), n);
 	judge_told(mine, mine->events, event.events);
 	return n ? event.events : 0;
+}
+
+/* What poll and a set say is what the next call does; nothing else happens in between. */
+static void do_agree(struct program *mine)
+{
+	uint8_t byte;
+
+	calm++;
+	now += LOOK_EVERY; /* the shim need not have asked TCP just now */
+	short told = do_poll(mine, POLLIN | POLLOUT | POLLRDHUP, 0);
+	if (mine->way == BY_LEVEL) {
+		set_register(mine, EPOLL_CTL_MOD, EPOLLIN);
+		uint32_t by_set = set_wait(mine, 0);
+		if ((by_set & POLLIN) != (told & POLLIN))
+			fail("end %d: poll tells %#x, and the set %#x", index_of(mine), (unsigned)told, by_set);
+	}
+	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
+	trace("%d: poll says %#x, recv %zd", index_of(mine), (unsigned)told, n);
+	if (n < 0)
+		judge_error(mine, "recv", errno);
+	if (waits == (bool)(told & (POLLIN | POLLERR)))
+		fail("end %d: poll tells %#x, and recv %s", index_of(mine), (unsigned)told, waits ? "waits" : "does not");
+	calm--;
 }
 
 /* Waits for POLLIN, POLLOUT or both in its own way; what was told. */

@@ -30,7 +30,16 @@ extern uint64_t operations;
 enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN };
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
-enum { MAY_ORDER = 1, MAY_SHUT = 2, MAY_CLOSE = 4, MAY_ABORT = 8, MAY_KILL = 16, MAY_PASS = 32, MAY_EXEC = 64, MAY_LOSE = 128 };
+enum {
+	MAY_ORDER = 1 << 0,
+	MAY_SHUT = 1 << 1,
+	MAY_CLOSE = 1 << 2,
+	MAY_ABORT = 1 << 3,
+	MAY_KILL = 1 << 4,
+	MAY_PASS = 1 << 5,
+	MAY_EXEC = 1 << 6,
+	MAY_LOSE = 1 << 7, /* the provider */
+};
 
 void program_run(struct end *end);
 void exec_done(void) __attribute__((noreturn)); /* execve() has come to the kernel */
