@@ -497,6 +497,7 @@ static void finish_reading(struct program *mine)
 
 	for (;;) {
 		operations++;
+		give_way();
 		if (mine->told_end || mine->told_reset || (mine->shut_rd && peer->no_more))
 			break;
 		if (!left) {

@@ -35,6 +35,12 @@ void point(void)
 		switch_away();
 }
 
+void give_way(void)
+{
+	if (current && !calm && chance(4))
+		switch_away();
+}
+
 bool block(bool (*ready)(void *argument), void *argument, int64_t deadline)
 {
 	if (!current)

@@ -50,7 +50,8 @@ extern uint32_t preempt_one_in; /* 0: never */
 extern int points_left;         /* the scheduler takes over after so many points; -1: by chance */
 extern uint32_t calm;           /* above 0: nothing else happens */
 extern uint64_t moves;
-void point(void);
+void point(void);    /* of a call: where something else may happen first, as often as preempt_one_in says */
+void give_way(void); /* between two calls */
 bool block(bool (*ready)(void *argument), void *argument, int64_t deadline); /* false: the time is up */
 void schedule(void (*idle)(void)); /* until all is over; idle(): nothing can move but the clock */
 void kill_end(struct end *end);
