@@ -320,6 +320,14 @@ static void do_agree(struct program *mine)
 		if ((by_set & POLLIN) != (told & POLLIN))
 			fail("end %d: poll tells %#x, and the set %#x", index_of(mine), (unsigned)told, by_set);
 	}
+	/* who sends to a peer that is gone is told of room, and hears from TCP in a moment what became of it */
+	bool gone = peer_of(mine)->closing || peer_of(mine)->killed;
+	if ((told & POLLOUT) && !gone && !mine->no_more && choose(2)) {
+		if (do_send(mine, 1, true) < 0 && errno == EAGAIN)
+			fail("end %d: poll tells %#x, and send waits", index_of(mine), (unsigned)told);
+		calm--;
+		return;
+	}
 	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
 	trace("%d: poll says %#x, recv %zd", index_of(mine), (unsigned)told, n);
