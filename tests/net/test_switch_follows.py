@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -160,5 +161,8 @@ def _netlink_sockets(provider: Sidestep) -> int:
     process = Path(f"/proc/{provider.provider_pid}")
     lines = (process / "net/netlink").read_text(encoding="ascii").splitlines()[1:]
     netlink = {line.split()[-1] for line in lines}
-    links = [os.readlink(fd) for fd in (process / "fd").iterdir()]  # noqa: PTH115 - these are no paths
+    links = []
+    for fd in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed since it was listed
+            links.append(os.readlink(fd))  # noqa: PTH115 - these are no paths
     return len([link for link in links if link.startswith("socket:[") and link[8:-1] in netlink])
