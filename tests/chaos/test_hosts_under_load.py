@@ -42,7 +42,7 @@ END_S: Final = 90.0
 _TCP_HEADER_LEN: Final = 32  # bytes; Linux sends no option but timestamps with data
 
 
-# Bytes a connection may carry: long enough to be promoted in its midst. By TCP a core carries 20 MB/s of each of sixteen
+# Bytes a connection may carry: long enough to be promoted in its midst. By TCP a core carries 20 MB/s of each of 16
 # connections, and while the providers have hardly any of the processor, a link takes a second to come up.
 MOST: Final = 40_000_000
 
