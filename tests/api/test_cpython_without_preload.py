@@ -22,11 +22,16 @@ STAND_IN = "import sys; from sidestep import socket; sys.modules['socket'] = soc
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("module", "first"),
-    [("test_socket", INSTALLED), ("test_socket", STAND_IN), ("test_asyncio.test_streams", INSTALLED)],
+    ("module", "first", "reached"),
+    [
+        ("test_socket", INSTALLED, "claim_matched"),
+        ("test_socket", STAND_IN, "claim_matched"),
+        # Its connections end at once: whether one does so before or after it is paired is a matter of luck.
+        ("test_asyncio.test_streams", INSTALLED, "offer_accepted"),
+    ],
     ids=["socket-installed", "socket-stand_in", "asyncio-installed"],
 )
-def test_same_results(module: str, first: str, tmp_path: Path) -> None:
+def test_same_results(module: str, first: str, reached: str, tmp_path: Path) -> None:
     """Each test ends as it does natively."""
     if importlib.util.find_spec("test.test_socket") is None:
         why = "this Python came without its test package; run tests/setup"
@@ -38,7 +43,7 @@ def test_same_results(module: str, first: str, tmp_path: Path) -> None:
     with Sidestep(promote_after="0") as sidestep:
         env = sidestep.env(LD_PRELOAD=None, PYTHONPATH=str(tmp_path))
         taken = run_module(f"test.{module}", env, excluded=list(exceptions.excluded))
-        promoted = sidestep.status()["counters"].get("claim_matched", 0)
+        counters = sidestep.status()["counters"]
     assert len(native.outcomes) > 5
     assert not (found := differences(native, taken, exceptions)), "\n\n".join(found)
-    assert promoted >= 1
+    assert counters.get(reached, 0) >= 1
