@@ -326,8 +326,9 @@ class Script:
             world.sdp.reading = not world.sdp.reading
             world.sdp.read()
 
-    def everybody_reads(self) -> None:
-        self.world.tcp.reading = self.world.sdp.reading = True
+    def everybody_reads(self, *, sdp: bool = True) -> None:
+        self.world.tcp.reading = True
+        self.world.sdp.reading = sdp
         if self.world.sdp.stream is not None:
             self.world.sdp.read()
 
@@ -366,7 +367,7 @@ def test_whatever_they_did_a_reset_ends_all(steps: list[tuple[str, int]], active
             world.sdp.stream.abort()
         else:
             world.pump.abort("wanted")
-        script.everybody_reads()
+        script.everybody_reads(sdp=who != "sdp")  # who has ended it itself must not read any more
         if who != "tcp":
             world.until(lambda: world.tcp.reset or world.tcp.ended)
         elif script.shut == {"sdp"} or not script.shut:
