@@ -18,9 +18,10 @@ from harness.machine import Machine
 
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import StreamReceive, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import bcopy_only
 
 PORT = 5001

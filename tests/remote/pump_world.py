@@ -15,9 +15,10 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.visit import BY_CARRIER
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.stack import Stack
 
 WAIT_S: Final = 20.0
 TURN_S: Final = 0.02

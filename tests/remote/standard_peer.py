@@ -12,10 +12,10 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.sdp.blocking import Socket, create_connection, create_server
 from sidestep.sdp.driver import Driver
-from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.host import Host
 from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
 from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.stack import Stack
 
 WAIT_S = 20.0
 _AGAIN_S = 0.25

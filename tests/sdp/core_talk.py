@@ -8,9 +8,10 @@ from ipaddress import IPv4Address
 
 from sidestep.rdma.loopback import CmMessage, Fabric, Observer, Placed, QpMessage
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mode
 

@@ -14,10 +14,11 @@ from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback import CmMessage, Fabric, Faults, Kind, LoopbackDevice, Placed, QpMessage
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.driver import VirtualTime
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.host import Host
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mid
 

@@ -34,12 +34,13 @@ from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes
 from sidestep.rdma.verbs import EventKind as DeviceEvent
 from sidestep.rdma.work import RdmaRead, RKey, Status
 from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.hello import Hello, HelloAck
 from sidestep.sdp.listening import Listening
 from sidestep.sdp.private_data import fitted, match_address, whole
 from sidestep.sdp.requests import EventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import encode
 

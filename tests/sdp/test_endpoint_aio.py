@@ -32,9 +32,9 @@ from endpoint_world import (
 from sidestep.rdma.loopback import Kind
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.aio import AsyncStream, Pump, open_connection, start_server, timers
-from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.requests import EventKind
 from sidestep.sdp.settings import Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
 

@@ -15,9 +15,9 @@ from sidestep.rdma.verbs import DeviceAttributes, QueuePair
 from sidestep.rdma.work import RKey, Send, SendRequest
 from sidestep.sdp.aio import timers
 from sidestep.sdp.blocking import MSG_DONTWAIT, MSG_OOB, Socket, create_connection, create_server
-from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import Mode
 

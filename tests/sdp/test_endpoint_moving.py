@@ -30,10 +30,11 @@ from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.loopback import LoopbackDevice
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.moving import Arrival
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, Told
 from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import bcopy_only
 
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])

@@ -15,9 +15,10 @@ from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import REJECT_CONSUMER, Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.states import State
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (

@@ -42,7 +42,7 @@ from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Receive, Status
 from sidestep.sdp.connection import Cause, Connection
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.requests import EventKind, ReturnBuffer, StreamReceive, StreamSend, Told
@@ -51,6 +51,7 @@ from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.states import OPEN, State
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.teardown import Teardown

@@ -21,9 +21,10 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
+from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried, Say
 
 WORD = Struct(">B7xQ")

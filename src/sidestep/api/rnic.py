@@ -29,10 +29,10 @@ from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.peers import Peers
 from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.errnos import error_of, os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:

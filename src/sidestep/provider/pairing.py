@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
@@ -27,9 +26,10 @@ from sidestep.provider.evidence import Evidence, Examiner
 from sidestep.provider.far import Far
 from sidestep.provider.joints import End, Relays
 from sidestep.provider.lending import Lent, LentClaim, LentEnd, LentOffer
-from sidestep.provider.path import PathProofs, Proof, Way
+from sidestep.provider.path import PathProofs
 from sidestep.provider.proof import SocketProver, endpoint_of
 from sidestep.provider.proof import mapped_address as proof_address
+from sidestep.provider.questions import LocalPair, RemoteClaim, RemoteOffer, Search, Sought
 from sidestep.provider.registry import Registry
 from sidestep.provider.relay import open_relay
 from sidestep.provider.rpc import Message, Packet
@@ -80,13 +80,13 @@ class Pairing:
         self._relays = relays
         self._services = services
         self._ring_size = (settings.ring_size, settings.ring_size)
-        self._sought: dict[ConnectionKey, _Sought] = {}  # accepting ends of connections with other hosts
+        self._sought: dict[ConnectionKey, Sought] = {}  # accepting ends of connections with other hosts
         self._second_segments: set[bytes] = set()  # of connections through the provider, that no arena tells of
         self._prover = SocketProver()  # whether their ends are still held
         self._examiner = Examiner(settings.wants, netns_cookie=netns_cookie)
         self._netns_cookie = netns_cookie
         self._paths = PathProofs(services, pending_max=proofs_max)
-        self._searches: dict[tuple[ClientId, int], _Search] = {}
+        self._searches: dict[tuple[ClientId, int], Search] = {}
         self._lent: dict[tuple[ClientId, int], LentClaim] = {}  # claims that a worker is about to serve
         self._offers: OfferTable[Brought] = OfferTable(
             expiry_s=settings.offer_expiry_s, total_max=offers_max, owner_max=lambda uid: users.share(offers_max, uid)
@@ -176,7 +176,7 @@ class Pairing:
 
     def _reach_out(self, carrier: OffloadProtocol, offer: Offer[Brought]) -> None:
         """Has the protocol find the other end, on another host."""
-        outgoing = _Outgoing(self, offer)
+        outgoing = RemoteOffer(self, offer)
         try:
             carrier.connect(outgoing)
         except Unavailable as error:
@@ -222,7 +222,7 @@ class Pairing:
         """Asks which of the offers made in other namespaces is of the claim's connection; None: it is under way."""
         if evidence.way is None or evidence.facts is None or (client.client_id, packet.message.token) in self._searches:
             return Refusal.NOT_PROVEN
-        search = _Search(self, client, Packet(packet.message, b"", packet.descriptors.take()), evidence)
+        search = Search(self, client, Packet(packet.message, b"", packet.descriptors.take()), evidence)
         try:
             for offer in elsewhere:
                 shown = offer.brought.evidence
@@ -237,7 +237,7 @@ class Pairing:
         self._searches[client.client_id, packet.message.token] = search
         return None
 
-    def handle_found(self, search: _Search, offer: Offer[Brought] | None) -> None:
+    def handle_found(self, search: Search, offer: Offer[Brought] | None) -> None:
         """A search across namespaces has come to its end."""
         client, message = search.claimer, search.claim.message
         try:
@@ -248,7 +248,7 @@ class Pairing:
         finally:
             search.end()
 
-    def forget(self, search: _Search) -> None:
+    def forget(self, search: Search) -> None:
         """It is over."""
         self._searches.pop((search.claimer.client_id, search.claim.message.token), None)
 
@@ -268,7 +268,7 @@ class Pairing:
         if verdict.refusal:
             self._refuse_both(offer, client, message.token, verdict.refusal)
             return
-        pair = _Pair(self, offer, client, packet)
+        pair = LocalPair(self, offer, client, packet)
         try:
             carrier.join(pair)
         except Unavailable:
@@ -422,23 +422,23 @@ class Pairing:
         if len(self._sought) >= limits.REMOTE_SOUGHT_MAX:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
         bucket = self._registry.bucket(key)
-        sought = _Sought(self, key, bucket, carrier, on_found, on_failed)
+        sought = Sought(self, key, bucket, carrier, on_found, on_failed)
         self._sought[key] = sought
         self._registry.handle_added(bucket)
         self._services.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail(_NOBODY_HOLDS_IT))
         return sought
 
-    def forget_sought(self, sought: _Sought) -> None:
+    def forget_sought(self, sought: Sought) -> None:
         """It is over."""
         if self._sought.get(sought.key) is sought:
             del self._sought[sought.key]
             self._registry.handle_removed(sought.bucket)
 
-    def _found_end(self, sought: _Sought, client: Client, packet: Packet) -> None:
+    def _found_end(self, sought: Sought, client: Client, packet: Packet) -> None:
         """The claimer holds the end that is looked for."""
         key = sought.key
         verdict = self._decisions.listen(client.subject, endpoint_of(key.local_addr, key.local_port), sought.carrier)
-        incoming = _Incoming(self, sought, client, packet)
+        incoming = RemoteClaim(self, sought, client, packet)
         if verdict.refusal:
             self._refuse_claim(client, packet.message.token, verdict.refusal)
             sought.fail("its policy keeps it on TCP: change the line that 'sidestep policy trace' names there")
@@ -447,7 +447,7 @@ class Pairing:
         if not incoming.carried:
             self._refuse_claim(client, packet.message.token, Refusal.PROTOCOL_FAILED)
 
-    def carry_found(self, sought: _Sought, client: Client, packet: Packet, link: Link) -> Far:
+    def carry_found(self, sought: Sought, client: Client, packet: Packet, link: Link) -> Far:
         """Hands the end that accepted a connection a channel with the provider; raises Unavailable."""
         message, key = packet.message, sought.key
         segment_id, made = self._make_segment(client.uid)
@@ -500,7 +500,7 @@ class Pairing:
         self._counters.add("remote_joined", "accept")
         return True
 
-    def lend_found(self, sought: _Sought, client: Client, packet: Packet) -> Lent:
+    def lend_found(self, sought: Sought, client: Client, packet: Packet) -> Lent:
         """What a worker needs to be the other end of a channel for an end that was found; raises Unavailable."""
         message = packet.message
         if (client.client_id, message.token) in self._lent:
@@ -658,178 +658,6 @@ class Pairing:
                 if segment_id is not None:
                     in_use.add(segment_id)
         self.budget.handle_sweep(in_use, now=now)
-
-
-@dataclass(slots=True, eq=False)
-class _Search:
-    """A claim whose offer was made in another namespace: the first candidate whose path is proven is the one."""
-
-    pairing: Pairing
-    claimer: Client
-    claim: Packet
-    evidence: Evidence
-    proofs: list[Proof] = field(default_factory=list)
-    failed: int = 0
-    over: bool = False
-
-    def try_offer(self, offer: Offer[Brought], paths: PathProofs, its_way: Way, way: Way) -> None:
-        """Begins the proof for one candidate; raises LimitReached."""
-
-        def done(proven: bool) -> None:
-            if self.over:
-                return
-            if proven:
-                self.pairing.handle_found(self, offer)
-                return
-            self.failed += 1
-            if self.failed == len(self.proofs):
-                self.pairing.handle_found(self, None)
-
-        self.proofs.append(paths.start(its_way, way, uid=self.claimer.uid, on_done=done))
-
-    def end(self) -> None:
-        """Gives everything back; does nothing the second time."""
-        if self.over:
-            return
-        self.over = True
-        self.pairing.forget(self)
-        for proof in self.proofs:
-            proof.end(False)
-        self.evidence.close()
-        self.claim.descriptors.close()
-
-
-@dataclass(slots=True, eq=False)
-class _Outgoing:
-    """An offer whose other end is on another host (`sidestep.switch.protocol.Outgoing`)."""
-
-    pairing: Pairing
-    offer: Offer[Brought]
-
-    @property
-    def request(self) -> Request:
-        """The connection."""
-        key = self.offer.key
-        local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
-        return Request(local, remote, self.offer.brought.route)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it still waits."""
-        return self.pairing.is_offered(self.offer)
-
-    def carry(self, link: Link) -> Far:
-        """Its bytes go over that link from now on."""
-        return self.pairing.carry_offered(self.offer, link)
-
-    def refuse(self, why: str) -> None:
-        """It stays on TCP."""
-        self.pairing.refuse_offered(self.offer, why)
-
-    def lend(self) -> Lent:
-        """A worker carries it, or refuses it; raises Unavailable."""
-        return self.pairing.lend_offered(self.offer)
-
-
-@dataclass(slots=True, eq=False)
-class _Sought:
-    """An accepting end that is looked for (`sidestep.switch.protocol.Awaited`)."""
-
-    pairing: Pairing
-    key: ConnectionKey  # as that end sees it
-    bucket: int
-    carrier: OffloadProtocol
-    on_found: Callable[[Incoming], None]
-    on_failed: Callable[[str], None]
-    over: bool = False
-
-    def find(self, incoming: _Incoming) -> None:
-        """It is here."""
-        if self._end():
-            try:
-                self.on_found(incoming)
-            except Exception as error:  # a stranger's code: the others go on
-                self.pairing.fail_carrier(self.carrier, error)
-
-    def fail(self, why: str) -> None:
-        """It is not, or must not be carried; does nothing the second time."""
-        if self._end():
-            self.on_failed(why)
-
-    def cancel(self) -> None:
-        """Nobody looks any more."""
-        self._end()
-
-    def _end(self) -> bool:
-        over, self.over = self.over, True
-        self.pairing.forget_sought(self)
-        return not over
-
-
-@dataclass(slots=True, eq=False)
-class _Incoming:
-    """A claim whose other end is on another host (`sidestep.switch.protocol.Incoming`)."""
-
-    pairing: Pairing
-    sought: _Sought
-    claimer: Client
-    claim: Packet
-    carried: bool = False
-
-    def carry(self, link: Link) -> Far:
-        """Its bytes go over that link from now on."""
-        far = self.pairing.carry_found(self.sought, self.claimer, self.claim, link)
-        self.carried = True
-        return far
-
-    def lend(self) -> Lent:
-        """A worker carries it, or refuses it; raises Unavailable."""
-        lent = self.pairing.lend_found(self.sought, self.claimer, self.claim)
-        self.carried = True  # the claim is answered later
-        return lent
-
-
-@dataclass(slots=True)
-class _Pair:
-    """An offer and its claim, for the protocol that carries them (`sidestep.switch.protocol.Pair`)."""
-
-    pairing: Pairing
-    offer: Offer[Brought]
-    claimer: Client
-    claim: Packet
-    taken: bool = False
-    carried: bool = False  # both ends have been told, and not that it is refused
-    streams: tuple[Stream, ...] = ()
-
-    @property
-    def request(self) -> Request:
-        """The connection, as the end that opened it sees it."""
-        key = self.offer.key
-        local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
-        return Request(local, remote, self.offer.brought.route)
-
-    def attach(self) -> None:
-        """Hands each end the other's memory."""
-        self._take()
-        self.carried = True
-        self.pairing.attach(self.offer, self.claimer, self.claim)
-
-    def open(self) -> tuple[Stream, Stream]:
-        """Stands in between."""
-        self._take()
-        self.streams = streams = self.pairing.open(self.offer, self.claimer, self.claim)
-        self.carried = True
-        return streams
-
-    def leave(self) -> None:
-        """The protocol gives up: what it has opened nobody would serve."""
-        for stream in self.streams:
-            stream.close()
-
-    def _take(self) -> None:
-        if self.taken:
-            raise AssertionError("a pair is carried once")
-        self.taken = True
 
 
 def _nothing() -> None:

@@ -14,15 +14,12 @@ import errno
 import importlib
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from ipaddress import ip_address
@@ -36,12 +33,13 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import arena as arenas
-from sidestep.provider import links, orders, possession, proof, rpc
+from sidestep.provider import capacity, links, orders, possession, proof, rpc
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.crowd import Crowd
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
 from sidestep.provider.far import Far
+from sidestep.provider.interrupt import interrupt, interrupted
 from sidestep.provider.joints import Relays
 from sidestep.provider.listeners import Listeners
 from sidestep.provider.log import Log, Source, Writer, to_stderr
@@ -63,9 +61,6 @@ from sidestep.switch.protocol import Endpoint, OffloadModule, OffloadProtocol, O
 if TYPE_CHECKING:
     from sidestep.provider.network import Network
 
-_FDS_PER_CLIENT: Final = 2  # its connection and its arena
-_FDS_PER_OFFER: Final = 4  # segment, bell, bell page, UDP socket
-_FDS_PER_CLAIM: Final = 3  # while its path is proven: bell, bell page, UDP socket
 _GOVERNING: Final = ("stop", "module_add", "module_remove")
 _NOT_ALLOWED: Final = {
     "error": "only root and the provider's own user may do that",
@@ -97,7 +92,7 @@ class Provider:
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self._arenas: dict[bytes, Arena] = {}
         self._ids = 0
-        room = _capacity(remote=settings.remote is not None)
+        room = capacity.of_descriptors(remote=settings.remote is not None)
         self._clients_max = room.clients
         self.counters = Counters()
         self._log = Log(
@@ -146,7 +141,7 @@ class Provider:
             clients=self._clients,
             arenas_known=self._arenas,
             offers_max=room.offers,
-            budget_bytes=settings.budget_bytes or _memory_bytes(),
+            budget_bytes=settings.budget_bytes or capacity.memory_bytes(),
             netns_cookie=self._netns_cookie,
             users=self._users,
             services=self._services,
@@ -187,7 +182,7 @@ class Provider:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_signal)
-        signal.signal(signal.SIGALRM, _interrupt)
+        signal.signal(signal.SIGALRM, interrupt)
         if self._settings.remote:
             for carrier in self._protocols.each():  # those of other hosts may ask before anybody here does
                 self._tell(f"{carrier.name} is ready", Source.PROVIDER)
@@ -196,7 +191,7 @@ class Provider:
         while not self._stopping:
             self._turn(self._timeout())
         self._leave_relays()
-        with _interrupted():
+        with interrupted():
             self._close()
 
     def _leave_relays(self) -> None:
@@ -212,7 +207,7 @@ class Provider:
 
     def _turn(self, timeout_s: float | None) -> None:
         ready = self._waiting.wait(timeout_s)
-        with _interrupted():
+        with interrupted():
             for key, _ in ready:
                 if isinstance(key.data, Client):
                     self._read(key.data)
@@ -584,20 +579,7 @@ class Provider:
         show(*links.page(self._relays, begin))
 
     def _control_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
-        found = [
-            {
-                "kind": kind,
-                "name": one.name,
-                "state": one.state,
-                "provided_by": one.provided_by,
-                "capabilities": asdict(one.capabilities) | {"families": sorted(one.capabilities.families)}
-                if one.capabilities
-                else None,
-                "why": one.why[: limits.WHY_MAX],
-            }
-            for kind, modules in self._modules.items()
-            for one in modules.status()
-        ]
+        found = [one.as_json(kind) for kind, modules in self._modules.items() for one in modules.status()]
         self._reply(client, token, {"modules": found})
 
     def _control_module_add(self, client: Client, token: int, request: dict[str, Any]) -> None:
@@ -708,56 +690,7 @@ class Provider:
     }
 
 
-@contextmanager
-def _interrupted() -> Iterator[None]:
-    """Around work that touches strangers' descriptors: no call of the kernel's that a signal can end lasts long.
-
-    Whoever closes a socket last waits for its lingering, and that may be us, with a duplicate that a stranger has left
-    alone.
-    """
-    signal.setitimer(signal.ITIMER_REAL, limits.HELD_UP_S, limits.HELD_UP_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    """The signal itself is what ends the call."""
-
-
 def _installed(group: str) -> dict[str, EntryPoint]:
     """The offload protocols or transports that are installed now."""
     importlib.invalidate_caches()
     return {point.name: point for point in entry_points(group=group)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """How many of each the descriptor limit allows."""
-
-    clients: int
-    offers: int
-    proofs: int
-    lineage: int
-    leases: int  # binds of explicit sockets
-    relays: int  # connections through the provider
-
-
-def _capacity(*, remote: bool) -> _Room:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = max(0, (1 << 20 if soft == resource.RLIM_INFINITY else soft) - limits.DESCRIPTORS_SPARE)
-    leases_max = min(limits.EXPLICIT_BINDS_TOTAL_MAX, free // 16)
-    for_relays = free // (2 if remote else 4)  # there all connections with other hosts are among them
-    relays_max = min(limits.RELAYS_MAX, for_relays // limits.RELAY_DESCRIPTORS)
-    free -= leases_max + relays_max * limits.RELAY_DESCRIPTORS
-    clients_max = max(1, min(limits.CLIENTS_MAX, free // 4))
-    proofs_max = max(1, min(limits.PATH_PROOFS_MAX, free // 64))
-    lineage_max = max(1, min(limits.LINEAGE_MAX, free // 64))
-    left = free - _FDS_PER_CLIENT * clients_max - _FDS_PER_CLAIM * proofs_max - lineage_max
-    offers_max = max(1, min(limits.OFFERS_TOTAL_MAX, left // _FDS_PER_OFFER))
-    return _Room(clients_max, offers_max, proofs_max, lineage_max, leases_max, relays_max)
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

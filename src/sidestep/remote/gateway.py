@@ -31,9 +31,9 @@ from sidestep.remote.gateway_rules import Rule, check_rules
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.visit import BY_CARRIER, Place, Visit, settings_for
-from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
+from sidestep.sdp.stack import Stack
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:

@@ -40,12 +40,13 @@ from sidestep.remote.serving import Serving
 from sidestep.remote.settle import Answers, Asker, Route
 from sidestep.remote.visit import settings_for
 from sidestep.routing import Address
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.header import BSDH_LEN
 from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Asked,

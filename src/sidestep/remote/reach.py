@@ -49,7 +49,8 @@ from sidestep.switch.protocol import Asked, Endpoint, Ends
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop, Timer
     from sidestep.routing import Address
-    from sidestep.sdp.endpoint import Stack, Stream
+    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.stack import Stack
 
 _SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
 _SO_DETACH_FILTER: Final = 27

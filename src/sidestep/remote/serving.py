@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest, Listener
     from sidestep.rdma.soft.loop import Loop
     from sidestep.routing import Address
-    from sidestep.sdp.endpoint import Stack
     from sidestep.sdp.settings import Settings
+    from sidestep.sdp.stack import Stack
 
 NAMED: Final = IPv4Address(NAMED_ADDRESS)
 

@@ -33,7 +33,7 @@ from sidestep.switch.link import Carried
 if TYPE_CHECKING:
     from sidestep.rdma.verbs import QueuePair
     from sidestep.remote.link import SdpLink
-    from sidestep.sdp.endpoint import Stack
+    from sidestep.sdp.stack import Stack
 
 _PAUSES_S: Final = (0.0, 0.2, 1.0, 2.0, 5.0)  # between two questions; the last one again and again
 

@@ -20,7 +20,8 @@ from sidestep.sdp.wire import decode
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
     from sidestep.rdma.soft.loop import Loop
-    from sidestep.sdp.endpoint import Stack, Stream
+    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.stack import Stack
     from sidestep.switch.protocol import Endpoint
 
 _SETTINGS: Final = Settings(

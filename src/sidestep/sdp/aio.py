@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, SidestepError
 from sidestep.sdp.driver import stack_on
-from sidestep.sdp.endpoint import Stack
 from sidestep.sdp.errnos import Reports, error_of, os_error
 from sidestep.sdp.host import release
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.stack import Stack
 
 if TYPE_CHECKING:
     from types import TracebackType

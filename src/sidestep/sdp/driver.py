@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sidestep.errors import Misuse
-from sidestep.sdp.endpoint import Stack
+from sidestep.sdp.stack import Stack
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -17,8 +17,9 @@ from sidestep.sdp.listening import Listening
 from sidestep.sdp.settings import Addresses
 
 if TYPE_CHECKING:
-    from sidestep.sdp.endpoint import Stack, Stream, Teller
+    from sidestep.sdp.endpoint import Stream, Teller
     from sidestep.sdp.settings import Settings
+    from sidestep.sdp.stack import Stack
 
 IpAddress: TypeAlias = IPv4Address | IPv6Address
 

@@ -22,7 +22,8 @@ from sidestep.sdp.settings import Carrier, Settings
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
-    from sidestep.sdp.endpoint import Stack, Stream, Teller
+    from sidestep.sdp.endpoint import Stream, Teller
+    from sidestep.sdp.stack import Stack
 
 _BOTH: Final = frozenset({4, 6})
 

@@ -23,8 +23,9 @@ from sidestep.sdp.settings import Carrier, Settings
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
-    from sidestep.sdp.endpoint import Acceptor, Stack
+    from sidestep.sdp.endpoint import Acceptor
     from sidestep.sdp.requests import Suspended
+    from sidestep.sdp.stack import Stack
 
 
 class Arrival:

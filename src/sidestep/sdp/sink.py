@@ -21,7 +21,8 @@ from typing import Final, Protocol
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.rdma.work import Access, Receive, RKey
+from sidestep.rdma.work import Access, Receive
+from sidestep.sdp.adverts import SinkAdvert
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.resize import Resize
@@ -41,21 +42,6 @@ from sidestep.sdp.wire import (
 )
 
 _READ_MAX: Final = 1 << 30  # bytes of one RDMA Read: every device takes as much
-
-
-class SinkAdvert:
-    """A SrcAvail of the other end that is not processed."""
-
-    __slots__ = ("left", "planned", "read", "reading", "rkey", "unreported", "va")
-
-    def __init__(self, header: SrcAvail, payload: int) -> None:
-        self.rkey = RKey(header.rkey)
-        self.va = header.va + payload  # the payload is not read once more
-        self.left = header.length - payload  # bytes to read
-        self.planned = 0  # bytes of them for which a read is posted
-        self.read = 0  # bytes of them that have come
-        self.reading = 0  # RDMA Reads under way
-        self.unreported = 0  # bytes read that no RdmaRdCompl has told of
 
 
 class SinkHost(Protocol):
@@ -603,10 +589,8 @@ class Sink:
 
     def pump(self) -> bool:
         """Sends the withdrawal that is wanted; False if it has to wait."""
+        self.cancel_wanted = self.cancel_wanted and bool(self.shown)
         if not self.cancel_wanted:
-            return True
-        if not self.shown:
-            self.cancel_wanted = False
             return True
         if not self._flow.may_send_bare():
             return False
@@ -629,9 +613,7 @@ class Sink:
 
     def _settle_cancel(self) -> None:
         """A withdrawal is done once nothing is shown; the receives for which it was asked end with what they hold."""
-        if self.shown:
-            return
-        if not self.cancel_sent and not self.cancel_wanted:
+        if self.shown or not (self.cancel_sent or self.cancel_wanted):
             return
         self.cancel_sent = self.cancel_wanted = False
         self.drop_cancelled()
@@ -704,10 +686,8 @@ class Sink:
 
     def drain(self) -> list[tuple[bytes, int | None]]:
         """What was received and not read, for who takes it over: bytes, and urgent marks with their byte."""
+        self.keep()
         unread = [(bytes(payload), byte) for payload, _, byte in self.ready]
-        for _, buffer, _ in self.ready:
-            if buffer is not None:
-                self._resize.repost(buffer)
         self.ready.clear()
         self.ready_bytes = 0
         return unread

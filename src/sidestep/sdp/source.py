@@ -27,6 +27,7 @@ from typing import Final, Protocol
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, RKey
+from sidestep.sdp.adverts import SourceAdvert
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.requests import Register, StreamReceive, StreamSend
 from sidestep.sdp.serial import MASK, ge
@@ -48,20 +49,6 @@ _SRC_AVAIL_LEN: Final = BSDH_LEN + SrcAvail.LENGTH
 _SINK_AVAIL_LEN: Final = BSDH_LEN + SinkAvail.LENGTH
 _GATHER_MAX: Final = limits.SDP_GATHER_MAX
 _URGENT_PIECE: Final = 32 << 10  # bytes of a message that ends in an urgent byte: below SDP_URGENT_AHEAD_MAX
-
-
-class SourceAdvert:
-    """A SrcAvail of ours that is not processed."""
-
-    __slots__ = ("acked", "length", "mseq", "payload", "send", "start")
-
-    def __init__(self, send: StreamSend, start: int, length: int, payload: int, mseq: int) -> None:
-        self.send = send
-        self.start = start  # offset in the send
-        self.length = length
-        self.payload = payload  # bytes that went with the SrcAvail
-        self.acked = 0  # bytes that RdmaRdCompl has told of
-        self.mseq = mseq
 
 
 class SourceHost(Protocol):

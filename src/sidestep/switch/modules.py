@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
 
+from sidestep import limits
 from sidestep.errors import SidestepError
 from sidestep.routing import NetworkEvent
 from sidestep.switch.protocol import (
@@ -66,6 +67,12 @@ class Status:
     provided_by: str  # `module:object`
     capabilities: Capabilities | None  # None: not loaded
     why: str  # it is broken; else empty
+
+    def as_json(self, kind: str) -> dict[str, object]:
+        """For `sidestep modules`; `kind` is protocol or transport."""
+        able = self.capabilities
+        found = asdict(able) | {"families": sorted(able.families)} if able else None
+        return asdict(self) | {"kind": kind, "capabilities": found, "why": self.why[: limits.WHY_MAX]}
 
 
 class _GuardedDriven:

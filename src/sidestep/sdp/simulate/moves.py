@@ -11,9 +11,10 @@ from typing import Final
 
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric
-from sidestep.sdp.endpoint import Stack, Stream
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.simulate.user import User
+from sidestep.sdp.stack import Stack
 from sidestep.sdp.wire import service_id
 
 _PATIENCE: Final = 2.0  # times the time that a connection gives a move
