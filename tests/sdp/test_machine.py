@@ -996,10 +996,10 @@ MUTANTS: Final[dict[str, tuple[type[TwoEnds], type, str, Callable[..., object], 
     "buffers counted": (TwoEnds, Flow, "post", posted_twice, "private buffers counted"),
     "buffers in all": (TwoEnds, Resize, "repost", surplus_forgotten, "private buffers posted"),
     "receives": (BreakingEnds, Halves, "give_up_receives", never, "receives that never ended"),
-    "end of the stream": (BreakingEnds, Halves, "give_up_receives", ends_well, "a stream that nobody has ended|never: the last word"),
+    "end of the stream": (BreakingEnds, Halves, "give_up_receives", ends_well, "nobody has ended|never: the last word"),
     "told once": (BreakingEnds, Teardown, "break_off", told_again, "is told 2 times"),
     "told at all": (BreakingEnds, Teardown, "_tell_broken", untold, "is told 0 times"),
-    "a reset": (BreakingEnds, Teardown, "_tell_broken", never, "the end of a stream that has not ended|is told neither of"),
+    "a reset": (BreakingEnds, Teardown, "_tell_broken", never, "a stream that has not ended|is told neither"),
     "unread": (breaking("bytes that nobody has read"), Sink, "drain", never, "private buffers are still lent"),
 }
 
