@@ -244,7 +244,7 @@ class Channel:
         """New ones; `ring_size` None: for a claim."""
         segment = None
         if ring_size is not None:
-            segment = memory.sealed_memfd("sidestep-channel", limits.CHANNEL_HEADER_SIZE + sum(ring_size))
+            segment = memory.sealed_memfd("sidestep-channel", memory.segment_size(ring_size))
         return cls(
             _channel.make_bell(),
             memory.sealed_memfd("sidestep-bells", 4096),

@@ -16,9 +16,14 @@ static bool ring_size_ok(uint32_t size)
 	return size >= CHANNEL_RING_MIN && size <= CHANNEL_RING_MAX && (size & (size - 1)) == 0;
 }
 
+static uint32_t spill_size(uint32_t ring_size)
+{
+	return ring_size > CHANNEL_SPILL ? ring_size : CHANNEL_SPILL;
+}
+
 static size_t segment_len(uint32_t size0, uint32_t size1)
 {
-	return (size_t)CHANNEL_HEADER_SIZE + size0 + size1;
+	return (size_t)CHANNEL_HEADER_SIZE + size0 + spill_size(size0) + size1 + spill_size(size1);
 }
 
 int channel_memory(const char *name, size_t len)
@@ -64,8 +69,7 @@ bool channel_stays(int fd)
 	       fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
 }
 
-int channel_map(struct channel_end *end, int fd, int side, _Atomic uint64_t *own_tail, _Atomic uint64_t *own_head,
-                _Atomic uint64_t *head_seen)
+int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own)
 {
 	struct stat st;
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -94,23 +98,24 @@ int channel_map(struct channel_end *end, int fd, int side, _Atomic uint64_t *own
 	}
 
 	int peer = 1 - side;
-	uint8_t *ring[2] = {(uint8_t *)seg + CHANNEL_HEADER_SIZE, (uint8_t *)seg + CHANNEL_HEADER_SIZE + size0};
-	uint32_t size[2] = {size0, size1};
+	uint8_t *at = (uint8_t *)seg + CHANNEL_HEADER_SIZE;
+	struct channel_ring ring[2] = {
+		{at, at + size0, size0, spill_size(size0)},
+		{at + size0 + spill_size(size0), at + size0 + spill_size(size0) + size1, size1, spill_size(size1)},
+	};
+	for (int i = 0; i < 2; i++) /* a core dump would touch every page */
+		(void)madvise(ring[i].spill, ring[i].spill_size, MADV_DONTDUMP);
 	*end = (struct channel_end){
 		.seg = seg,
 		.local = &seg->side[side],
 		.remote = &seg->side[peer],
-		.tx_data = ring[side],
-		.rx_data = ring[peer],
-		.tx_size = size[side],
-		.rx_size = size[peer],
+		.tx = ring[side],
+		.rx = ring[peer],
 		.tx_line = &seg->producer[side],
 		.tx_peer_line = &seg->consumer[side],
 		.rx_line = &seg->consumer[peer],
 		.rx_peer_line = &seg->producer[peer],
-		.own_tail = own_tail,
-		.own_head = own_head,
-		.head_seen = head_seen,
+		.own = *own,
 		.map_len = (size_t)st.st_size,
 	};
 	return 0;
@@ -123,8 +128,54 @@ void channel_unmap(struct channel_end *end)
 	end->seg = NULL;
 }
 
+bool channel_tx_spill(struct channel_end *end)
+{
+	uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_relaxed);
+	uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
+	uint64_t limit = head + channel_tx_most(end);
+
+	if ((int64_t)(limit - channel_tx_until(end, head)) <= 0)
+		return false;
+	atomic_store(end->own.limit, limit);
+	if (!atomic_load_explicit(end->own.ring_to, memory_order_relaxed))
+		atomic_store(end->own.ring_to, tail + 1);
+	channel_tx_show(end);
+	return true;
+}
+
+void channel_tx_settle(struct channel_end *end)
+{
+	uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_relaxed);
+	uint64_t to = atomic_load_explicit(end->own.ring_to, memory_order_relaxed);
+
+	if (!to || channel_tx_space(end, SIZE_MAX) < 0) /* a fresh head, checked */
+		return;
+	uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
+	if ((int64_t)(head - (to - 1)) < 0 || tail - head > end->tx.size / 2)
+		return; /* bytes of the last stretch in the ring are unread, or too many others */
+	atomic_store(end->own.ring_from, tail); /* between these two nothing lies in the ring */
+	atomic_store(end->own.ring_to, 0);
+	channel_tx_show(end);
+}
+
+/* Failure (an old kernel, a foreign seal) only keeps the memory. */
+static void give_back(uint8_t *at, size_t len)
+{
+	(void)madvise(at, len, MADV_REMOVE);
+}
+
 void channel_trim(struct channel_end *end)
 {
-	/* Failure (an old kernel, a foreign seal) only keeps the memory. */
-	(void)madvise(end->tx_data, end->tx_size, MADV_REMOVE);
+	give_back(end->tx.data, (size_t)end->tx.size + end->tx.spill_size);
+}
+
+bool channel_trim_spill(struct channel_end *end)
+{
+	uint64_t from = atomic_load_explicit(end->own.ring_from, memory_order_relaxed);
+
+	if (atomic_load_explicit(end->own.ring_to, memory_order_relaxed) ||
+	    (int64_t)(atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire) - from) < 0)
+		return false;
+	give_back(end->tx.spill, end->tx.spill_size);
+	return true;
 }

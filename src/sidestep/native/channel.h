@@ -1,10 +1,17 @@
 /*
  * channel.h - one stream connection in shared memory.
  *
- * A segment is a sealed memfd: one header page and two power-of-two byte rings, ring[d] written by side d (0: the side
- * that offered, 1: the side that claimed). tail and head are free-running byte counts. The authoritative tail and head
- * of a side live in that side's own memory (`struct channel_end` points at them); the segment holds the published
- * copies, which the peer could overwrite, so a side never reads its own back.
+ * A segment is a sealed memfd: one header page and, for each direction d, written by side d (0: the side that offered, 1:
+ * the side that claimed), a *ring* and behind it a *spill*, both powers of two long. tail and head are free-running byte
+ * counts. The authoritative counts of a side live in that side's own memory (`struct channel_own` points at them); the
+ * segment holds the published copies, which the peer could overwrite, so a side never reads its own back.
+ *
+ * A ring is small, so that a stream that is read in time stays in the cache. When its reader stands still, the producer
+ * goes on in the spill, which has room for what TCP would have held (channel_tx_spill), and comes back to the ring once the
+ * reader has nearly caught up (channel_tx_settle). Where a byte lies is said by its count: in the ring from ring_from to
+ * ring_to, else in the spill. So no more bytes than the spill is long are ever unread, and there is one such stretch in the
+ * ring at a time: a new one begins only when the last has been read. `ring_to` is loaded before `ring_from`, and stored
+ * after it: any two values that can be seen together mean the same for all bytes that are unread.
  *
  * The peer is hostile until proven otherwise: each word it can write is loaded once and checked.
  */
@@ -23,7 +30,7 @@
 #include "layout.h"
 
 #define CHANNEL_MAGIC 0x31434453u /* "SDC1" */
-#define CHANNEL_VERSION 3u
+#define CHANNEL_VERSION 4u
 #define CHANNEL_HEADER_SIZE 4096u
 #define CHANNEL_RING_MIN 4096u
 #define CHANNEL_RING_MAX (64u << 20)
@@ -58,18 +65,31 @@ static_assert(sizeof(struct channel_producer) == CHANNEL_LINE && sizeof(struct c
                   sizeof(struct channel_side) == CHANNEL_LINE, "a line each");
 static_assert(sizeof(struct channel_segment) <= CHANNEL_HEADER_SIZE, "the header is one page");
 
-/* One side's view of a mapped segment. own_tail and own_head are in memory the peer cannot write. */
+/* The memory of a direction. Sizes are powers of two, from our checked copy, never from the segment again. */
+struct channel_ring {
+	uint8_t *data, *spill; /* one after the other */
+	uint32_t size, spill_size;
+};
+
+/* A side's own counts, in memory that the peer cannot write and that outlives the mapping; all 0 at first. */
+struct channel_own {
+	_Atomic uint64_t *tail, *head;
+	_Atomic uint64_t *head_seen; /* last checked copy of the peer's head, saves touching its line */
+	_Atomic uint64_t *ring_from, *ring_to; /* as published */
+	_Atomic uint64_t *limit;    /* with ring_to: up to this count it may go on, whether the reader does or not */
+	_Atomic uint64_t *room_max; /* so many bytes may be unread; 0: as many as there is memory for */
+};
+
+/* One side's view of a mapped segment. */
 struct channel_end {
 	struct channel_segment *seg;
 	struct channel_side *local, *remote;
-	uint8_t *tx_data, *rx_data;
-	uint32_t tx_size, rx_size; /* powers of two, from our checked copy, never from the segment again */
+	struct channel_ring tx, rx;
 	struct channel_producer *tx_line;       /* ours */
 	struct channel_consumer *tx_peer_line;  /* the peer's */
 	struct channel_consumer *rx_line;       /* ours */
 	struct channel_producer *rx_peer_line;  /* the peer's */
-	_Atomic uint64_t *own_tail, *own_head;
-	_Atomic uint64_t *head_seen; /* last checked copy of the peer's head, saves touching its line */
+	struct channel_own own;
 	/* The furthest that a program of this process was told of: what the peer cannot take back. */
 	_Atomic uint64_t tail_told, head_told;
 	size_t map_len;
@@ -97,36 +117,72 @@ int channel_create(uint32_t tx_size, uint32_t rx_size);
 
 /*
  * Maps the segment in fd as `side` (0 offered, 1 claimed). Checks seals, size, magic, version and geometry: the fd comes
- * from a peer. own_tail, own_head and head_seen must be zero words that outlive the mapping. 0 or -errno.
+ * from a peer. 0 or -errno.
  */
-int channel_map(struct channel_end *end, int fd, int side, _Atomic uint64_t *own_tail, _Atomic uint64_t *own_head,
-                _Atomic uint64_t *head_seen);
+int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own);
 void channel_unmap(struct channel_end *end);
 
-/* Gives the pages of our own (empty) sending ring back to the kernel; the bytes of an empty ring mean nothing. */
-void channel_trim(struct channel_end *end);
+/* For who owns the sending direction; see above. False: the spill, or room_max, has no more room than there is already. */
+bool channel_tx_spill(struct channel_end *end);
+void channel_tx_settle(struct channel_end *end);
 
 /*
- * Bytes free in the sending ring; -ECONNRESET if the peer's head is impossible. The caller owns the sending direction. Ours
- * can be as well: in a shim a child that has changed its user since may write them.
+ * Gives the pages of our own sending direction back to the kernel: all of it, which the caller knows to be empty, as the bytes
+ * of an empty ring mean nothing; or those of the spill, false if unread bytes are there. The caller owns the direction.
+ */
+void channel_trim(struct channel_end *end);
+bool channel_trim_spill(struct channel_end *end);
+
+/* What the spill has room for, or room_max: bytes. */
+static inline uint64_t channel_tx_most(const struct channel_end *end)
+{
+	uint64_t most = atomic_load_explicit(end->own.room_max, memory_order_relaxed);
+
+	return most && most < end->tx.spill_size ? most : end->tx.spill_size;
+}
+
+/* Up to which count can be sent with the peer's head at `head`. */
+static inline uint64_t channel_tx_until(const struct channel_end *end, uint64_t head)
+{
+	uint64_t most = channel_tx_most(end), until = head + (most < end->tx.size ? most : end->tx.size);
+
+	if (atomic_load_explicit(end->own.ring_to, memory_order_relaxed)) {
+		uint64_t limit = atomic_load_explicit(end->own.limit, memory_order_relaxed);
+		if ((int64_t)(limit - until) > 0)
+			return limit;
+	}
+	return until;
+}
+
+static inline size_t channel_tx_left(const struct channel_end *end, uint64_t head, uint64_t tail)
+{
+	uint64_t left = channel_tx_until(end, head) - tail;
+
+	return (int64_t)left > 0 ? (size_t)left : 0; /* less than nothing: room_max was lowered */
+}
+
+/*
+ * Bytes that can be sent; -ECONNRESET if the peer's head is impossible. The caller owns the sending direction. Ours can be
+ * as well: in a shim a child that has changed its user since may write them.
  */
 static inline int64_t channel_tx_space(const struct channel_end *end, size_t wanted)
 {
-	uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_relaxed);
-	uint64_t head = atomic_load_explicit(end->head_seen, memory_order_relaxed);
+	uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_relaxed);
+	uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
 
-	if (tail - head > end->tx_size)
+	if (tail - head > end->tx.spill_size)
 		return -ECONNRESET;
-	if (end->tx_size - (tail - head) >= wanted)
-		return (int64_t)(end->tx_size - (tail - head));
+	size_t left = channel_tx_left(end, head, tail);
+	if (left >= wanted)
+		return (int64_t)left;
 	uint64_t told = atomic_load_explicit(&end->head_told, memory_order_acquire);
 	/* R2 pairs with W2 in channel_rx_consume: what was read is no longer needed. */
 	uint64_t fresh = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire);
 	/* the peer can write this word: it may only move forward, and not past what was sent */
 	if (fresh - head > tail - head || (int64_t)(fresh - told) < 0)
 		return -ECONNRESET;
-	atomic_store_explicit(end->head_seen, fresh, memory_order_relaxed);
-	return (int64_t)(end->tx_size - (tail - fresh));
+	atomic_store_explicit(end->own.head_seen, fresh, memory_order_relaxed);
+	return (int64_t)channel_tx_left(end, fresh, tail);
 }
 
 /*
@@ -137,12 +193,12 @@ static inline int64_t channel_tx_space(const struct channel_end *end, size_t wan
 static inline size_t channel_tx_look(const struct channel_end *end, uint64_t *head)
 {
 	for (;;) {
-		uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_acquire);
+		uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_acquire);
 		*head = atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire); /* after tail */
 
-		if (tail - *head <= end->tx_size)
-			return (size_t)(end->tx_size - (tail - *head));
-		if (atomic_load_explicit(end->own_tail, memory_order_relaxed) == tail)
+		if (tail - *head <= end->tx.spill_size)
+			return channel_tx_left(end, *head, tail);
+		if (atomic_load_explicit(end->own.tail, memory_order_relaxed) == tail)
 			return SIZE_MAX;
 	}
 }
@@ -165,42 +221,82 @@ static inline size_t channel_tx_tell(struct channel_end *end)
 	return room;
 }
 
-/* Bytes sent that the peer has not read, for any caller; all of a ring where its count is impossible. */
+/* Bytes sent that the peer has not read, for any caller; as many as can be where its count is impossible. */
 static inline size_t channel_tx_unread(const struct channel_end *end)
 {
-	size_t room = channel_tx_peek(end);
+	uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_acquire);
+	uint64_t unread = tail - atomic_load_explicit(&end->tx_peer_line->head, memory_order_acquire);
 
-	return room > end->tx_size ? end->tx_size : end->tx_size - room;
+	if (unread > end->tx.spill_size && (int64_t)unread < 0)
+		return 0; /* another thread has sent since, and that was read */
+	return unread > end->tx.spill_size ? end->tx.spill_size : (size_t)unread;
+}
+
+/* Where the byte of count `at` lies, and how many of the *len from there on lie behind it, at least 1 for any words. */
+static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t from, uint64_t to, uint64_t at, size_t *len)
+{
+	bool in_ring = at >= from && (!to || at < to - 1);
+	uint32_t size = in_ring ? ring->size : ring->spill_size;
+	size_t here = size - (size_t)(at & (size - 1));
+
+	if (in_ring && to && to - 1 - at < here)
+		here = (size_t)(to - 1 - at);
+	if (!in_ring && at < from && from - at < here)
+		here = (size_t)(from - at);
+	if (here < *len)
+		*len = here;
+	return (in_ring ? ring->data : ring->spill) + (at & (size - 1));
+}
+
+static inline uint8_t *channel_tx_place(const struct channel_end *end, uint64_t at, size_t *len)
+{
+	return channel_place(&end->tx, atomic_load_explicit(end->own.ring_from, memory_order_relaxed),
+	                     atomic_load_explicit(end->own.ring_to, memory_order_relaxed), at, len);
 }
 
 /* Copies len bytes to `offset` bytes past the tail; the caller has checked the space. Publishes nothing. */
 static inline void channel_tx_put(const struct channel_end *end, size_t offset, const void *data, size_t len)
 {
-	uint64_t at = (atomic_load_explicit(end->own_tail, memory_order_relaxed) + offset) & (end->tx_size - 1);
-	size_t first = end->tx_size - at < len ? (size_t)(end->tx_size - at) : len;
+	uint64_t at = atomic_load_explicit(end->own.tail, memory_order_relaxed) + offset;
 
-	memcpy(end->tx_data + at, data, first);
-	if (first < len)
-		memcpy(end->tx_data, (const uint8_t *)data + first, len - first);
+	while (len) {
+		size_t part = len;
+		uint8_t *to = channel_tx_place(end, at, &part);
+		memcpy(to, data, part);
+		data = (const uint8_t *)data + part;
+		at += part;
+		len -= part;
+	}
+}
+
+/* Publishes our counts, each time all of them: who was killed in here may have published some. */
+static inline void channel_tx_show(const struct channel_end *end)
+{
+	atomic_store_explicit(&end->tx_line->ring_from, atomic_load_explicit(end->own.ring_from, memory_order_relaxed),
+	                      memory_order_relaxed);
+	atomic_store_explicit(&end->tx_line->ring_to, atomic_load_explicit(end->own.ring_to, memory_order_relaxed),
+	                      memory_order_release);
+	/* W1 pairs with R1 in channel_rx_avail: the bytes are visible once tail is. */
+	atomic_store_explicit(&end->tx_line->tail, atomic_load_explicit(end->own.tail, memory_order_relaxed),
+	                      memory_order_release);
 }
 
 static inline void channel_tx_publish(const struct channel_end *end, size_t len)
 {
-	uint64_t tail = atomic_load_explicit(end->own_tail, memory_order_relaxed) + len;
+	uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_relaxed) + len;
 
-	atomic_store_explicit(end->own_tail, tail, memory_order_release); /* lookers: head is read after it */
-	/* W1 pairs with R1 in channel_rx_avail: the bytes are visible once tail is. */
-	atomic_store_explicit(&end->tx_line->tail, tail, memory_order_release);
+	atomic_store_explicit(end->own.tail, tail, memory_order_release); /* lookers: head is read after it */
+	channel_tx_show(end);
 }
 
 /* Bytes to read; -ECONNRESET if the peer's tail is impossible. The caller owns the receiving direction. */
 static inline int64_t channel_rx_avail(const struct channel_end *end)
 {
-	uint64_t head = atomic_load_explicit(end->own_head, memory_order_relaxed);
+	uint64_t head = atomic_load_explicit(end->own.head, memory_order_relaxed);
 	uint64_t told = atomic_load_explicit(&end->tail_told, memory_order_acquire);
 	uint64_t tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire); /* R1 */
 
-	if (tail - head > end->rx_size || (int64_t)(tail - told) < 0)
+	if (tail - head > end->rx.spill_size || (int64_t)(tail - told) < 0)
 		return -ECONNRESET; /* the peer can write this word: load once, check the copy */
 	return (int64_t)(tail - head);
 }
@@ -213,12 +309,12 @@ static inline int64_t channel_rx_avail(const struct channel_end *end)
 static inline size_t channel_rx_look(const struct channel_end *end, uint64_t *tail)
 {
 	for (;;) {
-		uint64_t head = atomic_load_explicit(end->own_head, memory_order_acquire);
+		uint64_t head = atomic_load_explicit(end->own.head, memory_order_acquire);
 		*tail = atomic_load_explicit(&end->rx_peer_line->tail, memory_order_acquire);
 
-		if (*tail - head <= end->rx_size)
+		if (*tail - head <= end->rx.spill_size)
 			return (size_t)(*tail - head);
-		if (atomic_load_explicit(end->own_head, memory_order_relaxed) == head)
+		if (atomic_load_explicit(end->own.head, memory_order_relaxed) == head)
 			return SIZE_MAX;
 	}
 }
@@ -241,44 +337,67 @@ static inline size_t channel_rx_tell(struct channel_end *end)
 	return there;
 }
 
+/* Where the byte `offset` bytes past the head lies, and how many of *len behind it; see channel_place(). After R1. */
+static inline uint8_t *channel_rx_place(const struct channel_end *end, size_t offset, size_t *len)
+{
+	uint64_t at = atomic_load_explicit(end->own.head, memory_order_relaxed) + offset;
+	uint64_t to = atomic_load_explicit(&end->rx_peer_line->ring_to, memory_order_acquire); /* first */
+
+	return channel_place(&end->rx, atomic_load_explicit(&end->rx_peer_line->ring_from, memory_order_relaxed), to, at, len);
+}
+
 /* Copies len bytes from `offset` bytes past the head; the caller has checked what is there. */
 static inline void channel_rx_get(const struct channel_end *end, size_t offset, void *data, size_t len)
 {
-	uint64_t at = (atomic_load_explicit(end->own_head, memory_order_relaxed) + offset) & (end->rx_size - 1);
-	size_t first = end->rx_size - at < len ? (size_t)(end->rx_size - at) : len;
-
-	memcpy(data, end->rx_data + at, first);
-	if (first < len)
-		memcpy((uint8_t *)data + first, end->rx_data, len - first);
+	while (len) {
+		size_t part = len;
+		const uint8_t *from = channel_rx_place(end, offset, &part);
+		memcpy(data, from, part);
+		data = (uint8_t *)data + part;
+		offset += part;
+		len -= part;
+	}
 }
 
-/* The readable bytes from `offset` on as at most two pieces, in ring memory; returns the number of pieces. */
-static inline int channel_rx_pieces(const struct channel_end *end, size_t offset, size_t len, struct iovec out[2])
-{
-	uint64_t at = (atomic_load_explicit(end->own_head, memory_order_relaxed) + offset) & (end->rx_size - 1);
-	size_t first = end->rx_size - at < len ? (size_t)(end->rx_size - at) : len;
+#define CHANNEL_PIECES 6 /* a ring in the midst of a spill, both of which wrap; a peer's words may mean more */
 
-	out[0] = (struct iovec){end->rx_data + at, first};
-	out[1] = (struct iovec){end->rx_data, len - first};
-	return first < len ? 2 : 1;
+/* The readable bytes from `offset` on, where they lie; returns the number of pieces. */
+static inline int channel_rx_pieces(const struct channel_end *end, size_t offset, size_t len,
+                                    struct iovec out[CHANNEL_PIECES])
+{
+	int n = 0;
+
+	for (; len && n < CHANNEL_PIECES; n++) {
+		size_t part = len;
+		uint8_t *from = channel_rx_place(end, offset, &part);
+		out[n] = (struct iovec){from, part};
+		offset += part;
+		len -= part;
+	}
+	return n;
 }
 
 /* The free bytes after the tail as at most two pieces; the caller has checked the space. */
 static inline int channel_tx_pieces(const struct channel_end *end, size_t len, struct iovec out[2])
 {
-	uint64_t at = atomic_load_explicit(end->own_tail, memory_order_relaxed) & (end->tx_size - 1);
-	size_t first = end->tx_size - at < len ? (size_t)(end->tx_size - at) : len;
+	uint64_t at = atomic_load_explicit(end->own.tail, memory_order_relaxed);
+	int n = 0;
 
-	out[0] = (struct iovec){end->tx_data + at, first};
-	out[1] = (struct iovec){end->tx_data, len - first};
-	return first < len ? 2 : 1;
+	for (; len && n < 2; n++) {
+		size_t part = len;
+		uint8_t *to = channel_tx_place(end, at, &part);
+		out[n] = (struct iovec){to, part};
+		at += part;
+		len -= part;
+	}
+	return n;
 }
 
 static inline void channel_rx_consume(const struct channel_end *end, size_t len)
 {
-	uint64_t head = atomic_load_explicit(end->own_head, memory_order_relaxed) + len;
+	uint64_t head = atomic_load_explicit(end->own.head, memory_order_relaxed) + len;
 
-	atomic_store_explicit(end->own_head, head, memory_order_release); /* lookers: tail is read after it */
+	atomic_store_explicit(end->own.head, head, memory_order_release); /* lookers: tail is read after it */
 	atomic_store_explicit(&end->rx_line->head, head, memory_order_release); /* W2 */
 }
 

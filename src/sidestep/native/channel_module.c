@@ -67,7 +67,12 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 	struct channel *channel = (struct channel *)alloc(state->channel_type, 0); /* zeroed */
 	if (!channel)
 		return NULL;
-	int failed = channel_map(&channel->end, fd, side, &channel->own_tail, &channel->own_head, &channel->head_seen);
+	struct channel_own own = {
+		.tail = &channel->tail, .head = &channel->head, .head_seen = &channel->head_seen,
+		.ring_from = &channel->ring_from, .ring_to = &channel->ring_to, .limit = &channel->limit,
+		.room_max = &channel->room_max,
+	};
+	int failed = channel_map(&channel->end, fd, side, &own);
 	if (failed) {
 		Py_DECREF(channel);
 		return raise_errno(failed);

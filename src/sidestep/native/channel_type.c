@@ -25,12 +25,18 @@ static struct channel *mapped(PyObject *self)
 	return NULL;
 }
 
+/* With a fresh head: bytes, or -ECONNRESET. */
+static int64_t space_of(const struct channel *channel)
+{
+	return channel_tx_space(&channel->end, SIZE_MAX);
+}
+
 /* Exact, unlike channel_tx_unread(), for a Channel has one user: bytes, or -ECONNRESET. */
 static int64_t unread_of(const struct channel *channel)
 {
-	int64_t space = channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1);
+	int64_t space = space_of(channel);
 
-	return space < 0 ? space : (int64_t)channel->end.tx_size - space;
+	return space < 0 ? space : (int64_t)(atomic_load(&channel->tail) - atomic_load(&channel->head_seen));
 }
 
 static PyObject *number_or_raise(int64_t value)
@@ -53,6 +59,8 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 	struct channel *channel = mapped(self);
 	int64_t taken = -1;
 	if (channel) {
+		if (!channel->lent)
+			channel_tx_settle(&channel->end);
 		taken = channel_tx_space(&channel->end, (size_t)buffer.len);
 		if (taken < 0) {
 			raise_errno((int)taken);
@@ -185,14 +193,14 @@ static PyObject *pieces_tuple(struct channel *channel, const struct iovec *piece
 }
 
 PyDoc_STRVAR(readable_doc, "readable($self, skip=0, /)\n--\n\n"
-                           "Read-only views of what can be read from byte `skip` on, in the ring: none, one, or two where it\n"
-                           "wraps.\n\n"
+                           "Read-only views of what can be read from byte `skip` on, in the ring and the spill: as many as it\n"
+                           "takes, but not more than six.\n\n"
                            "Raises ConnectionResetError if the peer's count of what it has written is impossible.");
 
 static PyObject *channel_readable(PyObject *self, PyObject *args)
 {
 	struct channel *channel = mapped(self);
-	struct iovec pieces[2];
+	struct iovec pieces[CHANNEL_PIECES];
 	Py_ssize_t skip = 0;
 	int len = 0;
 
@@ -211,7 +219,8 @@ static PyObject *channel_readable(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(receiving_doc, "ring($self, /)\n--\n\n"
-                       "A read-only view of all the memory of the receiving ring, to register it; it says nothing of what is in it.");
+                       "A read-only view of all the memory of the receiving ring and its spill, to register it; it says nothing of\n"
+                       "what is in it.");
 
 static PyObject *channel_ring(PyObject *self, PyObject *unused)
 {
@@ -220,11 +229,13 @@ static PyObject *channel_ring(PyObject *self, PyObject *unused)
 	(void)unused;
 	if (!channel)
 		return NULL;
-	return piece_view(channel, (struct iovec){channel->end.rx_data, channel->end.rx_size}, true);
+	return piece_view(channel, (struct iovec){channel->end.rx.data, (size_t)channel->end.rx.size + channel->end.rx.spill_size},
+	                  true);
 }
 
 PyDoc_STRVAR(writable_doc, "writable($self, /)\n--\n\n"
-                           "Views of the room for writing, in the ring: none, one, or two where it wraps.\n\n"
+                           "Views of the room for writing, in the ring or the spill: none, one, or two where it wraps. They are\n"
+                           "good until bytes are committed, written, or sent to the spill.\n\n"
                            "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
 
 static PyObject *channel_writable(PyObject *self, PyObject *unused)
@@ -235,9 +246,12 @@ static PyObject *channel_writable(PyObject *self, PyObject *unused)
 	(void)unused;
 	if (!channel)
 		return NULL;
-	int64_t room = channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1);
+	if (!channel->lent)
+		channel_tx_settle(&channel->end);
+	int64_t room = space_of(channel);
 	if (room < 0)
 		return raise_errno((int)room);
+	channel->lent = true;
 	return pieces_tuple(channel, pieces, room ? channel_tx_pieces(&channel->end, (size_t)room, pieces) : 0, false);
 }
 
@@ -284,11 +298,30 @@ static PyObject *channel_commit(PyObject *self, PyObject *count)
 
 	if (!channel)
 		return NULL;
-	Py_ssize_t len = moved(count, channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1));
+	Py_ssize_t len = moved(count, space_of(channel));
 	if (len < 0)
 		return NULL;
 	channel_tx_publish(&channel->end, (size_t)len);
+	channel->lent = false;
 	Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(spill_doc, "spill($self, /)\n--\n\n"
+                        "Makes room for what the peer does not read: what follows goes to the spill, until it has nearly\n"
+                        "caught up. False: there is no more room than there was. Views of the room mean nothing now.\n\n"
+                        "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
+
+static PyObject *channel_spill(PyObject *self, PyObject *unused)
+{
+	struct channel *channel = mapped(self);
+
+	(void)unused;
+	if (!channel)
+		return NULL;
+	int64_t room = space_of(channel);
+	if (room < 0)
+		return raise_errno((int)room);
+	return PyBool_FromLong(channel_tx_spill(&channel->end));
 }
 
 /* ---- the words of the two sides ---- */
@@ -370,13 +403,13 @@ static PyObject *channel_decide_how(PyObject *self, PyObject *args)
 static PyObject *get_sent(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->own_tail));
+	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->tail));
 }
 
 static PyObject *get_received(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->own_head));
+	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->head));
 }
 
 static PyObject *get_wanted(PyObject *self, void *unused)
@@ -416,7 +449,7 @@ static PyObject *get_space(PyObject *self, void *unused)
 {
 	(void)unused;
 	struct channel *channel = mapped(self);
-	return channel ? number_or_raise(channel_tx_space(&channel->end, (size_t)channel->end.tx_size + 1)) : NULL;
+	return channel ? number_or_raise(space_of(channel)) : NULL;
 }
 
 static PyObject *get_unread(PyObject *self, void *unused)
@@ -429,13 +462,25 @@ static PyObject *get_unread(PyObject *self, void *unused)
 static PyObject *get_tx_size(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyLong_FromUnsignedLong(((struct channel *)self)->end.tx_size);
+	return PyLong_FromUnsignedLong(((struct channel *)self)->end.tx.size);
 }
 
 static PyObject *get_rx_size(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyLong_FromUnsignedLong(((struct channel *)self)->end.rx_size);
+	return PyLong_FromUnsignedLong(((struct channel *)self)->end.rx.size);
+}
+
+static PyObject *get_tx_most(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromUnsignedLong(((struct channel *)self)->end.tx.spill_size);
+}
+
+static PyObject *get_rx_most(PyObject *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromUnsignedLong(((struct channel *)self)->end.rx.spill_size);
 }
 
 static PyObject *get_closed(PyObject *self, void *unused)
@@ -462,6 +507,7 @@ static PyMethodDef channel_methods[] = {
 	{"consume", channel_consume, METH_O, consume_doc},
 	{"writable", channel_writable, METH_NOARGS, writable_doc},
 	{"commit", channel_commit, METH_O, commit_doc},
+	{"spill", channel_spill, METH_NOARGS, spill_doc},
 	{"remote", channel_remote, METH_NOARGS, remote_doc},
 	{"publish", channel_publish, METH_VARARGS, publish_doc},
 	{"decide", channel_decide_how, METH_VARARGS, decide_doc},
@@ -478,6 +524,8 @@ static PyGetSetDef channel_getset[] = {
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
 	{"tx_size", get_tx_size, NULL, "Size of the sending ring in bytes.", NULL},
 	{"rx_size", get_rx_size, NULL, "Size of the receiving ring in bytes.", NULL},
+	{"tx_most", get_tx_most, NULL, "Bytes that the peer can leave unread at most, in the ring and its spill.", NULL},
+	{"rx_most", get_rx_most, NULL, "Bytes that can be left unread here.", NULL},
 	{"sent", get_sent, NULL, "Bytes ever written.", NULL},
 	{"received", get_received, NULL, "Bytes ever read.", NULL},
 	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its bell after making some.", NULL},

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 RPC_MAGIC: Final = 0x53445331  # "SDS1"
 REGISTRY_BUCKETS: Final = 4096  # power of two; one word per hash of a four-tuple
 REGISTRY_BUCKETS_OFFSET: Final = 4096
@@ -30,6 +30,9 @@ ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
 BELL_PAGE_BELLS: Final = 64  # one 64-byte line each
+# Bytes behind each ring of a segment, for what a reader that stands still has not read: more than kernel TCP holds then
+# (tcp_wmem, and what of tcp_rmem a reader has opened). Sparse: what is not touched is no memory.
+CHANNEL_SPILL: Final = 16 << 20
 
 # Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
 # stops at AF_MAX, below 64) and that fit the 16 bits of sa_family; the protocol is one that no IP header can hold.
@@ -144,11 +147,10 @@ class Reason(IntEnum):
     PEER_VIOLATION = 17
     REFUSED_BY_PROVIDER = 18
     WAITER_IN_KERNEL = 20
-    HALF_CLOSED = 21
     UNUSUAL_OPTION = 22
     ASYNC_SIGNAL_IO = 23
     PEER_LEFT = 24
-    BOTH_WAYS_FULL = 25
+    UNHEARD = 25
     POLICY = 26
     DEMOTED = 27
     DIRECT = 28
@@ -179,10 +181,9 @@ REASON_TEXT: Final[dict[Reason, str]] = {
     Reason.PEER_VIOLATION: "the other end broke the channel's rules; the connection was reset",
     Reason.REFUSED_BY_PROVIDER: "the provider refused the offer",
     Reason.WAITER_IN_KERNEL: "a thread sits in a kernel call that would not notice the ring",
-    Reason.HALF_CLOSED: "a direction was shut down before it could switch, or while the ring of the other was full",
     Reason.UNUSUAL_OPTION: "a socket option is set that the shim cannot carry over",
     Reason.ASYNC_SIGNAL_IO: "the socket asks for SIGIO",
-    Reason.BOTH_WAYS_FULL: "both ends sent and neither read for a second, with bytes under way on TCP",
+    Reason.UNHEARD: "nobody read for a second, and the end of the other program would not have been heard",
     Reason.POLICY: "the policy keeps it on TCP",
     Reason.DEMOTED: "it was sent back to TCP by 'sidestep demote'",
     Reason.DIRECT: "it was opened as AF_INET_DIRECT or AF_INET6_DIRECT, or as TCP by number",
@@ -439,11 +440,12 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("tx_head_seen", "Q", 1),
         ("tx_sleeps", "Q", 1),
         ("tx_round", "I", 1),  # how often this direction has gone to the ring
-        ("tx_left", "I", 1),  # how often it left the ring of its own accord
+        ("tx_pad", "I", 1),
         ("tx_retry_ns", "Q", 1),  # CLOCK_MONOTONIC; it may go there again from then on; 0: nothing to wait for
         ("tx_resend", "Q", 1),  # with Tx.RESEND: the ring's count from which on it goes out by TCP
         ("tx_reserver", "Q", 1),  # with SLOT_RESERVED: pid << 32 | tid
-        ("tx_spare", "Q", 2),
+        ("tx_ring_to", "Q", 1),  # as in channel_producer, authoritative
+        ("tx_room_max", "Q", 1),  # so much may be unread: as SO_SNDBUF bounds it; 0: as much as there is memory for
         # lines 4-5: receiving direction
         ("rx_lock", "I", 1),
         ("rx_state", "I", 1),  # Rx
@@ -463,21 +465,29 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("rx_spare", "Q", 3),
         # lines 6-7
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
-        ("spare", "Q", 8),
+        # more of the sending direction
+        ("tx_ring_from", "Q", 1),
+        ("tx_limit", "Q", 1),  # with tx_ring_to: up to this count it may go on while the reader stands still
+        ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were given back
+        ("spare", "Q", 5),
     ),
     # Of a segment's header, two of each: written by the producer of a ring. All but the tail ride on the line that each
     # message moves anyway.
     "channel_producer": (
         ("tail", "Q", 1),
+        # Bytes of these counts lie in the ring, all others in the spill behind it. Written before a tail beyond them.
+        ("ring_from", "Q", 1),
+        ("ring_to", "Q", 1),  # + 1; 0: it goes on
         ("want_space", "I", 1),  # the producer waits for room: ring its bell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
-        ("pad", "B", 112),
+        ("pad", "B", 96),
     ),
     # Written by the consumer of a ring.
     "channel_consumer": (
         ("head", "Q", 1),
         ("cpu", "I", 1),
-        ("pad", "B", 116),
+        ("room_max", "I", 1),  # bytes that SO_RCVBUF leaves room for, if the program has set it; else 0
+        ("pad", "B", 112),
     ),
     # Written by one side during switch-over and at its end. A direction may go to the ring and back any number of
     # times: each is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to
@@ -507,9 +517,9 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     "sidestep_piece": (
         ("serial", "Q", 1),  # of the connection in this process
         ("position", "Q", 1),  # of its first byte: in the stream received, or in the ring's own count to be sent
-        ("offset", "I", 1),  # in the ring; behind its end it goes on at 0
+        ("offset", "I", 1),  # in the mapping of `sidestep_map`
         ("len", "I", 1),
-        ("size", "I", 1),  # of the ring
+        ("size", "I", 1),  # of the ring and the spill together
         ("pad", "I", 1),
     ),
 }
@@ -627,6 +637,7 @@ def c_header() -> str:
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS", "NAMED_ADDRESS", "NAMED_MASK",
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
+    lines += ["#ifndef CHANNEL_SPILL /* a simulation has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
     prefixes = {

@@ -69,7 +69,9 @@ struct conn {
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
-	_Atomic uint64_t unread;         /* how far it had read then, without room to send; 0: it had room, or read all */
+	_Atomic uint64_t unheard;        /* where both ends stood then, if an end of the peer's would not be heard; else 0 */
+	_Atomic uint64_t full_head;      /* how far the peer had read when there was no room for somebody, */
+	_Atomic int64_t full_since;      /* and when that was seen first; see reader_stands() */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
@@ -181,8 +183,9 @@ int conn_fd(struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
 void conn_probe(struct conn *conn, int fd);
-uint64_t conn_stuck(const struct conn *conn); /* for who waits for room */
-bool conn_unstick(struct conn *conn, int fd, uint64_t since);
+size_t room_wanted(const struct conn *conn);
+bool conn_make_room(struct conn *conn);
+void conn_bound(struct conn *conn, int fd);
 void conn_leave_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_end_sending(struct conn *conn, int fd);
@@ -314,12 +317,15 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
 void native_wait_begin(struct conn *conn);
 void native_wait_end(struct conn *conn);
 
-/* When a sleep is to end at the latest, so that somebody gives back the pages of rings that have become idle. */
-static inline int64_t trim_deadline(int64_t deadline, int64_t now)
+/*
+ * When a sleep is to end at the latest, so that somebody gives back the pages of rings that have become idle, or makes room
+ * behind one whose reader stands still.
+ */
+static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
 	if (atomic_load_explicit(&trim_due, memory_order_relaxed) && deadline - now > TRIM_AFTER_NS)
-		return now + TRIM_AFTER_NS;
-	return deadline;
+		deadline = now + TRIM_AFTER_NS;
+	return unlikely(self.full_until && self.full_until < deadline) ? self.full_until : deadline;
 }
 
 /* ---- waiting (shim_bell.c, shim_spin.c, shim_wait.c) ---- */

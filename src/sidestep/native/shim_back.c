@@ -34,8 +34,12 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
 {
 	struct conn_slot *slot = conn->slot;
-	int failed = channel_map(&conn->channel, segment_fd, side, &slot->tx_tail,
-	                         &slot->rx_head, &slot->tx_head_seen);
+	struct channel_own own = {
+		.tail = &slot->tx_tail, .head = &slot->rx_head, .head_seen = &slot->tx_head_seen,
+		.ring_from = &slot->tx_ring_from, .ring_to = &slot->tx_ring_to, .limit = &slot->tx_limit,
+		.room_max = &slot->tx_room_max,
+	};
+	int failed = channel_map(&conn->channel, segment_fd, side, &own);
 
 	if (failed)
 		return failed;
@@ -50,6 +54,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 		word_store(slot->reason, REASON_DEMOTED);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 	}
+	conn_bound(conn, fd);
 	set_conn_attached(conn); /* waits must be able to wake us before we tell the peer that we are there */
 	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
 		atomic_store(&conn->channel.local->shut_wr, 1);
@@ -149,7 +154,7 @@ static bool peer_ask(struct conn *conn, bool recall)
 
 	/* A peer that is gone can send nothing again: what is in the ring is read from there. */
 	if (recall && !slot_has(slot, SLOT_FIN)) {
-		atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own_head));
+		atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own.head));
 		/* One that has gone back by itself may have sent by TCP since, and one that has ended sends no more: first the ring,
 		 * then TCP. */
 		how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
@@ -247,7 +252,6 @@ bool conn_promote(struct conn *conn, int fd)
 	slot_clear(slot, SLOT_DEMOTED);
 	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER) {
 		word_store(slot->tx_retry_ns, 0);
-		word_store(slot->tx_left, 0);
 	}
 	if (!stays && conn->managed) {
 		/* While a recall stands, only the end of the round takes back what was asked for; see rx_open(). */

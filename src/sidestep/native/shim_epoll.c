@@ -372,7 +372,8 @@ static int set_sleep(struct set_wait *wait)
 	bool others = concerns_others(set, n, wait->max);
 	set_unlock(set);
 	if (!n) {
-		int64_t until = trim_deadline(wait->deadline, now_ns());
+		self.full_until = set->full_until;
+		int64_t until = sleep_deadline(wait->deadline, now_ns());
 		if (unlikely(sleep.truncated) && until - now_ns() > NAP_NS)
 			until = now_ns() + NAP_NS;
 		pthread_cleanup_push(set_sleep_undo, &sleep);
@@ -388,6 +389,12 @@ static int set_sleep(struct set_wait *wait)
 	wait->now = now_ns();
 	spin_adapt(&set->spin_ns, wait->now - wait->start);
 	atomic_store_explicit(&set->looked_at, wait->now, memory_order_relaxed);
+	if (unlikely(set->full_until && wait->now >= set->full_until)) {
+		set_lock(set);
+		set->full_until = 0;
+		set->scan_all = true;
+		set_unlock(set);
+	}
 	errno = failed;
 	if (k <= 0 && !sleep.truncated)
 		return k;

@@ -38,13 +38,8 @@ size_t low_water(struct conn *conn)
 
 	if (unlikely(conn_peer_back(conn)))
 		return 1; /* the rest comes by TCP once the ring has been read */
-	/* beyond half the ring it could never be met while the sender waits for room */
-	return low > conn->channel.rx_size / 2 ? conn->channel.rx_size / 2 : low;
-}
-
-size_t room_wanted(const struct conn *conn)
-{
-	return conn->channel.tx_size / 4;
+	/* beyond half of what there is room for it might never be met, as the sender waits for room */
+	return low > conn->channel.rx.spill_size / 2 ? conn->channel.rx.spill_size / 2 : low;
 }
 
 #define READABLE (EPOLLIN | EPOLLRDNORM)
@@ -96,14 +91,14 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 			/* somebody waits for it: the consumer must tell when there is some; then look once more */
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
+			if (conn_room(conn) < room_wanted(conn))
+				conn_make_room(conn);
 			room = conn_room(conn);
 		}
 		if (room >= room_wanted(conn) && wanted)
 			room = channel_tx_tell(&conn->channel);
 		if (room >= room_wanted(conn))
 			ready |= WRITABLE;
-		else if (wanted)
-			leave_half_closed(conn, fd);
 	}
 	if (unlikely(!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))) {
 		struct pollfd native = {.fd = fd, .events = POLLOUT | POLLWRNORM};
@@ -172,26 +167,4 @@ size_t conn_ring_unread(struct conn *conn, size_t queued)
 	size_t there = next ? channel_rx_tell(&conn->channel) : 0;
 
 	return there == SIZE_MAX ? 0 : there;
-}
-
-/*
- * Both rings are full: two programs that send before they read, what TCP's larger buffers have room for. How far all has
- * come, by which a later look sees whether anybody has moved; 0: it is not so.
- */
-uint64_t conn_stuck(const struct conn *conn)
-{
-	const struct channel_end *end = &conn->channel;
-
-	if (!tx_by_ring(conn->slot) || !rx_by_ring(conn->slot))
-		return 0;
-	size_t room = channel_tx_peek(end), unread = channel_rx_peek(end);
-	if (room >= room_wanted(conn) || unread > end->rx_size || end->rx_size - unread >= end->rx_size / 4)
-		return 0;
-	return 2 * (atomic_load(end->own_tail) + atomic_load(end->own_head)) + room + unread + 1; /* all heads and tails */
-}
-
-/* Nobody has moved for a while: ours goes on by TCP. True: it did now. */
-bool conn_unstick(struct conn *conn, int fd, uint64_t since)
-{
-	return conn_stuck(conn) == since && leave(conn, fd, REASON_BOTH_WAYS_FULL);
 }

@@ -6,18 +6,17 @@
 _Atomic bool trim_due;
 
 /*
- * Has it no room, and does it not read what is there? Then how far it has read, as in conn_stuck(); else 0. By TCP there may
- * be bytes as well, behind which the peer's FIN would stand.
+ * Whether it has no room, and would not hear that the peer has died: its FIN has come, or would stand behind bytes that the
+ * program does not read. Then how far both have read, by which a later look sees whether anybody has moved; else 0.
  */
-static uint64_t unread(const struct conn *conn, int fd)
+static uint64_t unheard(const struct conn *conn, int fd)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN};
 
-	if (channel_tx_peek(&conn->channel) >= room_wanted(conn))
+	if (!tx_by_ring(conn->slot) || !tx_full(conn) ||
+	    !(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT) || (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))))
 		return 0;
-	if (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))
-		return word_load(conn->slot->rx_tcp_bytes) + 1;
-	return conn_stuck(conn);
+	return word_load(conn->slot->rx_tcp_bytes) + word_load(conn->channel.tx_peer_line->head) + 1;
 }
 
 /* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */
@@ -27,7 +26,7 @@ static bool trim(struct conn *conn, int fd)
 
 	if (!conn->managed || tx_is(slot, TX_RESEND) || !slot_trylock(&slot->tx_lock))
 		return true;
-	uint64_t tail = conn->managed ? atomic_load(conn->channel.own_tail) : conn->idle_tail;
+	uint64_t tail = conn->managed ? atomic_load(conn->channel.own.tail) : conn->idle_tail;
 	bool idle = tail == conn->idle_tail;
 	/* what was recalled has gone out by TCP: nobody reads it here */
 	bool recalled = conn->managed && tx_is(slot, TX_TCP) &&
@@ -36,15 +35,17 @@ static bool trim(struct conn *conn, int fd)
 	if (idle && tail != conn->trimmed_tail && !slot_has(slot, SLOT_RESERVED) &&
 	    (recalled || channel_tx_unread(&conn->channel) == 0)) {
 		channel_trim(&conn->channel);
+		word_store(slot->tx_spilled, 0);
 		conn->trimmed_tail = tail;
+	} else if (word_load(slot->tx_spilled) && !slot_has(slot, SLOT_RESERVED) && channel_trim_spill(&conn->channel)) {
+		word_store(slot->tx_spilled, 0);
 	}
 	conn->idle_tail = tail;
 	bool trimmed = idle && tail == conn->trimmed_tail;
-	uint64_t before = conn->unread, now = conn->managed && !trimmed ? unread(conn, fd) : 0;
-	conn->unread = now;
+	uint64_t before = conn->unheard, now = conn->managed && !trimmed ? unheard(conn, fd) : 0;
+	conn->unheard = now;
 	slot_unlock(&slot->tx_lock);
-	/* for a second it has neither sent nor read; who reads may have to wait for nothing but a link between hosts */
-	if (idle && unlikely(now && now == before) && leave(conn, fd, REASON_BOTH_WAYS_FULL))
+	if (idle && unlikely(now && now == before) && leave(conn, fd))
 		set_conn_switched(conn);
 	return trimmed;
 }

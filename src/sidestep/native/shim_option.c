@@ -111,6 +111,10 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 		int low;
 		memcpy(&low, value, sizeof(low));
 		conn->slot->rx_low_water = low > 0 ? (uint64_t)low : 1;
+	} else if (level == SOL_SOCKET &&
+	           (name == SO_SNDBUF || name == SO_SNDBUFFORCE || name == SO_RCVBUF || name == SO_RCVBUFFORCE)) {
+		if (conn->managed)
+			conn_bound(conn, fd);
 	} else if (level == SOL_SOCKET && (name == SO_PEEK_OFF || name == SO_ZEROCOPY)) {
 		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
 	} else if ((level == SOL_SOCKET && stamps(name)) || (level == IPPROTO_TCP && name == TCP_INQ)) {
@@ -154,7 +158,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
 		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
-		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx_size / 4 * 3;
+		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx.size / 4 * 3;
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);
 	} else if (result == 0 && command == FIOASYNC) {

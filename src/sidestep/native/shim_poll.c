@@ -235,6 +235,7 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 
 	rpc_listen();
 	conns_trim(wait->now);
+	self.full_until = 0;
 	collect_bells(poller, &sleep);
 	int bell_fd = self_bell_fd(sleep.bells, sleep.len);
 	for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
@@ -245,7 +246,7 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	int n = poll_once(poller, true);
 	if (n == 0) {
 		poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
-		int64_t until = trim_deadline(wait->deadline, wait->now);
+		int64_t until = sleep_deadline(wait->deadline, wait->now);
 		if ((bell_fd < 0 || sleep.truncated) && until - wait->now > NAP_NS)
 			until = wait->now + NAP_NS; /* no descriptor for the bells, or too many of them */
 		pthread_cleanup_push(sleep_undo, &sleep);

@@ -37,7 +37,10 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		conn_progress(conn, fd);
 	/* before the look: what comes after it is an edge that has not been told */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
+	self.full_until = set->full_until;
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
+	if (unlikely(self.full_until))
+		set->full_until = self.full_until; /* this member may be looked at by nobody else until then */
 	bool rx_ring = rx_by_ring(conn->slot);
 	member_by_tcp(member, !conn_switched(conn));
 	if (unlikely(kernel_differs(member, kernel_bits) || (member->rx_ring && !rx_ring))) {

@@ -184,7 +184,7 @@ static enum step ring_taken(const struct call *call, size_t at, size_t there, si
 	*moved = taken;
 	if (likely(!(call->flags & MSG_PEEK)))
 		return STEP_DONE;
-	uint64_t head = atomic_load(conn->channel.own_head);
+	uint64_t head = atomic_load(conn->channel.own.head);
 	channel_tell(&conn->channel.tail_told, head + there);
 	/* the peer may have written more before it went back */
 	if (taken < wanted && conn_peer_back(conn) && atomic_load(&conn->channel.remote->tx_back_at) == head + taken) {
@@ -227,7 +227,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			return STEP_ERROR;
 		}
 		if (ended && conn_relayed(conn) && !(ended & (SLOT_RD_SHUT | SLOT_RESET)) &&
-		    atomic_load(&conn->channel.remote->tx_fin_at) != atomic_load(conn->channel.own_head)) {
+		    atomic_load(&conn->channel.remote->tx_fin_at) != atomic_load(conn->channel.own.head)) {
 			conn_violation(conn, fd);
 			errno = take_error(conn);
 			return STEP_ERROR;
@@ -365,8 +365,8 @@ ssize_t conn_recv(struct conn *conn, int fd, const struct iovec *iov, int iov_le
 	size_t target = flags & MSG_WAITALL ? call.total : low_water(conn);
 	if (target > call.total)
 		target = call.total;
-	if ((flags & MSG_PEEK) && target > conn->channel.rx_size)
-		target = conn->channel.rx_size;
+	if ((flags & MSG_PEEK) && target > conn->channel.rx.spill_size)
+		target = conn->channel.rx.spill_size;
 	do
 		conn_advance(conn, call.fd);
 	while (unlikely(recv_turn(&call, target) == TURN_AGAIN));

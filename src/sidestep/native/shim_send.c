@@ -66,6 +66,8 @@ again:
 	}
 	if (unlikely(flags & SLOT_RESERVED) && conn_reserved(conn))
 		return STEP_EMPTY;
+	if (unlikely(word_load(slot->tx_ring_to)))
+		channel_tx_settle(&conn->channel);
 	int64_t space = channel_tx_space(&conn->channel, wanted);
 	if (unlikely(space < 0)) {
 		conn_violation(conn, fd);
@@ -105,7 +107,7 @@ static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last
 	if (last || len >= PUBLISH_CHUNK / 2)
 		channel_tx_publish(&conn->channel, len);
 	else /* small piece: advance our tail without showing it */
-		atomic_store_explicit(conn->channel.own_tail, *conn->channel.own_tail + len, memory_order_relaxed);
+		atomic_store_explicit(conn->channel.own.tail, *conn->channel.own.tail + len, memory_order_relaxed);
 }
 
 /* tx_lock held. Copies what the call still has, as much as fits. */
@@ -131,7 +133,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 		tx_put(conn, (const uint8_t *)piece->iov_base + skip, part, sent == len);
 		skip = 0;
 	}
-	atomic_store_explicit(&conn->channel.tx_line->tail, *conn->channel.own_tail, memory_order_release); /* W1 */
+	channel_tx_show(&conn->channel);
 	word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
 	word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
 	*moved = len;
@@ -187,11 +189,9 @@ static enum turn send_short(struct call *call)
 	size_t left = call->total - call->done;
 
 	conn_heed(conn, call->fd);
-	if (unlikely(leave_half_closed(conn, call->fd))) {
-		set_conn_switched(conn);
-		return TURN_AGAIN;
-	}
 	if (would_not_block(call->fd, call->flags)) {
+		if (unlikely(conn_make_room(conn)))
+			return TURN_AGAIN;
 		/* remember that somebody waits for room, then look once more */
 		atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 		full_fence();

@@ -18,8 +18,7 @@
 #include <errno.h>
 #include <sys/ioctl.h>
 
-#define RETRY_AFTER_NS 1000000000ll /* who left the ring because neither end read goes there again after this, */
-#define RETRY_DOUBLINGS 6           /* doubled each time, so often at most */
+#define RETRY_AFTER_NS 1000000000ll /* who left the ring of its own accord goes there again after this */
 
 static void waits_for(struct conn_slot *slot, enum reason_code reason)
 {
@@ -146,6 +145,7 @@ bool tx_switch(struct conn *conn, int fd)
 		return false;
 	}
 	uint32_t round = word_load(slot->tx_round) + 1;
+	conn_bound(conn, fd);
 	word_store(slot->tx_round, round);
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
@@ -198,7 +198,7 @@ bool rx_back(struct conn *conn, int fd)
 		return false;
 	if (channel_rx_avail(&conn->channel) > 0)
 		return false; /* sent before it went back: first this */
-	if (atomic_load_explicit(&remote->tx_back_at, memory_order_relaxed) != atomic_load(conn->channel.own_head)) {
+	if (atomic_load_explicit(&remote->tx_back_at, memory_order_relaxed) != atomic_load(conn->channel.own.head)) {
 		conn_violation(conn, fd);
 		return false;
 	}
@@ -264,9 +264,9 @@ bool rx_goes_on(struct conn *conn, int fd)
 void tx_recalled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint64_t tail = atomic_load(conn->channel.own_tail), frozen = atomic_load(&conn->channel.remote->rx_frozen);
+	uint64_t tail = atomic_load(conn->channel.own.tail), frozen = atomic_load(&conn->channel.remote->rx_frozen);
 
-	if (tail - frozen > conn->channel.tx_size) { /* the peer can write this word: it is a lie */
+	if (tail - frozen > conn->channel.tx.spill_size) { /* the peer can write this word: it is a lie */
 		conn_violation(conn, fd);
 		frozen = tail;
 	}
@@ -292,10 +292,9 @@ void tx_back(struct conn *conn, int fd)
 		return;
 	}
 	uint32_t round = word_load(slot->tx_round) + unused;
-	uint64_t tail = atomic_load(conn->channel.own_tail);
+	uint64_t tail = atomic_load(conn->channel.own.tail);
 	word_store(slot->tx_round, round);
-	/* a process of ours that was killed may have moved its tail and not shown it */
-	atomic_store_explicit(&conn->channel.tx_line->tail, tail, memory_order_release);
+	channel_tx_show(&conn->channel); /* a process of ours that was killed may have moved its tail and not shown it */
 	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
 	uint32_t how = channel_decide(&conn->channel.local->tx_back, round, CHANNEL_BACK);
 	if (!how)
@@ -313,18 +312,16 @@ void tx_back(struct conn *conn, int fd)
 bool tx_resend(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	uint64_t tail = atomic_load(conn->channel.own_tail), from = word_load(slot->tx_resend);
+	uint64_t tail = atomic_load(conn->channel.own.tail), from = word_load(slot->tx_resend);
 
-	if (tail - from > conn->channel.tx_size) { /* a stranger wrote it; see slot_alloc() */
+	if (tail - from > conn->channel.tx.spill_size) { /* a stranger wrote it; see slot_alloc() */
 		conn_violation(conn, fd);
 		from = tail;
 	}
 	while (from != tail) {
-		uint64_t at = from & (conn->channel.tx_size - 1);
 		size_t len = (size_t)(tail - from);
-		if (len > conn->channel.tx_size - at)
-			len = (size_t)(conn->channel.tx_size - at);
-		ssize_t n = raw_send(fd, conn->channel.tx_data + at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+		const uint8_t *at = channel_tx_place(&conn->channel, from, &len);
+		ssize_t n = raw_send(fd, at, len, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && errno == EAGAIN)
@@ -420,10 +417,10 @@ bool conn_obey(struct conn *conn, int fd)
 }
 
 /*
- * The peer can be killed without a sign, and who runs out of room then might wait for ever: our direction goes back to TCP,
+ * The peer can be killed without a sign, and who has no room left then would wait for ever: our direction goes back to TCP,
  * where the kernel knows. True: it did now.
  */
-bool leave(struct conn *conn, int fd, enum reason_code reason)
+bool leave(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	bool moved = false;
@@ -435,14 +432,9 @@ bool leave(struct conn *conn, int fd, enum reason_code reason)
 	if (conn->managed && tx_by_ring(slot)) {
 		tx_back(conn, fd);
 		moved = true;
-		if (reason == REASON_BOTH_WAYS_FULL) {
-			uint32_t times = word_add(slot->tx_left, 1);
-			times = times < RETRY_DOUBLINGS ? times : RETRY_DOUBLINGS;
-			word_store(slot->tx_retry_ns, (uint64_t)(now_ns() + (RETRY_AFTER_NS << times)));
-		} else {
-			word_store(slot->tx_retry_ns, RETRY_NEVER);
-		}
-		word_store(slot->reason, reason);
+		word_store(slot->tx_retry_ns, slot_has(slot, SLOT_FIN | SLOT_RD_SHUT) ? RETRY_NEVER
+		                                                                     : (uint64_t)(now_ns() + RETRY_AFTER_NS));
+		word_store(slot->reason, REASON_UNHEARD);
 		full_fence();
 		conn_ring(conn);
 		conn_wake_own(conn);
@@ -451,12 +443,6 @@ bool leave(struct conn *conn, int fd, enum reason_code reason)
 	slot_unlock(&slot->tx_lock);
 	errno = saved;
 	return moved;
-}
-
-/* It has ended its direction: its FIN has come. Our own shutdown of reading looks the same to the kernel. */
-bool leave_half_closed(struct conn *conn, int fd)
-{
-	return unlikely(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT)) && leave(conn, fd, REASON_HALF_CLOSED);
 }
 
 /* Moves the switch along from any call or wait on the connection. True: something moved, tell the sets. */

@@ -54,15 +54,17 @@ bool tx_resend(struct conn *conn, int fd);
 bool tx_follows(struct conn *conn);
 bool asked(const struct conn *conn);
 void obey(struct conn *conn, int fd);
-bool leave(struct conn *conn, int fd, enum reason_code reason);
-bool leave_half_closed(struct conn *conn, int fd);
+bool leave(struct conn *conn, int fd);
 bool rx_divided(const struct conn *conn);
 bool rx_ring_next(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
 
+/* ---- shim_room.c ---- */
+bool tx_spill(struct conn *conn);
+bool tx_full(const struct conn *conn);
+
 /* ---- shim_events.c ---- */
 size_t low_water(struct conn *conn);
-size_t room_wanted(const struct conn *conn);
 
 /* ---- shim_close.c ---- */
 void conn_destroy(struct conn *conn);

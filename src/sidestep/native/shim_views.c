@@ -2,13 +2,30 @@
  * shim_views.c - rings as memory of the program: what sidestep.rings calls.
  *
  * A program that looks into a ring has a mapping of its own, which outlives the connection for as long as the program
- * keeps views of it. It shows the ring twice, one after the other, so that every piece is contiguous. Receiving rings are
- * mapped read-only. The peer can write to the same memory at any time: what must not change while it is judged is copied.
+ * keeps views of it. It shows the ring twice, one after the other, and then the spill twice, so that every piece is contiguous
+ * but for one in the ring that goes on in the spill, or back. Receiving rings are mapped read-only. The peer can write to the
+ * same memory at any time: what must not change while it is judged is copied.
  */
 #include "shim_call.h"
 
 #include <errno.h>
 #include <sys/mman.h>
+
+/* Where `at`, in the ring or its spill, lies in a mapping of sidestep_map(). */
+static void piece_place(const struct channel_ring *ring, const uint8_t *at, struct sidestep_piece *piece)
+{
+	piece->offset = at < ring->spill ? (uint32_t)(at - ring->data) : 2 * ring->size + (uint32_t)(at - ring->spill);
+	piece->size = ring->size + ring->spill_size;
+}
+
+/* The one ends where the ring, or the spill, does, and the other begins where it begins. */
+static bool wraps(const struct channel_ring *ring, const struct iovec *one, const struct iovec *other)
+{
+	const uint8_t *end = (uint8_t *)one->iov_base + one->iov_len, *next = other->iov_base;
+
+	return (next == ring->data && end == ring->data + ring->size && one->iov_base < (void *)ring->spill) ||
+	       (next == ring->spill && end == ring->spill + ring->spill_size);
+}
 
 /* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
 static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
@@ -22,10 +39,16 @@ static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 	slot_lock(&slot->rx_lock);
 	if (conn->managed && rx_by_ring(slot)) {
 		there = channel_rx_avail(&conn->channel);
-		piece->offset = (uint32_t)(atomic_load(conn->channel.own_head) & (conn->channel.rx_size - 1));
-		piece->len = there > 0 ? (uint32_t)there : 0;
-		channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own_head) + piece->len);
-		piece->size = conn->channel.rx_size;
+		if (there > 0) {
+			struct iovec pieces[CHANNEL_PIECES];
+			int n = channel_rx_pieces(&conn->channel, 0, (size_t)there, pieces);
+			piece_place(&conn->channel.rx, pieces[0].iov_base, piece);
+			piece->len = (uint32_t)pieces[0].iov_len;
+			/* where it began anew it goes on in the mapping */
+			if (n > 1 && wraps(&conn->channel.rx, &pieces[0], &pieces[1]))
+				piece->len += (uint32_t)pieces[1].iov_len;
+			channel_tell(&conn->channel.tail_told, atomic_load(conn->channel.own.head) + piece->len);
+		}
 	}
 	slot_unlock(&slot->rx_lock);
 	return there > 0 ? 0 : -EAGAIN;
@@ -84,12 +107,11 @@ static int conn_reserve(struct conn *conn, int fd, size_t wanted, struct sideste
 		moved_over = on_ring != (tx_by_ring(slot));
 	}
 	if (step == STEP_DONE) {
-		uint64_t tail = atomic_load(conn->channel.own_tail);
+		uint64_t tail = atomic_load(conn->channel.own.tail);
 		piece->serial = conn->serial;
 		piece->position = tail;
-		piece->offset = (uint32_t)(tail & (conn->channel.tx_size - 1));
-		piece->len = (uint32_t)(room < wanted ? room : wanted);
-		piece->size = conn->channel.tx_size;
+		piece_place(&conn->channel.tx, channel_tx_place(&conn->channel, tail, &(size_t){room}), piece);
+		piece->len = (uint32_t)(room < wanted ? room : wanted); /* what is free lies on one side of the two */
 		atomic_store(&slot->tx_reserver, (uint64_t)shim_pid << 32 | self.tid);
 		slot_set(slot, SLOT_RESERVED);
 	}
@@ -122,7 +144,7 @@ static int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *p
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) && len <= piece->len &&
 	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid && /* a child of fork() has it only by memory */
-	    tx_by_ring(slot) && atomic_load(conn->channel.own_tail) == piece->position &&
+	    tx_by_ring(slot) && atomic_load(conn->channel.own.tail) == piece->position &&
 	    !slot_has(slot, SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) && !word_load(slot->error)) {
 		tx_cpu(conn);
 		channel_tx_publish(&conn->channel, len);
@@ -204,7 +226,17 @@ EXPORT void sidestep_unreserve(int fd, const struct sidestep_piece *piece)
 		conn_unreserve(conn, piece->serial);
 }
 
-/* The address of a ring of the connection `serial`, mapped twice in a row; the caller unmaps it. NULL: errno says why. */
+static bool maps_twice(uint8_t *from, size_t size, uint8_t *to)
+{
+	/* mremap(2): of shared memory, an old size of 0 makes a second mapping of the same pages */
+	return mremap(from, 0, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED &&
+	       mremap(from, 0, size, MREMAP_MAYMOVE | MREMAP_FIXED, to + size) != MAP_FAILED;
+}
+
+/*
+ * The address of a ring of the connection `serial`, mapped twice in a row, and then its spill, twice as well; the caller
+ * unmaps it. NULL: errno says why.
+ */
 EXPORT void *sidestep_map(int fd, uint64_t serial, int sending)
 {
 	HELD conn = conn_hold(fd);
@@ -213,20 +245,16 @@ EXPORT void *sidestep_map(int fd, uint64_t serial, int sending)
 		errno = ENOTCONN;
 		return NULL;
 	}
-	uint8_t *ring = sending ? conn->channel.tx_data : conn->channel.rx_data;
-	size_t size = sending ? conn->channel.tx_size : conn->channel.rx_size;
-	uint8_t *base = mmap(NULL, 2 * size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	const struct channel_ring *ring = sending ? &conn->channel.tx : &conn->channel.rx;
+	size_t size = ring->size, spill_size = ring->spill_size, len = 2 * (size + spill_size);
+	uint8_t *base = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (base == MAP_FAILED)
 		return NULL;
-	for (int half = 0; half < 2; half++) {
-		/* mremap(2): of shared memory, an old size of 0 makes a second mapping of the same pages */
-		if (mremap(ring, 0, size, MREMAP_MAYMOVE | MREMAP_FIXED, base + (size_t)half * size) == MAP_FAILED ||
-		    (!sending && mprotect(base + (size_t)half * size, size, PROT_READ) < 0)) {
-			int failed = errno;
-			munmap(base, 2 * size);
-			errno = failed;
-			return NULL;
-		}
-	}
-	return base;
+	if (maps_twice(ring->data, size, base) && maps_twice(ring->spill, spill_size, base + 2 * size) &&
+	    (sending || mprotect(base, len, PROT_READ) == 0))
+		return base;
+	int failed = errno;
+	munmap(base, len);
+	errno = failed;
+	return NULL;
 }

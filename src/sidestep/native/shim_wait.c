@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/syscall.h>
 
-#define STUCK_AFTER_NS 50000000   /* both rings full and nobody has moved for so long: one waits for what TCP has room for */
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
 #define NO_BELL_POLL_NS 1000000   /* without descriptors for a bell, sleep by short naps */
 
@@ -286,14 +285,12 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 
 static int64_t look_again_at(const struct conn *conn, int64_t deadline)
 {
-	if (tx_is(conn->slot, TX_RESEND) && deadline - RESEND_EVERY_NS > now_ns())
-		deadline = now_ns() + RESEND_EVERY_NS;
-	if (unlikely(atomic_load_explicit(&trim_due, memory_order_relaxed))) {
-		int64_t now = now_ns();
-		conns_trim(now);
-		deadline = trim_deadline(deadline, now);
-	}
-	return deadline;
+	int64_t now = now_ns();
+
+	if (unlikely(tx_is(conn->slot, TX_RESEND)) && deadline - RESEND_EVERY_NS > now)
+		deadline = now + RESEND_EVERY_NS;
+	conns_trim(now);
+	return sleep_deadline(deadline, now);
 }
 
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
@@ -319,12 +316,10 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 		return 0;
 	}
 	rpc_listen();
+	self.full_until = 0;
+	if (want == WAIT_TX && conn_make_room(conn))
+		return 0;
 	int64_t deadline = look_again_at(conn, clock->deadline);
-	/* through a provider it may be a link that stands still for a while; and who has gone back stays there: see trim() */
-	uint64_t stuck = want == WAIT_TX && !conn_relayed(conn) ? conn_stuck(conn) : 0;
-	int64_t stuck_at = 0;
-	if (unlikely(stuck) && deadline > (stuck_at = now_ns() + STUCK_AFTER_NS))
-		deadline = stuck_at;
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
 	bell_sleep_begin(bell); /* full fence */
@@ -352,7 +347,5 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	calls_count(slot);
 	if (want == WAIT_TX)
 		atomic_fetch_sub(&conn->channel.tx_line->want_space, 1);
-	if (unlikely(stuck) && result == 0 && now_ns() >= stuck_at && conn_stays(conn, &fd) && conn_unstick(conn, fd, stuck))
-		set_conn_switched(conn);
 	return result;
 }

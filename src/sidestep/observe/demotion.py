@@ -21,7 +21,7 @@ from sidestep.provider.control import ControlConnection
 from sidestep.provider.orders import Passed
 
 _POLL_S: Final = 0.005
-_UNTIL_ASKED: Final = frozenset({Reason.DEMOTED, Reason.PEER_LEFT, Reason.BOTH_WAYS_FULL})  # a promotion undoes these
+_UNTIL_ASKED: Final = frozenset({Reason.DEMOTED, Reason.PEER_LEFT, Reason.UNHEARD})  # a promotion undoes these
 
 
 class Order(StrEnum):

@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 
 def _rings(read: int, sent: int) -> int:
-    """The sizes of the rings that an application reads and sends by, as the count of ATTACHED."""
+    """What an application can leave unread, and the size of the ring that it sends by, as the count of ATTACHED."""
     return sent << 32 | read
 
 
@@ -185,7 +185,7 @@ class Far(Joint):
     def _tell_attached(self, side: Side, words: Words) -> None:
         if words.attached and not self.attached_told:
             self.attached_told = True
-            self.link.say(Say.ATTACHED, _rings(side.channel.tx_size, side.channel.rx_size))
+            self.link.say(Say.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
         self._open(side)
 
     def _open(self, side: Side) -> None:
@@ -322,14 +322,14 @@ class Far(Joint):
         if not self.far_switched or self.far_back or self.far_shut or self.far_ended:
             self.reset("violation")
             raise PeerViolation("data from an end that does not send by ring", rule="link_data")
-        if length > self.side.channel.tx_size:
+        if length > self.side.channel.tx_most:
             self.reset("violation")
-            raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_size}", rule="link_data")
+            raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_most}", rule="link_data")
         if self._drops and not self._keeps:
             return None
         room, found = length + len(self._kept), []
         try:
-            for piece in self.side.channel.writable():
+            for piece in self._room_for(room):
                 if part := piece[:room]:
                     found.append(part)
                     room -= len(part)
@@ -343,6 +343,12 @@ class Far(Joint):
             self._keeping = bytearray(length)
             return (memoryview(self._keeping),)
         return tuple(found)
+
+    def _room_for(self, length: int) -> tuple[memoryview, ...]:
+        """The room in our application's ring or, if that has less than `length` bytes, behind it."""
+        channel = self.side.channel
+        pieces = channel.writable()
+        return pieces if sum(map(len, pieces)) >= length or not channel.spill() else channel.writable()
 
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""

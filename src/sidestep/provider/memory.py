@@ -12,7 +12,9 @@ import functools
 import os
 from typing import Final
 
+from sidestep import limits
 from sidestep.errors import PeerViolation
+from sidestep.native import layout
 
 F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; not in the fcntl module of Python 3.11
 MUST_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -43,6 +45,16 @@ def _memfd_device() -> int:
         return os.fstat(fd).st_dev
     finally:
         os.close(fd)
+
+
+def segment_size(ring_size: tuple[int, int]) -> int:
+    """Bytes of a channel's segment (channel.h): a header and, for each direction, a ring and its spill."""
+    return limits.CHANNEL_HEADER_SIZE + sum(size + max(size, layout.CHANNEL_SPILL) for size in ring_size)
+
+
+def channel_memory(ring_size: tuple[int, int]) -> int:
+    """Bytes that a channel takes while all of its bytes are read in time: those of its rings, not of the spills."""
+    return limits.CHANNEL_HEADER_SIZE + sum(ring_size)
 
 
 def check_eventfd(fd: int, what: str) -> None:

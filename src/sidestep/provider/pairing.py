@@ -7,6 +7,7 @@ served is refused with the reason, and counted; the connection stays on TCP.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -153,7 +154,7 @@ class Pairing:
                 client.subject, request, ip_protocol=message.protocol, elsewhere=elsewhere
             )
             refusal = verdict.refusal
-        if not refusal and not self._reserve(message.segment_id, segment_len, client.uid):
+        if not refusal and not self._reserve(message.segment_id, memory.channel_memory(message.ring_size), client.uid):
             refusal = Refusal.NO_BUDGET
         if refusal:
             evidence.close()
@@ -325,7 +326,7 @@ class Pairing:
         second_id = blake2b(offer.segment_id, digest_size=16).digest()
         if offer.key.netns_cookie != self._netns_cookie or packet.message.netns_cookie != self._netns_cookie:
             raise Unavailable("who stands in between cannot tell who holds a socket of another network namespace")
-        if not self._reserve(second_id, limits.CHANNEL_HEADER_SIZE + sum(offer.ring_size), claimer.uid):
+        if not self._reserve(second_id, memory.channel_memory(offer.ring_size), claimer.uid):
             raise Unavailable("the budget for channel memory is used up")
         self._second_segments.add(second_id)
         try:
@@ -477,7 +478,7 @@ class Pairing:
     def _make_segment(self, uid: int) -> tuple[bytes, int]:
         """A segment for an end that accepted a connection, and its id; raises Unavailable."""
         segment_id = os.urandom(16)
-        if not self._reserve(segment_id, limits.CHANNEL_HEADER_SIZE + sum(self._ring_size), uid):
+        if not self._reserve(segment_id, memory.channel_memory(self._ring_size), uid):
             raise Unavailable("the budget for channel memory is used up")
         try:
             made = _channel.create(*self._ring_size)
@@ -629,16 +630,16 @@ class Pairing:
 
     # ---- memory ----
 
-    def _reserve(self, segment_id: bytes, segment_len: int, uid: int) -> bool:
+    def _reserve(self, segment_id: bytes, memory_len: int, uid: int) -> bool:
         now = self._clock()
         if self.budget.wants_sweep(now=now):
             self._sweep(now)
-        if self.budget.reserve(segment_id, segment_len, now=now, owner=uid):
+        if self.budget.reserve(segment_id, memory_len, now=now, owner=uid):
             return True
         if not self.budget.may_sweep(now=now):
             return False
         self._sweep(now)
-        return self.budget.reserve(segment_id, segment_len, now=now, owner=uid)
+        return self.budget.reserve(segment_id, memory_len, now=now, owner=uid)
 
     def _release(self, offer: Offer[Brought]) -> None:
         """Gives back what an offer held that was not claimed."""
@@ -647,17 +648,17 @@ class Pairing:
         offer.brought.close()
 
     def _sweep(self, now: float) -> None:
-        in_use = set(self._second_segments)
+        spilled = Counter(self._second_segments)  # bytes beside the rings, by segment
         slots_left = _SWEEP_SLOTS_MAX
         for arena in self._arenas.values():
-            for segment_id in arenas.segments_in_use(arena.fd):
+            for segment_id, touched in arenas.segments_in_use(arena.fd):
                 slots_left -= 1
                 if not slots_left:
                     self.budget.handle_sweep(None, now=now)
                     return
                 if segment_id is not None:
-                    in_use.add(segment_id)
-        self.budget.handle_sweep(in_use, now=now)
+                    spilled[segment_id] += touched
+        self.budget.handle_sweep(spilled, now=now)
 
 
 def _nothing() -> None:
@@ -674,7 +675,7 @@ def expect(packet: Packet, fds_count: int) -> None:
 
 
 def _geometry_ok(ring_size: tuple[int, int], segment_len: int) -> bool:
-    return segment_len == limits.CHANNEL_HEADER_SIZE + sum(ring_size) and all(
+    return segment_len == memory.segment_size(ring_size) and all(
         limits.RING_SIZE_MIN <= size <= limits.RING_SIZE_MAX and not size & (size - 1) for size in ring_size
     )
 

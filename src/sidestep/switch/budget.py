@@ -1,20 +1,21 @@
 """The budget of channel memory: a ledger without I/O and without a clock.
 
-What counts is the size of the segments on offer or in use, as if every ring were full. The provider sees a channel
-begin, not end: it lets go of its descriptors at once. So when the budget is used up, or the ledger has become twice as
-long, it looks into the arenas which segments are still in use and tells the ledger (`handle_sweep`); what was granted
-just now is kept, since its two ends may not have written it down yet.
+What counts is the memory of the segments on offer or in use: their rings, as if each were full, and of the spills behind
+them what has been touched. The provider sees a channel begin, not end: it lets go of its descriptors at once. So when the
+budget is used up, the ledger has become twice as long, or the last look is a while ago, it looks into the arenas which
+segments are still in use, and how much of their spills, and tells the ledger (`handle_sweep`); what was granted just now
+is kept, since its two ends may not have written it down yet.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from typing import Final
 
 SETTLE_S: Final = 5.0  # seconds from an offer until both ends have surely attached, or never will
 SWEEP_INTERVAL_S: Final = 1.0  # seconds between two sweeps, which read every slot of every arena
+SWEEP_AFTER_S: Final = 10.0  # seconds after which spills may have grown so much that a new grant is worth a sweep
 GRANTS_UNSWEPT: Final = 1024  # entries of the ledger that are not worth a sweep
 
 
@@ -28,6 +29,7 @@ class ChannelBudget:
         self._owner_max = owner_max or (lambda _: limit_bytes)
         self._of_owner: Counter[int] = Counter()
         self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, when, to whom
+        self._spilled: Counter[bytes] = Counter()  # segment id -> bytes beside those
         self._swept_at = float("-inf")
         self._long = GRANTS_UNSWEPT  # entries at which a sweep is worth its while
 
@@ -48,6 +50,7 @@ class ChannelBudget:
     def release(self, segment_id: bytes) -> None:
         """Takes a grant back; KeyError if there is none."""
         segment_len, _, owner = self._granted.pop(segment_id)
+        segment_len += self._spilled.pop(segment_id, 0)
         self.used_bytes -= segment_len
         self._of_owner[owner] -= segment_len
         if not self._of_owner[owner]:
@@ -58,11 +61,15 @@ class ChannelBudget:
         return now - self._swept_at >= SWEEP_INTERVAL_S
 
     def wants_sweep(self, *, now: float) -> bool:
-        """Whether the ledger has grown so much that much of it is probably void, and a sweep may be made."""
-        return len(self._granted) >= self._long and self.may_sweep(now=now)
+        """Whether a sweep may be made, and much of the ledger is probably void, or it is old."""
+        due = len(self._granted) >= self._long or now - self._swept_at >= SWEEP_AFTER_S
+        return bool(self._granted) and due and self.may_sweep(now=now)
 
-    def handle_sweep(self, in_use: AbstractSet[bytes] | None, *, now: float) -> None:
-        """Releases every segment that has settled and is not in use; None: that could not be found out."""
+    def handle_sweep(self, in_use: Mapping[bytes, int] | None, *, now: float) -> None:
+        """Releases every segment that has settled and is not in use; None: that could not be found out.
+
+        `in_use`: how many bytes of its spills each segment has touched.
+        """
         self._swept_at = now
         if in_use is None:
             return
@@ -73,4 +80,9 @@ class ChannelBudget:
             if granted_at < settled_before and segment_id not in in_use
         ]:
             self.release(segment_id)
+        for segment_id, (_, _, owner) in self._granted.items():
+            grown = in_use.get(segment_id, 0) - self._spilled[segment_id]
+            self._spilled[segment_id] += grown
+            self._of_owner[owner] += grown
+            self.used_bytes += grown
         self._long = max(2 * len(self._granted), GRANTS_UNSWEPT)

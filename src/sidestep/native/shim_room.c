@@ -1,0 +1,103 @@
+/*
+ * shim_room.c - how much may be unread: a ring's length while its reader reads, and what TCP would have held when it does
+ * not. Then what follows goes to the spill behind the ring; see channel.h.
+ */
+#include "shim_switch.h"
+
+#include <sys/socket.h>
+
+#ifndef SO_BUF_LOCK
+#define SO_BUF_LOCK 72
+#endif
+enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* what it tells: linux/socket.h */
+#define STANDS_AFTER_NS 1000000 /* a reader that has not moved for so long stands still */
+#define WINDOW_FIRST 65536u     /* what a receiver takes that has not read yet: half of tcp_rmem's default, tcp(7) */
+
+/* What has to be free before somebody who waits for room is told of it. */
+size_t room_wanted(const struct conn *conn)
+{
+	uint64_t most = channel_tx_most(&conn->channel);
+
+	return (most < conn->channel.tx.size ? (size_t)most : conn->channel.tx.size) / 4;
+}
+
+/* The clock of a reader's standing still; it begins anew whenever the reader has moved. */
+static bool reader_stands(struct conn *conn, uint64_t head)
+{
+	int64_t now = now_ns(), since = atomic_load_explicit(&conn->full_since, memory_order_relaxed);
+
+	if (!since || word_load(conn->full_head) != head) {
+		word_store(conn->full_head, head);
+		word_store(conn->full_since, now);
+		since = now;
+	}
+	if (now - since >= STANDS_AFTER_NS)
+		return true;
+	if (!self.full_until || since + STANDS_AFTER_NS < self.full_until)
+		self.full_until = since + STANDS_AFTER_NS;
+	return false;
+}
+
+/* Whether nothing but the reader can make room. */
+bool tx_full(const struct conn *conn)
+{
+	uint64_t head;
+	size_t room = channel_tx_look(&conn->channel, &head);
+	uint64_t limit = head + channel_tx_most(&conn->channel);
+
+	return room < room_wanted(conn) && (int64_t)(limit - channel_tx_until(&conn->channel, head)) <= 0;
+}
+
+/* tx_lock held, sending by ring, without room. True: now there is some, as the reader stands still. */
+bool tx_spill(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	struct channel_end *end = &conn->channel;
+
+	if (channel_tx_space(end, SIZE_MAX) < 0 || tx_full(conn) || !reader_stands(conn, word_load(*end->own.head_seen)) ||
+	    !channel_tx_spill(end))
+		return false;
+	uint64_t touched = word_load(slot->tx_spilled) + word_load(*end->own.limit) - word_load(*end->own.tail);
+	word_store(slot->tx_spilled, touched < end->tx.spill_size ? touched : end->tx.spill_size);
+	return true;
+}
+
+/*
+ * For who waits for room. True: there is some now. Else self.full_until says when to come again, if that is of use. No lock
+ * is needed; a set's may be held.
+ */
+bool conn_make_room(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	bool made = false;
+
+	if (!tx_by_ring(slot) || slot_has(slot, SLOT_RESERVED) || !slot_trylock(&slot->tx_lock))
+		return false;
+	if (conn->managed && tx_by_ring(slot) && !slot_has(slot, SLOT_RESERVED) &&
+	    channel_tx_peek(&conn->channel) < room_wanted(conn))
+		made = tx_spill(conn);
+	slot_unlock(&slot->tx_lock);
+	return made;
+}
+
+/* The buffers of the socket that the program has set the size of, in bytes as it gave them; else 0. socket(7) */
+static uint32_t buffer_set(int fd, int lock, int name)
+{
+	int locks = 0, size = 0;
+	socklen_t len = sizeof(locks);
+
+	if (real.getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locks, &len) < 0 || !(locks & lock)) /* Linux 5.15 */
+		return 0;
+	len = sizeof(size);
+	return real.getsockopt(fd, SOL_SOCKET, name, &size, &len) < 0 || size < 2 ? 0 : (uint32_t)size / 2;
+}
+
+/* How much may be unread, by the sizes that the programs have given to their buffers: ours is told to the peer. */
+void conn_bound(struct conn *conn, int fd)
+{
+	uint64_t own = buffer_set(fd, SNDBUF_LOCKED, SO_SNDBUF);
+	uint32_t peer = word_load(conn->channel.tx_peer_line->room_max);
+
+	word_store(conn->channel.rx_line->room_max, buffer_set(fd, RCVBUF_LOCKED, SO_RCVBUF));
+	word_store(conn->slot->tx_room_max, own ? own + (peer ? peer : WINDOW_FIRST) : 0);
+}
