@@ -31,7 +31,7 @@ ROOT: Final = HERE.parents[1]
 OUTPUT: Final = ROOT / "build" / "native-tests"
 SHIM_FLAGS: Final = (
     "-std=gnu11", "-O1", "-g", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-fno-semantic-interposition",
-    "-U_FORTIFY_SOURCE", "-fsanitize=thread", "-w",
+    "-U_FORTIFY_SOURCE", "-fsanitize=thread", "-w", "-DCHANNEL_SPILL=32768u",
 )  # fmt: skip
 SIM_FLAGS: Final = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 WRAPPED: Final = re.compile(r"^WRAP\([^,]+, (\w+),", re.MULTILINE)
