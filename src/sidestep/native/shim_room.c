@@ -92,10 +92,13 @@ static uint32_t buffer_set(int fd, int lock, int name)
 	return real.getsockopt(fd, SOL_SOCKET, name, &size, &len) < 0 || size < 2 ? 0 : (uint32_t)size / 2;
 }
 
-/* How much may be unread, by the sizes that the programs have given to their buffers: ours is told to the peer. */
+/*
+ * How much may be unread, by the sizes that the programs have given to their buffers: ours is told to the peer. A provider
+ * between would not know of it, and gives room back by steps of the ring's size.
+ */
 void conn_bound(struct conn *conn, int fd)
 {
-	uint64_t own = buffer_set(fd, SNDBUF_LOCKED, SO_SNDBUF);
+	uint64_t own = conn_relayed(conn) ? 0 : buffer_set(fd, SNDBUF_LOCKED, SO_SNDBUF);
 	uint32_t peer = word_load(conn->channel.tx_peer_line->room_max);
 
 	word_store(conn->channel.rx_line->room_max, buffer_set(fd, RCVBUF_LOCKED, SO_RCVBUF));

@@ -243,6 +243,8 @@ static void sleep_in_send(struct pair *pair)
 static void blocked_sender(enum whose whose)
 {
 	struct pair *pair = open_pair();
+	int small = 65536;
+	NEED(setsockopt(pair->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0); /* else it does not sleep */
 	for (int turn = 0; turn < TURNS; turn++) {
 		struct sleeper sleeper;
 		sleeper_begin(&sleeper, pair, sleep_in_send);
