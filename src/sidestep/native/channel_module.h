@@ -1,0 +1,49 @@
+/*
+ * channel_module.h - what the C files of sidestep.native._channel share: its Channel, its errors, and the types it has.
+ */
+#ifndef SIDESTEP_CHANNEL_MODULE_H
+#define SIDESTEP_CHANNEL_MODULE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#include <Python.h>
+
+#include "channel.h"
+#include "layout.h"
+
+struct channel {
+	PyObject_HEAD
+	struct channel_end end;
+	_Atomic uint64_t own_tail, own_head, head_seen; /* out of the peer's reach */
+	PyTypeObject *piece_type;
+	Py_ssize_t pieces; /* views in use */
+	bool closed;
+};
+
+/* A word by its name, for tests and tools that look at a segment through a mapping of their own, too. */
+struct place {
+	const char *name;
+	size_t offset, size;
+};
+#define PLACE(record, path) {#path, offsetof(struct record, path), sizeof(((struct record *)0)->path)},
+
+static inline PyObject *raise_errno(int negative)
+{
+	errno = -negative;
+	return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* channel_type.c: one end of a segment, and the views of its rings */
+extern PyType_Spec channel_spec, piece_spec;
+
+/* channel_bells.c: whom to wake, and who is to be woken */
+extern PyType_Spec own_bell_spec, far_bell_spec;
+int bell_fd_make(void);
+bool bell_fd_ring(int fd);
+
+#endif
