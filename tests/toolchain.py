@@ -161,9 +161,9 @@ def build_shim(sanitizer: Sanitizer) -> Path:
 
 
 def build_module(sanitizer: Sanitizer, name: str, *parts: str) -> Path:
-    """The Python extension `name`, made of NAME_module.c and parts of the native library, for `sanitizer`."""
+    """The Python extension `name`, made of the C files called so and other parts of the library, for `sanitizer`."""
     require(sanitizer)
-    sources = [NATIVE / f"{part}.c" for part in (f"{name}_module", *parts)]
+    sources = [*sorted(NATIVE.glob(f"{name}*.c")), *(NATIVE / f"{part}.c" for part in parts)]
     flags = [
         "-shared",
         "-fPIC",

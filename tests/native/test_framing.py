@@ -17,7 +17,7 @@ from toolchain import ADDRESS
 FUZZ_RUNS = 4_000
 FUZZ_SECONDS = float(os.environ.get("SIDESTEP_FUZZ_S", "4"))
 SANITIZED_S = 300
-SOURCES = (toolchain.NATIVE / "framing.c", toolchain.NATIVE / "crc32c.c")
+SOURCES = tuple(toolchain.NATIVE / f"{name}.c" for name in ("framing_in", "framing_out", "crc32c"))
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_any_moves_guided(tmp_path: Path) -> None:
 @pytest.mark.timeout(SANITIZED_S + 60)
 def test_the_module_sanitized() -> None:
     """The tests of the extension once more, with an extension that is watched."""
-    extension = toolchain.build_module(ADDRESS, "framing", "framing", "crc32c")
+    extension = toolchain.build_module(ADDRESS, "framing", "crc32c")
     program = toolchain.NATIVE_TESTS / "programs" / "sanitized_module.py"
     tests = toolchain.NATIVE_TESTS / "test_framing_module.py"
     env = {

@@ -1,0 +1,64 @@
+/*
+ * framing_module.h - what the C files of sidestep.native._framing share: arguments, held buffers, and the types it has.
+ *
+ * Getting and releasing a buffer may run Python code, so neither is done while something is half changed.
+ */
+#ifndef SIDESTEP_FRAMING_MODULE_H
+#define SIDESTEP_FRAMING_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#include <Python.h>
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "framing.h"
+
+struct module_state {
+	PyTypeObject *run_type;
+};
+
+/* framing_args.c */
+#define ARGS_MAX 10
+#define WITH_NAMES(function) ((PyCFunction)(void (*)(void))(function))
+
+/* Sorts arguments by position and by name into `found`, in the order of `names`; those left out stay NULL. */
+int args_sort(const char *const *names, Py_ssize_t required, PyObject *const *args, Py_ssize_t given, PyObject *keywords,
+              PyObject **found);
+int arg_number(PyObject *object, const char *name, uint64_t max, uint64_t *value);
+int arg_u32(PyObject *object, const char *name, uint32_t *value);
+int arg_bool(PyObject *object, bool *value);
+int arg_fd(PyObject *object, int *fd);
+
+/* The buffers of a tuple, held. In one block, where they stay: a Py_buffer must not be moved. */
+struct held {
+	struct held *next;
+	struct framing_span *spans;
+	Py_ssize_t len, released; /* buffers; the first so many are given back */
+	Py_buffer views[];
+};
+
+struct held *held_get(PyObject *tuple, int flags);
+void held_free(struct held *held);
+
+PyObject *object_new(PyTypeObject *type);
+void object_free(PyObject *self);
+
+/* The two settings that both directions have; they are given by name. */
+int settings_get(PyObject *crc, PyObject *markers, bool *crc_value, bool *markers_value);
+
+/* RuntimeError, for a thread that comes while another is in a system call. */
+PyObject *refuse_busy(void);
+
+/* framing_outbound.c */
+extern PyType_Spec outbound_spec;
+
+/* framing_inbound.c */
+extern PyType_Spec inbound_spec;
+extern PyStructSequence_Desc run_desc;
+
+#endif
