@@ -139,11 +139,28 @@ static inline bool file_closing(int fd)
 }
 extern _Atomic uint32_t own_first, own_end; /* the shim's own descriptors lie between */
 extern _Atomic uint32_t fd_end; /* no entry at this number or above */
-void fork_prepare(void); /* around every way to make a process with a memory of its own */
-void fork_parent(void);
-void fork_child(void);
 int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
 void own_fd_close(int fd);
+
+/* ---- slot locks (shim_slot_lock.c): the holder's tid; a dead holder's lock is taken over ---- */
+void slot_lock_slow(_Atomic uint32_t *lock);
+extern bool arena_shared; /* with a parent or children */
+
+static inline void slot_lock(_Atomic uint32_t *lock)
+{
+	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
+
+	critical_enter();
+	if (unlikely(!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire,
+	                                                      memory_order_relaxed)))
+		slot_lock_slow(lock);
+}
+bool slot_trylock(_Atomic uint32_t *lock);
+static inline void slot_unlock(_Atomic uint32_t *lock)
+{
+	atomic_store_explicit(lock, 0, memory_order_release);
+	critical_leave();
+}
 
 /* ---- arena and connections (shim_arena.c to shim_close.c; between them: shim_switch.h) ---- */
 int arena_open(void);
@@ -173,7 +190,8 @@ static inline void conn_release(struct conn **conn)
 void conn_pin(struct conn *conn, enum reason_code reason);
 void conn_forget(int fd, bool closing); /* takes the fd out of the table, as close() does */
 void conn_dup(int from, int to);
-void conn_forked(bool in_child);
+void conns_before_fork(void);
+void conns_after_fork(void);
 void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local);
@@ -494,11 +512,15 @@ int set_bells(struct file *file, struct bell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
 
+/* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */
+void fork_prepare(void);
+void fork_parent(void);
+void fork_child(void);
+
 /* ---- signals (shim_signal.c) ---- */
 void signals_init(void);
 
 /* ---- a process that was started without the shim (shim_embed.c) ---- */
 int sidestep_adopt(int fd);
-void *real_scope(void); /* where dlsym() finds the functions that ours stand before */
 
 #endif

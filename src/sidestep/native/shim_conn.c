@@ -173,27 +173,30 @@ struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd)
 	return NULL;
 }
 
-/* Called with shim_lock held: the child is about to share, or shares, every connection. */
-void conn_forked(bool in_child)
+/* shim_lock held: the child is about to share every connection. */
+void conns_before_fork(void)
 {
 	arena_shared = true;
-	if (in_child)
-		arena_forked();
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		/* once for each connection, however many numbers it has */
+		if (conn && (int)fd == conn_fd(conn))
+			atomic_fetch_add(&conn->slot->holders, 1);
+	}
+}
+
+void conns_after_fork(void)
+{
+	arena_forked();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn)
 			continue;
-		if (!in_child) {
-			/* once for each connection, however many numbers it has */
-			if ((int)fd == conn_fd(conn))
-				atomic_fetch_add(&conn->slot->holders, 1);
-		} else {
-			if ((int)fd == conn_fd(conn))
-				holder_put(conn->slot, 0, shim_pid);
-			conn->refs = conn->fds; /* waiting threads stayed in the parent */
-			conn->waiters = 0;
-			conn->pending_segment_fd = -1;
-		}
+		if ((int)fd == conn_fd(conn))
+			holder_put(conn->slot, 0, shim_pid);
+		conn->refs = conn->fds; /* waiting threads stayed in the parent */
+		conn->waiters = 0;
+		conn->pending_segment_fd = -1;
 	}
 }
 
@@ -291,16 +294,4 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 void conn_violation(struct conn *conn, int fd)
 {
 	conn_abort(conn, fd, ECONNRESET, REASON_PEER_VIOLATION);
-}
-
-/* A lock of the arena was taken from a holder that keeps it for ever: what it guards may be half done. */
-void conn_lock_broken(const void *lock)
-{
-	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		struct conn *conn = conn_get((int)fd); /* who has asked for the lock holds it */
-		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
-			conn_violation(conn, (int)fd);
-			return;
-		}
-	}
 }

@@ -464,7 +464,6 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 
 void rpc_after_fork(void)
 {
-	provider_after_fork();
 	memset(asks, 0, sizeof(asks));
 	stalled = false;
 	atomic_store(&inherited, true);
