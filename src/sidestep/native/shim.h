@@ -439,6 +439,8 @@ static inline struct explicit *explicit_hold(int fd)
 {
 	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
 }
+struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_lease.c */
+void explicit_ref(struct explicit *explicit);
 void explicit_unref(struct explicit *explicit);
 static inline void explicit_release(struct explicit **explicit)
 {

@@ -95,30 +95,6 @@ void conn_free(struct conn *conn)
 	shim_lock_drop();
 }
 
-void conn_ref(struct conn *conn)
-{
-	atomic_fetch_add(&conn->refs, 1);
-}
-
-void conn_unref(struct conn *conn)
-{
-	if (unlikely(refs_drop(&conn->refs))) {
-		int saved = errno;
-		conn_destroy(conn);
-		errno = saved;
-	}
-}
-
-bool conn_tryref(struct conn *conn, int fd)
-{
-	if (unlikely(!refs_take(&conn->refs)))
-		return false; /* on its way to the free list, or there */
-	if (likely(conn_get(fd) == conn))
-		return true;
-	conn_unref(conn);
-	return false;
-}
-
 /* Whether a call may go on with the connection; *fd becomes the number under which it has survived. */
 bool conn_stays(struct conn *conn, int *fd)
 {
@@ -130,16 +106,6 @@ bool conn_stays(struct conn *conn, int *fd)
 	if (left >= 0)
 		*fd = left;
 	return left >= 0;
-}
-
-void conn_dup(int from, int to)
-{
-	struct conn *conn = conn_hold(from); /* the new number's */
-
-	if (!conn)
-		return;
-	atomic_fetch_add(&conn->fds, 1);
-	file_put(to, &conn->file);
 }
 
 /* A number of this process by which the socket can be reached. */
@@ -155,22 +121,6 @@ int conn_fd(struct conn *conn)
 			return (int)i;
 		}
 	return -1;
-}
-
-/* The connection of a slot, held, and a number of it; NULL: this process has none. */
-struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd)
-{
-	for (uint32_t at = 0; at < atomic_load(&fd_end); at++) {
-		struct conn *conn = conn_hold((int)at);
-		if (!conn)
-			continue;
-		if (slot_index(conn->slot) == slot && conn->generation == generation) {
-			*fd = (int)at;
-			return conn;
-		}
-		conn_unref(conn);
-	}
-	return NULL;
 }
 
 /* shim_lock held: the child is about to share every connection. */

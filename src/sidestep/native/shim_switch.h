@@ -64,8 +64,8 @@ bool rx_goes_on(struct conn *conn, int fd);
 size_t low_water(struct conn *conn);
 size_t room_wanted(const struct conn *conn);
 
-/* ---- shim_close.c ---- */
-void conn_destroy(struct conn *conn);
+/* ---- shim_finish.c ---- */
+void conn_flush(struct conn *conn, int fd);
 void tell_close(struct conn *conn, int fd);
 
 #endif
