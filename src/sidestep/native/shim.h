@@ -387,7 +387,7 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
  * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
  */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
-/* ---- provider (shim_rpc.c) ---- */
+/* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 void rpc_listen(void); /* does what the provider tells to, and looks now and then whether it is there. No lock may be held. */
@@ -412,6 +412,8 @@ bool rpc_carries_far(void);  /* the provider carries connections with other host
 /* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
+/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
+bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 /* ---- explicit sockets (shim_explicit.c) ---- */
 
@@ -456,10 +458,8 @@ static inline bool explicit_named(int fd)
 
 	return unlikely(file && file->kind == FILE_EXPLICIT);
 }
-/* As the records hold addresses: IPv4 v4-mapped. False: it is no complete address of these families. */
 #define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
 void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
-bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port);
 /* 0, or the errno that the call fails with; *answer says whether the protocols are with it (all 0). */
 int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
                  struct rpc_answer *answer);
@@ -491,9 +491,7 @@ bool reach_wanted(const struct conn *conn, const struct explicit *explicit, cons
 int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
                          struct reach *reach);
 int reach_connect(struct conn *conn, int fd, const struct reach *reach);
-/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
 bool names_peer_may_be(const struct sockaddr_storage *remote); /* a quick look: names_show() is worth its system calls */
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 extern _Atomic bool has_io_uring; /* this process may move bytes past us */
 

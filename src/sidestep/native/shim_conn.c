@@ -1,10 +1,9 @@
 /*
- * shim_conn.c - connections: their structs, descriptors and addresses, and what ends them at once.
+ * shim_conn.c - connections: their structs and descriptors, and what ends them at once.
  */
 #include "shim_switch.h"
 
 #include <errno.h>
-#include <netinet/in.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -148,41 +147,6 @@ void conns_after_fork(void)
 		conn->waiters = 0;
 		conn->pending_segment_fd = -1;
 	}
-}
-
-/* Its port. */
-static uint16_t address_store(const struct sockaddr_storage *from, uint8_t addr[16])
-{
-	if (from->ss_family == AF_INET) {
-		const struct sockaddr_in *in = (const struct sockaddr_in *)from;
-		memset(addr, 0, 10);
-		memset(addr + 10, 0xff, 2);
-		memcpy(addr + 12, &in->sin_addr, 4);
-		return ntohs(in->sin_port);
-	}
-	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)from;
-	memcpy(addr, &in6->sin6_addr, 16);
-	return ntohs(in6->sin6_port);
-}
-
-void conn_set_addresses(struct conn *conn, int fd)
-{
-	struct sockaddr_storage local, remote;
-	socklen_t local_len = sizeof(local), remote_len = sizeof(remote);
-	struct conn_slot *slot = conn->slot;
-
-	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
-	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
-		return;
-	names_show(fd, &local, &remote);
-	shim_lock_take();
-	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
-		slot->remote_port = address_store(&remote, slot->remote_addr);
-		uint16_t port = address_store(&local, slot->local_addr);
-		/* last: who sees it finds the others */
-		atomic_store_explicit(&slot->local_port, port, memory_order_release);
-	}
-	shim_lock_drop();
 }
 
 /* A program's threads may wait for room in the ring when something else is to be looked at. */

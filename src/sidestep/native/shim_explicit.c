@@ -13,6 +13,7 @@
  * does not open, bind, listen or connect without it.
  */
 #include "shim.h"
+#include "shim_address.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -97,25 +98,6 @@ const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_
 	memcpy(copy, address, len); /* the program's own memory stays as it is */
 	copy->ss_family = (sa_family_t)native_family(address->sa_family);
 	return (const struct sockaddr *)copy;
-}
-
-bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port)
-{
-	if (address->sa_family == AF_INET && len >= sizeof(struct sockaddr_in)) {
-		const struct sockaddr_in *in = (const struct sockaddr_in *)address;
-		memset(addr, 0, 10);
-		memset(addr + 10, 0xff, 2);
-		memcpy(addr + 12, &in->sin_addr, 4);
-		*port = ntohs(in->sin_port);
-		return true;
-	}
-	if (address->sa_family == AF_INET6 && len >= 24) { /* SIN6_LEN_RFC2133: without the scope */
-		const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
-		memcpy(addr, &in6->sin6_addr, 16);
-		*port = ntohs(in6->sin6_port);
-		return true;
-	}
-	return false;
 }
 
 /* Where the socket is bound; port 0: it is not. */

@@ -12,6 +12,7 @@ static const struct module {
 	{NULL, NULL, bells_after_fork},
 	{sets_before_fork, NULL, sets_after_fork},
 	{NULL, NULL, provider_after_fork},
+	{NULL, NULL, answers_after_fork},
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
 };
