@@ -129,6 +129,20 @@ void thread_register(void)
 	}
 }
 
+/* The signals that came in a critical section come once more, now that it has ended. */
+void critical_flush(void)
+{
+	int saved = errno;
+
+	thread_register(); /* gives the memory back */
+	while (self.signals_deferred) {
+		siginfo_t info = self.deferred[--self.signals_deferred];
+		real.syscall(SYS_rt_tgsigqueueinfo, getpid(), self.tid ? (long)self.tid : (long)thread_init(), info.si_signo,
+		             (long)&info, 0, 0);
+	}
+	errno = saved;
+}
+
 void shim_lock_take(void)
 {
 	int before;
