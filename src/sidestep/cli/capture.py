@@ -110,16 +110,7 @@ def capture(
             stream.flush()
             # The port of a program is not one of the device's: only what is said there tells it.
             with RemoteCapture(writer, device, _hosts(ends)) as remote:
-                remote.turn(0, frames_max)
-                if not remote.following:
-                    click.echo("sidestep: no process has such a device yet; waiting", err=True)
-                else:
-                    click.echo(f"capturing from {remote.processes} processes", err=True)
-                while not stopped and writer.frames < frames_max and (left := until - time.monotonic()) > 0:
-                    remote.turn(min(left, _TURN_S), frames_max)
-                    stream.flush()
-                last = time.monotonic() + _LAST_S
-                while remote.turn(0, frames_max) and time.monotonic() < last:
+                for _ in _turns(remote, writer, stopped, frames_max, until):
                     stream.flush()
             writer.close()
         except BrokenPipeError:  # whoever read it has seen enough
@@ -149,6 +140,23 @@ def _ends(place: Place | None) -> list[End] | None:
 
 def _hosts(ends: list[End] | None) -> list[End] | None:
     return None if ends is None else [(host, None) for host in dict.fromkeys(host for host, _ in ends)]
+
+
+def _turns(
+    remote: RemoteCapture, writer: DeviceWriter, stopped: list[int], frames_max: int, until: float
+) -> Iterator[None]:
+    """Captures until it is to end, and what came before the end; yields whenever something may have been written."""
+    remote.turn(0, frames_max)
+    if not remote.following:
+        click.echo("sidestep: no process has such a device yet; waiting", err=True)
+    else:
+        click.echo(f"capturing from {remote.processes} processes", err=True)
+    while not stopped and writer.frames < frames_max and (left := until - time.monotonic()) > 0:
+        remote.turn(min(left, _TURN_S), frames_max)
+        yield
+    last = time.monotonic() + _LAST_S
+    while remote.turn(0, frames_max) and time.monotonic() < last:
+        yield
 
 
 def _tell(writer: DeviceWriter, remote: RemoteCapture, *, as_json: bool) -> None:

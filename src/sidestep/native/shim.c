@@ -1,13 +1,10 @@
-/* shim.c - start-up, configuration, the descriptor table, locks. */
+/* shim.c - threads and their lock, the log, settings, the descriptor table, and descriptors of the shim's own. */
 #include "shim.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
-#include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/rseq.h>
 #include <sys/syscall.h>
@@ -27,61 +24,8 @@ struct config config = {
 	.ncpus = 1,
 };
 static struct file own_file = {.kind = FILE_OWN};
-static pthread_key_t thread_key;
+pthread_key_t thread_key;
 static int log_fd = -1;
-
-/* Until shim_init has run, every entry of `real` finds the C library's function first. */
-static void real_init(void);
-#define X(result, name, params, args) \
-	static result first_##name params \
-	{ \
-		real_init(); \
-		return real.name args; \
-	}
-REAL_FUNCTIONS(X)
-#undef X
-static long first_syscall(long n, long a, long b, long c, long d, long e, long f)
-{
-	real_init();
-	return real.syscall(n, a, b, c, d, e, f);
-}
-
-struct real real = {
-#define X(result, name, params, args) .name = first_##name,
-	REAL_FUNCTIONS(X)
-#undef X
-	.syscall = first_syscall,
-};
-
-static const char several_threads;
-const char *one_thread = &several_threads;
-
-static void *real_find(const char *name)
-{
-	return dlsym(real_scope(), name);
-}
-
-static void *missing_symbol(void)
-{
-	errno = ENOSYS;
-	return (void *)-1;
-}
-
-static void real_init(void)
-{
-	void *found;
-#define X(result, name, params, args) \
-	found = real_find(#name); \
-	real.name = (result(*) params)(found ? found : (void *)missing_symbol);
-	REAL_FUNCTIONS(X)
-#undef X
-	real.syscall = (long (*)(long, long, long, long, long, long, long))real_find("syscall");
-	real._exit = (__typeof__(real._exit))real_find("_exit");
-	real._Exit = (__typeof__(real._exit))real_find("_Exit");
-	found = real_find("__libc_single_threaded"); /* glibc 2.32 */
-	if (found)
-		one_thread = found;
-}
 
 void shim_log(const char *format, ...)
 {
@@ -123,7 +67,7 @@ static uint64_t env_number(const char *name, uint64_t low, uint64_t high, uint64
 	return value;
 }
 
-static void config_read(void)
+void config_read(void)
 {
 	const char *after = getenv("SIDESTEP_PROMOTE_AFTER");
 	const char *off = getenv("SIDESTEP_DISABLE");
@@ -170,28 +114,6 @@ uint32_t cpu_now(void)
 	return (uint32_t)sched_getcpu() + 1;
 }
 
-static void thread_gone(void *unused)
-{
-	(void)unused;
-	shim_lock_take();
-	if (self.bell)
-		bell_unref(self.bell);
-	self.bell = NULL;
-	if (self.bell_epfd > 0)
-		own_fd_close(self.bell_epfd);
-	self.bell_epfd = 0;
-	self.bells_len = 0;
-	if (self.wait_epfd > 0)
-		own_fd_close(self.wait_epfd);
-	self.wait_epfd = 0;
-	self.registered = false;
-	shim_lock_drop();
-	siginfo_t *deferred = self.deferred; /* none is held back outside a critical section */
-	self.deferred = NULL;
-	if (deferred)
-		munmap(deferred, DEFERRED_MAX * sizeof(*deferred));
-}
-
 uint32_t thread_init(void)
 {
 	self.tid = (uint32_t)real.syscall(SYS_gettid, 0, 0, 0, 0, 0, 0);
@@ -205,6 +127,20 @@ void thread_register(void)
 		self.registered = true;
 		pthread_setspecific(thread_key, &self);
 	}
+}
+
+/* The signals that came in a critical section come once more, now that it has ended. */
+void critical_flush(void)
+{
+	int saved = errno;
+
+	thread_register(); /* gives the memory back */
+	while (self.signals_deferred) {
+		siginfo_t info = self.deferred[--self.signals_deferred];
+		real.syscall(SYS_rt_tgsigqueueinfo, getpid(), self.tid ? (long)self.tid : (long)thread_init(), info.si_signo,
+		             (long)&info, 0, 0);
+	}
+	errno = saved;
 }
 
 void shim_lock_take(void)
@@ -226,18 +162,15 @@ void shim_lock_drop(void)
 	critical_leave();
 }
 
-#define LOCK_YIELDS 1024 /* before a waiting thread begins to nap */
-#define LOCK_NAPS 5000 /* of a millisecond, after which it takes the lock of a connection in memory that others can write */
-
-bool slot_trylock(_Atomic uint32_t *lock)
+/* In a child of fork(): one thread is left, under another number, and the lock that it holds is made anew. */
+void shim_after_fork(void)
 {
-	uint32_t expected = 0, tid = self.tid ? self.tid : thread_init();
-
-	critical_enter();
-	if (atomic_compare_exchange_strong(lock, &expected, tid))
-		return true;
-	critical_leave();
-	return false;
+	shim_pid = (uint32_t)getpid();
+	self.tid = 0;
+	thread_init();
+	shim_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	pthread_setcancelstate(self.cancel_state, &(int){0});
+	critical_leave(); /* taken before the fork */
 }
 
 /*
@@ -268,44 +201,6 @@ bool task_dead(uint32_t id, bool process)
 	}
 	errno = saved;
 	return dead;
-}
-
-/*
- * Sections are short, and no thread is stopped in one for seconds but by a debugger, a signal or a page fault: who waits
- * longer may wait for a word that a child of another user wrote, and goes on with a connection that is reset. It naps a
- * bounded number of times, as a clock would go on while it is stopped itself.
- */
-void slot_lock_slow(_Atomic uint32_t *lock)
-{
-	for (uint32_t turn = 0;; turn++) {
-		uint32_t holder = 0;
-		if (atomic_compare_exchange_strong(lock, &holder, self.tid))
-			return;
-		/* Ours already: a handler jumped out of the section that held it. What it left is consistent: positions move last. */
-		if (holder == self.tid)
-			return;
-		if (turn < 100) {
-			cpu_relax();
-		} else {
-			bool naps = turn > LOCK_YIELDS;
-			if (!naps)
-				sched_yield();
-			if (turn % 64 && !naps)
-				continue;
-			if (task_dead(holder, false) && atomic_compare_exchange_strong(lock, &holder, self.tid))
-				return;
-			if (!naps)
-				continue;
-			int saved = errno;
-			raw_poll(NULL, 0, 1);
-			errno = saved;
-			if (turn > LOCK_YIELDS + LOCK_NAPS && arena_shared) {
-				atomic_store(lock, self.tid);
-				conn_lock_broken(lock);
-				return;
-			}
-		}
-	}
 }
 
 void file_put(int fd, struct file *file)
@@ -367,67 +262,4 @@ void own_fd_close(int fd)
 		return;
 	file_put(fd, NULL);
 	raw_close(fd);
-}
-
-void fork_prepare(void)
-{
-	shim_lock_take();
-	sets_before_fork();
-	conn_forked(false);
-}
-
-void fork_parent(void)
-{
-	shim_lock_drop();
-}
-
-void fork_child(void)
-{
-	shim_pid = (uint32_t)getpid();
-	self.tid = 0;
-	thread_init();
-	shim_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	pthread_setcancelstate(self.cancel_state, &(int){0});
-	critical_leave(); /* taken by fork_prepare */
-	conn_forked(true);
-	rpc_after_fork();
-	sets_after_fork();
-	explicit_after_fork();
-}
-
-__attribute__((constructor(101))) static void shim_init(void)
-{
-	int saved = errno;
-
-	real_init();
-	shim_pid = (uint32_t)getpid();
-	thread_init();
-	void *table = mmap(NULL, FD_TABLE_SIZE * sizeof(*fd_table), PROT_READ | PROT_WRITE,
-	                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (table == MAP_FAILED)
-		return; /* fd_table_len stays 0: every call goes straight to the C library */
-	fd_table = table;
-	/* With more rights than who started us: the environment and what comes with it are a stranger's, and we stay out. */
-	const char *off = getenv("SIDESTEP_DISABLE");
-	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
-		return;
-	fd_table_len = FD_TABLE_SIZE;
-	config_read();
-	if (arena_open() < 0) {
-		fd_table_len = 0;
-		return;
-	}
-	pthread_key_create(&thread_key, thread_gone);
-	signals_init();
-	pthread_atfork(fork_prepare, fork_parent, fork_child);
-	rpc_before_exec();
-	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,
-	         config.spin_ns);
-	errno = saved;
-}
-
-__attribute__((destructor)) static void shim_exit(void)
-{
-	if (fd_table_len && shim_pid == (uint32_t)getpid())
-		conn_family_exit();
 }

@@ -141,11 +141,28 @@ static inline bool file_closing(int fd)
 }
 extern _Atomic uint32_t own_first, own_end; /* the shim's own descriptors lie between */
 extern _Atomic uint32_t fd_end; /* no entry at this number or above */
-void fork_prepare(void); /* around every way to make a process with a memory of its own */
-void fork_parent(void);
-void fork_child(void);
 int own_fd(int fd);                       /* moves fd high, marks it as the shim's; returns the new number or -1 */
 void own_fd_close(int fd);
+
+/* ---- slot locks (shim_slot_lock.c): the holder's tid; a dead holder's lock is taken over ---- */
+void slot_lock_slow(_Atomic uint32_t *lock);
+extern bool arena_shared; /* with a parent or children */
+
+static inline void slot_lock(_Atomic uint32_t *lock)
+{
+	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
+
+	critical_enter();
+	if (unlikely(!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire,
+	                                                      memory_order_relaxed)))
+		slot_lock_slow(lock);
+}
+bool slot_trylock(_Atomic uint32_t *lock);
+static inline void slot_unlock(_Atomic uint32_t *lock)
+{
+	atomic_store_explicit(lock, 0, memory_order_release);
+	critical_leave();
+}
 
 /* ---- arena and connections (shim_arena.c to shim_close.c; between them: shim_switch.h) ---- */
 int arena_open(void);
@@ -175,7 +192,8 @@ static inline void conn_release(struct conn **conn)
 void conn_pin(struct conn *conn, enum reason_code reason);
 void conn_forget(int fd, bool closing); /* takes the fd out of the table, as close() does */
 void conn_dup(int from, int to);
-void conn_forked(bool in_child);
+void conns_before_fork(void);
+void conns_after_fork(void);
 void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
 int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local);
@@ -375,7 +393,7 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns);
  * among conn->waiters from its first wait until it returns: such a call outlives close(). Cancelled, it is taken out here.
  */
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed);
-/* ---- provider (shim_rpc.c) ---- */
+/* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
 void rpc_listen(void); /* does what the provider tells to, and looks now and then whether it is there. No lock may be held. */
@@ -400,6 +418,8 @@ bool rpc_carries_far(void);  /* the provider carries connections with other host
 /* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
+/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
+bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 /* ---- explicit sockets (shim_explicit.c) ---- */
 
@@ -427,6 +447,8 @@ static inline struct explicit *explicit_hold(int fd)
 {
 	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
 }
+struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_lease.c */
+void explicit_ref(struct explicit *explicit);
 void explicit_unref(struct explicit *explicit);
 static inline void explicit_release(struct explicit **explicit)
 {
@@ -442,10 +464,8 @@ static inline bool explicit_named(int fd)
 
 	return unlikely(file && file->kind == FILE_EXPLICIT);
 }
-/* As the records hold addresses: IPv4 v4-mapped. False: it is no complete address of these families. */
 #define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
 void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
-bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port);
 /* 0, or the errno that the call fails with; *answer says whether the protocols are with it (all 0). */
 int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
                  struct rpc_answer *answer);
@@ -477,9 +497,7 @@ bool reach_wanted(const struct conn *conn, const struct explicit *explicit, cons
 int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
                          struct reach *reach);
 int reach_connect(struct conn *conn, int fd, const struct reach *reach);
-/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
 bool names_peer_may_be(const struct sockaddr_storage *remote); /* a quick look: names_show() is worth its system calls */
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 extern _Atomic bool has_io_uring; /* this process may move bytes past us */
 
@@ -500,11 +518,15 @@ int set_bells(struct file *file, struct bell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
 
+/* ---- around every way to make a process with a memory of its own (shim_fork.c) ---- */
+void fork_prepare(void);
+void fork_parent(void);
+void fork_child(void);
+
 /* ---- signals (shim_signal.c) ---- */
 void signals_init(void);
 
 /* ---- a process that was started without the shim (shim_embed.c) ---- */
 int sidestep_adopt(int fd);
-void *real_scope(void); /* where dlsym() finds the functions that ours stand before */
 
 #endif

@@ -5,8 +5,6 @@
 
 #include <errno.h>
 
-#define FLUSH_TURNS 20         /* how often, and how long each time, the end waits for recalled bytes to go out */
-#define FLUSH_TURN_MS 100
 #define HANDED_TURNS 10000     /* milliseconds that a call that must go by TCP waits until a provider has told our offset */
 #define ASKED_TURNS 1000       /* and that the peer was asked back to TCP, which it will be in any case */
 #define READ_TURNS 200         /* and that a peer has read its ring, which nobody can be asked for any more */
@@ -63,49 +61,6 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	conn_ring(conn);
 	shim_log("fd %d attached as side %d", fd, side);
 	return 0;
-}
-
-/* Sends what was recalled, waiting a little where TCP's buffer is full. What cannot go out must not end as if it had. */
-static void flush(struct conn *conn, int fd)
-{
-	struct conn_slot *slot = conn->slot;
-
-	for (int turn = 0; turn < FLUSH_TURNS && tx_is(slot, TX_RESEND); turn++) {
-		slot_lock(&slot->tx_lock);
-		bool done = !conn->managed || tx_resend(conn, fd);
-		slot_unlock(&slot->tx_lock);
-		struct pollfd room = {.fd = fd, .events = POLLOUT};
-		if (!done)
-			raw_poll(&room, 1, FLUSH_TURN_MS);
-	}
-	if (tx_is(slot, TX_RESEND)) {
-		struct sockaddr none = {.sa_family = AF_UNSPEC};
-		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
-		slot_lock(&slot->tx_lock);
-		if (tx_is(slot, TX_RESEND))
-			tx_move(slot, TX_ON_RESENT);
-		slot_unlock(&slot->tx_lock);
-		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
-	}
-}
-
-/* Before the end of our direction is told: what the peer has recalled goes first, and from then on it can recall nothing. */
-void conn_end_sending(struct conn *conn, int fd)
-{
-	struct conn_slot *slot = conn->slot;
-
-	slot_lock(&slot->tx_lock);
-	if (conn->managed && tx_is(slot, TX_RING)) {
-		if (channel_decide(&conn->channel.local->tx_back, word_load(slot->tx_round), CHANNEL_ENDED) == CHANNEL_RECALLED)
-			tx_back(conn, fd);
-		else
-			tx_move(slot, TX_ON_END);
-	} else if (conn->managed && !tx_follows(conn)) {
-		tx_recalled(conn, fd);
-	}
-	slot_unlock(&slot->tx_lock);
-	if (tx_is(slot, TX_RESEND))
-		flush(conn, fd);
 }
 
 /* What we have recalled was not asked for within a moment: will nobody send it? A peer that has ended will not, unless it
@@ -173,7 +128,7 @@ static void leave_to_stranger(struct conn *conn, int fd)
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	if (tx_is(conn->slot, TX_RESEND))
-		flush(conn, fd);
+		conn_flush(conn, fd);
 	uint32_t untold = word_load(conn->slot->error);
 	if (untold && untold != EPIPE)
 		real.connect(fd, &none, sizeof(none)); /* its reads fail, and do not end as if that were all */

@@ -68,6 +68,7 @@ struct thread {
 
 extern __thread struct thread self;
 extern pthread_mutex_t shim_lock;
+extern pthread_key_t thread_key; /* of threads that own descriptors; see thread_register() */
 extern uint32_t shim_pid;
 
 struct config {
@@ -183,29 +184,10 @@ static inline int64_t timespec_ns(const struct timespec *ts)
 
 void shim_lock_take(void);
 void shim_lock_drop(void);
-
-/* ---- slot locks: the holder's tid; a dead holder's lock is taken over ---- */
-void slot_lock_slow(_Atomic uint32_t *lock);
-void conn_lock_broken(const void *lock);
-extern bool arena_shared;
+void shim_after_fork(void);
 uint32_t thread_init(void);
 bool task_dead(uint32_t id, bool process);
-
-static inline void slot_lock(_Atomic uint32_t *lock)
-{
-	uint32_t expected = 0, tid = likely(self.tid) ? self.tid : thread_init();
-
-	critical_enter();
-	if (unlikely(!atomic_compare_exchange_strong_explicit(lock, &expected, tid, memory_order_acquire,
-	                                                      memory_order_relaxed)))
-		slot_lock_slow(lock);
-}
-bool slot_trylock(_Atomic uint32_t *lock);
-static inline void slot_unlock(_Atomic uint32_t *lock)
-{
-	atomic_store_explicit(lock, 0, memory_order_release);
-	critical_leave();
-}
+void config_read(void); /* from the environment */
 
 /*
  * What no other thread changes needs no bus lock, which costs more than all the rest of a call that stays native: a signal

@@ -11,23 +11,6 @@
 
 #define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
 
-/* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
-void tell_close(struct conn *conn, int fd)
-{
-	const struct linger reset = {.l_onoff = 1};
-
-	if (!atomic_load(&conn->managed) || !conn_alone(conn))
-		return;
-	/* Data left unread makes TCP reset (RFC 1122 4.2.2.13). The kernel sees that of its own; ring bytes count even while
-	 * receiving is still on TCP. */
-	if (!rx_over(conn->slot) && channel_rx_peek(&conn->channel) != 0)
-		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-	conn_end_sending(conn, fd);
-	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
-	full_fence();
-	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
-}
-
 /* close() as the kernel makes it lingers for the program that asked for it. */
 static void linger_out(int fd, int seconds)
 {
@@ -79,27 +62,6 @@ static bool linger(struct conn *conn, int fd)
 		return false;
 	atomic_store(&conn->linger_fd, copy);
 	return true;
-}
-
-void conn_destroy(struct conn *conn)
-{
-	struct conn_slot *slot = conn->slot;
-
-	if (conn->linger_fd >= 0)
-		tell_close(conn, conn->linger_fd);
-	if (unlikely(conn->explicit))
-		explicit_unref(conn->explicit);
-	conn->explicit = NULL;
-	if (atomic_load(&conn->managed)) {
-		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
-		slot_lock(&slot->rx_lock);
-		slot_lock(&slot->tx_lock);
-		atomic_store(&conn->managed, 0);
-		channel_unmap(&conn->channel);
-		slot_unlock(&slot->tx_lock);
-		slot_unlock(&slot->rx_lock);
-	}
-	conn_free(conn);
 }
 
 /*

@@ -1,10 +1,9 @@
 /*
- * shim_conn.c - connections: their structs, descriptors and addresses, and what ends them at once.
+ * shim_conn.c - connections: their structs and descriptors, and what ends them at once.
  */
 #include "shim_switch.h"
 
 #include <errno.h>
-#include <netinet/in.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -95,30 +94,6 @@ void conn_free(struct conn *conn)
 	shim_lock_drop();
 }
 
-void conn_ref(struct conn *conn)
-{
-	atomic_fetch_add(&conn->refs, 1);
-}
-
-void conn_unref(struct conn *conn)
-{
-	if (unlikely(refs_drop(&conn->refs))) {
-		int saved = errno;
-		conn_destroy(conn);
-		errno = saved;
-	}
-}
-
-bool conn_tryref(struct conn *conn, int fd)
-{
-	if (unlikely(!refs_take(&conn->refs)))
-		return false; /* on its way to the free list, or there */
-	if (likely(conn_get(fd) == conn))
-		return true;
-	conn_unref(conn);
-	return false;
-}
-
 /* Whether a call may go on with the connection; *fd becomes the number under which it has survived. */
 bool conn_stays(struct conn *conn, int *fd)
 {
@@ -130,16 +105,6 @@ bool conn_stays(struct conn *conn, int *fd)
 	if (left >= 0)
 		*fd = left;
 	return left >= 0;
-}
-
-void conn_dup(int from, int to)
-{
-	struct conn *conn = conn_hold(from); /* the new number's */
-
-	if (!conn)
-		return;
-	atomic_fetch_add(&conn->fds, 1);
-	file_put(to, &conn->file);
 }
 
 /* A number of this process by which the socket can be reached. */
@@ -157,79 +122,31 @@ int conn_fd(struct conn *conn)
 	return -1;
 }
 
-/* The connection of a slot, held, and a number of it; NULL: this process has none. */
-struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd)
-{
-	for (uint32_t at = 0; at < atomic_load(&fd_end); at++) {
-		struct conn *conn = conn_hold((int)at);
-		if (!conn)
-			continue;
-		if (slot_index(conn->slot) == slot && conn->generation == generation) {
-			*fd = (int)at;
-			return conn;
-		}
-		conn_unref(conn);
-	}
-	return NULL;
-}
-
-/* Called with shim_lock held: the child is about to share, or shares, every connection. */
-void conn_forked(bool in_child)
+/* shim_lock held: the child is about to share every connection. */
+void conns_before_fork(void)
 {
 	arena_shared = true;
-	if (in_child)
-		arena_forked();
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		/* once for each connection, however many numbers it has */
+		if (conn && (int)fd == conn_fd(conn))
+			atomic_fetch_add(&conn->slot->holders, 1);
+	}
+}
+
+void conns_after_fork(void)
+{
+	arena_forked();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (!conn)
 			continue;
-		if (!in_child) {
-			/* once for each connection, however many numbers it has */
-			if ((int)fd == conn_fd(conn))
-				atomic_fetch_add(&conn->slot->holders, 1);
-		} else {
-			if ((int)fd == conn_fd(conn))
-				holder_put(conn->slot, 0, shim_pid);
-			conn->refs = conn->fds; /* waiting threads stayed in the parent */
-			conn->waiters = 0;
-			conn->pending_segment_fd = -1;
-		}
+		if ((int)fd == conn_fd(conn))
+			holder_put(conn->slot, 0, shim_pid);
+		conn->refs = conn->fds; /* waiting threads stayed in the parent */
+		conn->waiters = 0;
+		conn->pending_segment_fd = -1;
 	}
-}
-
-/* Its port. */
-static uint16_t address_store(const struct sockaddr_storage *from, uint8_t addr[16])
-{
-	if (from->ss_family == AF_INET) {
-		const struct sockaddr_in *in = (const struct sockaddr_in *)from;
-		memset(addr, 0, 10);
-		memset(addr + 10, 0xff, 2);
-		memcpy(addr + 12, &in->sin_addr, 4);
-		return ntohs(in->sin_port);
-	}
-	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)from;
-	memcpy(addr, &in6->sin6_addr, 16);
-	return ntohs(in6->sin6_port);
-}
-
-void conn_set_addresses(struct conn *conn, int fd)
-{
-	struct sockaddr_storage local, remote;
-	socklen_t local_len = sizeof(local), remote_len = sizeof(remote);
-	struct conn_slot *slot = conn->slot;
-
-	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
-	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
-		return;
-	names_show(fd, &local, &remote);
-	shim_lock_take();
-	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
-		slot->remote_port = address_store(&remote, slot->remote_addr);
-		uint16_t port = address_store(&local, slot->local_addr);
-		/* last: who sees it finds the others */
-		atomic_store_explicit(&slot->local_port, port, memory_order_release);
-	}
-	shim_lock_drop();
 }
 
 /* A program's threads may wait for room in the ring when something else is to be looked at. */
@@ -291,16 +208,4 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 void conn_violation(struct conn *conn, int fd)
 {
 	conn_abort(conn, fd, ECONNRESET, REASON_PEER_VIOLATION);
-}
-
-/* A lock of the arena was taken from a holder that keeps it for ever: what it guards may be half done. */
-void conn_lock_broken(const void *lock)
-{
-	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		struct conn *conn = conn_get((int)fd); /* who has asked for the lock holds it */
-		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
-			conn_violation(conn, (int)fd);
-			return;
-		}
-	}
 }

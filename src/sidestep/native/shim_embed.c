@@ -42,23 +42,9 @@ static struct hook {
 } hooks[HOOKS_MAX];
 static uint32_t hooks_len;
 static uintptr_t own_base; /* of this library */
-static void *main_program; /* dlopen()'s handle of the global scope; NULL: preloaded */
 static _Atomic bool looked; /* whether calls are redirected */
 static _Atomic bool look_due;
 static pthread_mutex_t look_lock = PTHREAD_MUTEX_INITIALIZER;
-
-void *real_scope(void)
-{
-	static bool known;
-
-	if (!known) {
-		/* preloaded we are in the global scope ourselves; what stands behind us there is meant then */
-		void *global = dlopen(NULL, RTLD_LAZY);
-		main_program = global && dlsym(global, "sidestep_embed") ? NULL : global;
-		known = true;
-	}
-	return main_program ? main_program : RTLD_NEXT;
-}
 
 /* ---- what we export ---- */
 struct object {

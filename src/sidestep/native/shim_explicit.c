@@ -13,20 +13,15 @@
  * does not open, bind, listen or connect without it.
  */
 #include "shim.h"
+#include "shim_address.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#define POOL_CHUNK 32
 #define OPTION_MAX 64 /* bytes of a socket option that is carried over */
-
-_Atomic bool explicit_any;
-/* guarded by shim_lock; never unmapped, so that a stale pointer is harmless */
-static struct explicit *free_explicits, *explicits;
 
 static bool explicit_family(int domain)
 {
@@ -45,55 +40,6 @@ static int native_family(int domain)
 }
 
 /* ---- what is known of a socket ---- */
-static struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol)
-{
-	shim_lock_take();
-	if (!free_explicits) {
-		struct explicit *chunk = mmap(NULL, POOL_CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
-		                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		for (int i = 0; chunk != MAP_FAILED && i < POOL_CHUNK; i++) {
-			chunk[i].file.kind = FILE_EXPLICIT;
-			chunk[i].lease_fd = -1;
-			chunk[i].next_free = free_explicits;
-			chunk[i].next = explicits;
-			free_explicits = explicits = &chunk[i];
-		}
-	}
-	struct explicit *explicit = free_explicits;
-	if (explicit)
-		free_explicits = explicit->next_free;
-	shim_lock_drop();
-	if (!explicit)
-		return NULL;
-	explicit->family = (uint16_t)family;
-	explicit->direct = direct;
-	explicit->stream = stream;
-	explicit->protocol = protocol;
-	explicit->lease_fd = -1;
-	atomic_store(&explicit_any, true);
-	atomic_store(&explicit->refs, 1); /* last: from here on it can be held */
-	return explicit;
-}
-
-static void explicit_ref(struct explicit *explicit)
-{
-	atomic_fetch_add(&explicit->refs, 1);
-}
-
-void explicit_unref(struct explicit *explicit)
-{
-	if (atomic_fetch_sub(&explicit->refs, 1) != 1)
-		return;
-	int saved = errno;
-	own_fd_close(explicit->lease_fd);
-	explicit->lease_fd = -1;
-	shim_lock_take();
-	explicit->next_free = free_explicits;
-	free_explicits = explicit;
-	shim_lock_drop();
-	errno = saved;
-}
-
 struct explicit *explicit_hold_slow(int fd)
 {
 	struct file *file = file_get(fd);
@@ -144,26 +90,6 @@ void explicit_dup(int from, int to)
 		explicit_listens(explicit, to);
 }
 
-/* Calls that were at work with them stayed in the parent, and what only they held is nobody's here. */
-void explicit_after_fork(void)
-{
-	for (struct explicit *each = explicits; each; each = each->next)
-		each->refs = 0;
-	for (uint32_t fd = 0; explicits && fd < atomic_load(&fd_end); fd++) {
-		struct file *file = file_get((int)fd);
-		struct conn *conn = conn_get((int)fd);
-		if (file && file->kind == FILE_EXPLICIT)
-			((struct explicit *)file)->refs++;
-		else if (conn && conn->explicit && conn_fd(conn) == (int)fd)
-			conn->explicit->refs++;
-	}
-	for (struct explicit *each = explicits; each; each = each->next)
-		if (!each->refs && each->lease_fd >= 0) {
-			own_fd_close(each->lease_fd);
-			each->lease_fd = -1;
-		}
-}
-
 /* ---- addresses ---- */
 const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_t len, struct sockaddr_storage *copy)
 {
@@ -172,25 +98,6 @@ const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_
 	memcpy(copy, address, len); /* the program's own memory stays as it is */
 	copy->ss_family = (sa_family_t)native_family(address->sa_family);
 	return (const struct sockaddr *)copy;
-}
-
-bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[16], uint16_t *port)
-{
-	if (address->sa_family == AF_INET && len >= sizeof(struct sockaddr_in)) {
-		const struct sockaddr_in *in = (const struct sockaddr_in *)address;
-		memset(addr, 0, 10);
-		memset(addr + 10, 0xff, 2);
-		memcpy(addr + 12, &in->sin_addr, 4);
-		*port = ntohs(in->sin_port);
-		return true;
-	}
-	if (address->sa_family == AF_INET6 && len >= 24) { /* SIN6_LEN_RFC2133: without the scope */
-		const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
-		memcpy(addr, &in6->sin6_addr, 16);
-		*port = ntohs(in6->sin6_port);
-		return true;
-	}
-	return false;
 }
 
 /* Where the socket is bound; port 0: it is not. */

@@ -1,14 +1,14 @@
 /*
- * shim_offer.c - when a connection is offered to the provider, or claimed, and what goes with that.
+ * shim_offer.c - a connection is offered to the provider, or claimed: what speaks for it, and what goes with that.
  */
 #include "shim_provider.h"
+#include "shim_address.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
@@ -60,18 +60,10 @@ static bool random_bytes(uint8_t *to, size_t len)
 	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
 }
 
-/* An address as the records hold it: IPv4 is v4-mapped. */
-static bool is_v4(const uint8_t addr[16])
-{
-	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-
-	return memcmp(addr, mapped, sizeof(mapped)) == 0;
-}
-
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
-	bool v4 = is_v4(slot->local_addr);
+	bool v4 = address_mapped(slot->local_addr);
 	struct sockaddr_in in = {.sin_family = AF_INET};
 	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
 	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
@@ -91,7 +83,7 @@ static bool local_peer(const struct conn_slot *slot)
 {
 	static const uint8_t loopback6[16] = {[15] = 1};
 
-	if (is_v4(slot->remote_addr) && slot->remote_addr[12] == 127)
+	if (address_mapped(slot->remote_addr) && slot->remote_addr[12] == 127)
 		return true;
 	return memcmp(slot->remote_addr, loopback6, 16) == 0 || memcmp(slot->remote_addr, slot->local_addr, 16) == 0;
 }
@@ -182,34 +174,8 @@ static bool bucket_news(const struct conn *conn, uint32_t word)
 	return (word & 0xff) && word != conn->bucket_seen;
 }
 
-/* Has it been used enough, and does nothing speak against it that costs no system call to know? */
-static bool is_due(struct conn *conn)
-{
-	struct conn_slot *slot = conn->slot;
-	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes);
-	uint32_t after = conn_at_once(conn) ? 0 : config.promote_after_calls;
-
-	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
-	if (!(atomic_load_explicit(&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
-		return false;
-	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
-	if (slot->role == ROLE_PASSIVE)
-		after /= 2;
-	if (unlikely(!after && conn->backoff)) /* even what is to be promoted at once asks more and more rarely */
-		after = 1;
-	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
-		return false;
-	if (slot_has(slot, SLOT_STAYS))
-		return false;
-	if (unlikely(atomic_load(&has_io_uring))) {
-		conn_pin(conn, REASON_IO_URING);
-		return false;
-	}
-	return !conn->backoff || coarse_ns() >= conn->again_at;
-}
-
 /* The common look of the accepting side, without any lock: has an offer come for this bucket? */
-static bool nothing_offered(struct conn *conn)
+bool offer_missing(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 	const struct registry_header *page = atomic_load(&provider.registry);
@@ -227,26 +193,16 @@ static bool far_unwanted(void)
 	return !(atomic_load(&provider.wants) & WELCOME_FAR);
 }
 
-/* Whether it can be promoted, by what the kernel says of the socket. *far: its peer has another address. */
-static bool is_able(struct conn *conn, int fd, bool *far)
+/*
+ * A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after a
+ * wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a libuv loop
+ * that was there before us may register sockets by io_uring.
+ */
+bool offer_bearable(struct conn *conn, int fd)
 {
-	struct conn_slot *slot = conn->slot;
-
-	/* A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after
-	 * a wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a
-	 * libuv loop that was there before us may register sockets by io_uring. */
 	if (!word_load(conn->waited) && !conn_at_once(conn) && (config.promote_after_calls || config.embedded) &&
 	    (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)) {
 		word_store(conn->calls, 0);
-		return false;
-	}
-	if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
-		conn_set_addresses(conn, fd);
-	if (!word_load(slot->local_port))
-		return false; /* not connected any more */
-	*far = !local_peer(slot);
-	if (*far && atomic_load(&provider.answered) && far_unwanted()) {
-		conn_pin(conn, REASON_REMOTE);
 		return false;
 	}
 	return true;
@@ -311,32 +267,26 @@ static void approach(struct conn *conn, int fd, const struct registry_header *pa
 	}
 }
 
-void rpc_consider(struct conn *conn, int fd)
+void offer_make(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	bool far = false, more = true;
+	bool far = !local_peer(slot), more = true; /* its peer has another address */
 
-	if (!is_due(conn))
+	if (far && atomic_load(&provider.answered) && far_unwanted()) {
+		conn_pin(conn, REASON_REMOTE);
 		return;
-	rpc_listen();
-	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || nothing_offered(conn))
-		return;
-	int saved = errno;
-	if (is_able(conn, fd, &far)) {
-		shim_lock_take();
-		if (!rpc_up()) {
-			word_store(conn->calls, 0); /* ask again later */
-			word_store(slot->reason, REASON_NO_PROVIDER);
-		}
-		while (more && !provider.welcomed && provider.fd >= 0)
-			rpc_receive(&more);
-		const struct registry_header *page = atomic_load(&provider.registry);
-		if (provider.welcomed && far && far_unwanted())
-			word_store(conn->calls, 0); /* pinned at the next look */
-		else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE)
-			approach(conn, fd, page);
-		let_go(NULL, 0);
-		orders_follow();
 	}
-	errno = saved;
+	shim_lock_take();
+	if (!rpc_up()) {
+		word_store(conn->calls, 0); /* ask again later */
+		word_store(slot->reason, REASON_NO_PROVIDER);
+	}
+	while (more && !provider.welcomed && provider.fd >= 0)
+		rpc_receive(&more);
+	const struct registry_header *page = atomic_load(&provider.registry);
+	if (provider.welcomed && far && far_unwanted())
+		word_store(conn->calls, 0); /* pinned at the next look */
+	else if (provider.welcomed && page && !page->closing && word_load(slot->state) == STATE_NATIVE)
+		approach(conn, fd, page);
+	let_go(NULL, 0);
 }

@@ -40,8 +40,34 @@ void let_go(struct conn **done, int done_len);
 void rpc_lost(void);
 void provider_after_fork(void);
 
-/* ---- shim_rpc.c ---- */
+/* ---- shim_answer.c: guarded by shim_lock ---- */
+#define ORDERS_MAX 64                /* orders of the provider taken in at a time */
+extern struct order {
+	uint16_t type;
+	uint64_t slot_generation;
+} orders[ORDERS_MAX]; /* taken in, not followed yet */
+extern _Atomic int orders_len;
+
+#define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
+/*
+ * Questions of explicit sockets, whose calls wait for the answer. Whichever thread reads an answer stores it here; who
+ * waits looks. An entry that nobody waits for any more (a signal handler jumped out) is free when its time is up.
+ */
+extern struct ask {
+	uint64_t token; /* 0: free */
+	int64_t deadline;
+	uint32_t serial; /* of the connection by which it was asked: the answer is lost with it */
+	bool answered;
+	struct rpc_answer answer;
+} asks[ASKS_MAX];
+extern bool asks_stalled; /* a call has waited in vain, and nothing has come since: who can do without an answer does */
+
 struct conn *rpc_receive(bool *more);
-bool orders_follow(void);
+void answers_after_fork(void);
+
+/* ---- shim_offer.c ---- */
+bool offer_missing(struct conn *conn);          /* an accepting end for which none has come */
+bool offer_bearable(struct conn *conn, int fd); /* whoever waits for it would be heard */
+void offer_make(struct conn *conn, int fd);     /* or claims; its addresses are known, and no lock is held */
 
 #endif

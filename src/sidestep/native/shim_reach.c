@@ -11,6 +11,7 @@
  * true addresses. Nothing is kept here, so it is the same after fork(), exec(), and for who was passed the socket.
  */
 #include "shim.h"
+#include "shim_address.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,95 +25,7 @@
 #define REACH_SYNS 3             /* retransmissions, some 15 s: the provider gives up after REACH_S of limits.py */
 #define FIRST_WAIT_NS 1000000    /* SO_SNDTIMEO cannot be less without being none */
 
-static bool is_mapped(const uint8_t addr[16])
-{
-	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-
-	return memcmp(addr, mapped, sizeof(mapped)) == 0;
-}
-
-static bool is_named(const uint8_t addr[16])
-{
-	uint32_t v4;
-
-	memcpy(&v4, addr + 12, sizeof(v4));
-	return is_mapped(addr) && (ntohl(v4) & NAMED_MASK) == (NAMED_ADDRESS & NAMED_MASK);
-}
-
-static bool is_unspecified(const uint8_t addr[16])
-{
-	static const uint8_t none[16];
-
-	return memcmp(is_mapped(addr) ? addr + 12 : addr, none, is_mapped(addr) ? 4 : 16) == 0;
-}
-
-/* Of this host, or none at all. */
-static bool is_near(const uint8_t addr[16])
-{
-	static const uint8_t loopback[16] = {[15] = 1};
-
-	return is_unspecified(addr) || (is_mapped(addr) ? addr[12] == 127 : memcmp(addr, loopback, 16) == 0);
-}
-
-/* In the form that a socket of that family has; false: it has none for it. */
-static bool address_join(int family, const uint8_t addr[16], uint16_t port, struct sockaddr_storage *to, socklen_t *len)
-{
-	struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
-	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
-
-	if (family == AF_INET && !is_mapped(addr))
-		return false;
-	memcpy(&in.sin_addr, addr + 12, 4);
-	memcpy(&in6.sin6_addr, addr, 16);
-	memset(to, 0, sizeof(*to));
-	if (family == AF_INET)
-		memcpy(to, &in, *len = sizeof(in));
-	else
-		memcpy(to, &in6, *len = sizeof(in6));
-	return true;
-}
-
 /* ---- names ---- */
-
-/* Whether the two ends may be those of a connection with the provider. */
-static bool may_be_named(const uint8_t local[16], const uint8_t remote[16])
-{
-	if (is_mapped(remote))
-		return is_named(remote) || is_named(local);
-	return memcmp(local, remote, 16) == 0 && !is_near(remote) && rpc_carries_far();
-}
-
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
-{
-	struct sockaddr_storage ends[2];
-	socklen_t lens[2] = {sizeof(ends[0]), sizeof(ends[1])};
-	uint8_t addrs[2][16];
-	uint16_t port;
-	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_NAMES};
-	struct rpc_answer answer;
-	bool shown = false;
-
-	if (!fd_table_len)
-		return false;
-	int saved = errno;
-	if (real.getsockname(fd, (struct sockaddr *)&ends[0], &lens[0]) == 0 &&
-	    address_split((struct sockaddr *)&ends[0], lens[0], addrs[0], &port) &&
-	    real.getpeername(fd, (struct sockaddr *)&ends[1], &lens[1]) == 0 &&
-	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_be_named(addrs[0], addrs[1])) {
-		int failed = rpc_ask(&record, &fd, 1, &answer);
-		shim_log("names of fd %d: %d, error %u", fd, failed, failed ? 0 : answer.error);
-		int family = ends[0].ss_family;
-		shown = !failed && !answer.error &&
-		        address_join(family, answer.local_addr, answer.local_port, &ends[0], &lens[0]) &&
-		        address_join(family, answer.remote_addr, answer.remote_port, &ends[1], &lens[1]);
-	}
-	if (shown && local)
-		*local = ends[0];
-	if (shown && remote)
-		*remote = ends[1];
-	errno = saved;
-	return shown;
-}
 
 /* As the kernel would have told it, had it known. */
 static void tell(struct sockaddr *address, socklen_t room, const struct sockaddr_storage *name)
@@ -134,9 +47,9 @@ static bool worth_a_look(const struct sockaddr *address, socklen_t room, bool ow
 		return true;
 	if (!address_split(address, room, addr, &port) || !port)
 		return false;
-	if (is_mapped(addr)) /* the end that the program has may be any loopback address */
-		return own ? addr[12] == 127 : is_named(addr);
-	return !is_near(addr);
+	if (address_mapped(addr)) /* the end that the program has may be any loopback address */
+		return own ? addr[12] == 127 : address_named(addr);
+	return !address_near(addr);
 }
 
 bool names_peer_may_be(const struct sockaddr_storage *remote)
@@ -174,7 +87,7 @@ bool reach_wanted(const struct conn *conn, const struct explicit *explicit, cons
 
 	if (unlikely(explicit))
 		return !explicit->direct && explicit->stream && address && len >= sizeof(sa_family_t);
-	return conn && address && len >= sizeof(sa_family_t) && address_split(address, len, addr, &port) && !is_near(addr) &&
+	return conn && address && len >= sizeof(sa_family_t) && address_split(address, len, addr, &port) && !address_near(addr) &&
 	       rpc_asks_connect();
 }
 
@@ -195,7 +108,7 @@ static bool begins(const struct conn *conn, int fd)
 		return false;
 	/* An attempt that has failed, of which the kernel has not told yet by connect(), has still the address it was made from. */
 	return real.getsockname(fd, (struct sockaddr *)&local, &local_len) == 0 &&
-	       address_split((struct sockaddr *)&local, local_len, addr, &port) && (!is_near(addr) || is_unspecified(addr));
+	       address_split((struct sockaddr *)&local, local_len, addr, &port) && (!address_near(addr) || address_unspecified(addr));
 }
 
 /* Bound to one interface, from where this host's provider is not reached; or connecting with the first data only. */
@@ -262,7 +175,7 @@ int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, c
 		errno = saved;
 		return 0; /* nothing new, or the kernel will say what is wrong with it */
 	}
-	if (is_near(record.remote_addr) || !record.remote_port)
+	if (address_near(record.remote_addr) || !record.remote_port)
 		opens = false;
 	reach->asked_ns = now_ns();
 	record.wait_ms = wait_ms(fd, reach);

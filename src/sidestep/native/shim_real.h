@@ -106,5 +106,8 @@ struct real {
 };
 
 extern struct real real;
+void real_init(void);     /* finds them all, unless the first call of one was earlier */
+void *real_scope(void);   /* where dlsym() finds the functions that ours stand before */
+extern void *main_program; /* dlopen()'s handle of the global scope; NULL: preloaded */
 
 #endif

@@ -1,237 +1,26 @@
 /*
- * shim_rpc.c - what the provider says: answers, orders, and what it stands for in the registry.
+ * shim_rpc.c - when the provider is heard, and when it is asked or offered something.
  *
- * Answers are picked up by whatever hooked call comes next. Who asks for an explicit socket waits, for a bounded time.
+ * Answers are picked up by whatever hooked call comes next. Who asks for an explicit socket waits, for a bounded time. All
+ * this is in one file as each leads to the others: an order may make an offer, that needs addresses, for which the provider
+ * is asked, and whoever waits for an answer hears of orders.
  */
 #include "shim_provider.h"
+#include "shim_address.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
 
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
 #define UNTOLD_EVERY_NS 20000000     /* and, where no answer is told, the socket this often */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
-#define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
 #define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
 #define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
-#define ORDERS_MAX 64                /* orders of the provider taken in at a time */
 
 static _Atomic uint32_t orders_heard;  /* the registry's word when they were last asked for */
 static _Atomic bool inherited;         /* by fork(): the provider does not know yet that we hold connections */
-static struct order {
-	uint16_t type;
-	uint64_t slot_generation;
-} orders[ORDERS_MAX]; /* taken in, not followed yet */
-static _Atomic int orders_len;
-static bool following; /* a thread follows them, in their order */
-
-/*
- * Questions of explicit sockets, whose calls wait for the answer. Whichever thread reads an answer stores it here; who
- * waits looks. An entry that nobody waits for any more (a signal handler jumped out) is free when its time is up.
- */
-static struct {
-	uint64_t token; /* 0: free */
-	int64_t deadline;
-	uint32_t serial; /* of the connection by which it was asked: the answer is lost with it */
-	bool answered;
-	struct rpc_answer answer;
-} asks[ASKS_MAX];
-static bool stalled; /* a call has waited in vain, and nothing has come since: who can do without an answer does */
-
-/* The provider closes its duplicate before it answers. */
-static struct conn *answered(uint64_t token)
-{
-	struct conn *conn = pending_take(token);
-
-	if (conn)
-		atomic_store(&conn->lent, 0);
-	return conn;
-}
-
-static void welcome(const struct rpc_msg *record, int registry_fd)
-{
-	struct stat st;
-
-	if (!config.promote_set) {
-		config.promote_after_calls = record->promote_after_calls;
-		config.promote_after_bytes = record->promote_after_bytes;
-	}
-	if (!config.ring_size_set && record->ring_size[0] >= CHANNEL_RING_MIN && record->ring_size[0] <= CHANNEL_RING_MAX &&
-	    !(record->ring_size[0] & (record->ring_size[0] - 1)))
-		config.ring_size = record->ring_size[0];
-	if (registry_fd < 0 || fstat(registry_fd, &st) < 0 || st.st_size < (off_t)REGISTRY_SIZE)
-		return;
-	int seals = fcntl(registry_fd, F_GET_SEALS);
-	if (seals < 0 || !(seals & F_SEAL_SHRINK))
-		return;
-	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
-	if (map == MAP_FAILED)
-		return;
-	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR));
-	atomic_store(&provider.answered, true);
-	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
-	atomic_fetch_add(&provider.registry_epoch, 1);
-	atomic_store(&provider.registry, map);
-	provider.welcomed = true;
-}
-
-/* fds has room for one more than fds_len; what is left in it is the caller's to close. */
-static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len, bool claimer)
-{
-	int segment = claimer ? fds[0] : conn->pending_segment_fd;
-	int fd = conn_fd(conn);
-	struct conn_slot *slot = conn->slot;
-	struct remote_bell *remote = NULL;
-	struct bell *local = conn->bell;
-
-	bool relayed = record->flags & ATTACH_RELAYED;
-
-	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
-	    !conn_alone(conn)) {
-		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
-		refused(conn, !conn_alone(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
-		return fds_len;
-	}
-	int failed = 0;
-	int life = relayed ? fds[--fds_len] : -1;
-	if (!claimer) {
-		/* no longer ours to hide: channel_map asks about it by the calls that hide our own */
-		file_put(segment, NULL);
-		conn->pending_segment_fd = -1;
-		fds[fds_len++] = segment; /* closed by the caller, with the others */
-	}
-	int *bell_fds = claimer ? fds + 1 : fds;
-	remote = remote_bell_get(record->bell_page_id, record->bell_index, bell_fds[0], bell_fds[1], life);
-	bell_fds[0] = bell_fds[1] = -1;
-	if (remote && relayed && remote->life_fd >= 0)
-		slot_set(slot, SLOT_RELAYED);
-	if (!remote || relayed != (remote->life_fd >= 0))
-		failed = -EPROTO;
-	else
-		failed = conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
-	if (failed) {
-		shim_log("fd %d: attach failed: %d", fd, failed);
-		slot_clear(slot, SLOT_RELAYED);
-		if (remote)
-			remote_bell_unref(remote);
-		refused(conn, failed == -EPROTO ? REASON_PEER_LAYOUT : REASON_NO_RESOURCES);
-	} else if (claimer) {
-		memcpy(slot->segment_id, record->segment_id, 16);
-	}
-	return fds_len;
-}
-
-enum reason_code rpc_refusal_reason(uint32_t refusal)
-{
-	switch (refusal) {
-	case REFUSAL_NO_OFFER:
-	case REFUSAL_EXPIRED:
-		return REASON_PEER_ABSENT;
-	case REFUSAL_NO_BUDGET:
-	case REFUSAL_TOO_MANY:
-		return REASON_NO_RESOURCES;
-	case REFUSAL_POLICY:
-		return REASON_POLICY;
-	case REFUSAL_FOREIGN_USER:
-		return REASON_FOREIGN_USER;
-	case REFUSAL_NO_PROTOCOL:
-		return REASON_NO_PROTOCOL;
-	default:
-		return REASON_REFUSED_BY_PROVIDER;
-	}
-}
-
-/* An answer that a call waits for. */
-static void take_answer(const struct rpc_msg *record)
-{
-	for (int i = 0; i < ASKS_MAX; i++)
-		if (asks[i].token && asks[i].token == record->token) {
-			struct rpc_answer *answer = &asks[i].answer;
-			*answer = (struct rpc_answer){.error = record->error, .reason = record->reason,
-			                              .local_port = record->local_port, .remote_port = record->remote_port};
-			memcpy(answer->local_addr, record->local_addr, sizeof(answer->local_addr));
-			memcpy(answer->remote_addr, record->remote_addr, sizeof(answer->remote_addr));
-			asks[i].answered = true;
-		}
-}
-
-/* Does what a record says; the conn whose reference is to be dropped, or NULL. */
-static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds_len)
-{
-	struct conn *conn = NULL;
-
-	switch (record->type) {
-	case RPC_WELCOME:
-		welcome(record, *fds_len == 1 ? fds[0] : -1);
-		break;
-	case RPC_ATTACH:
-	case RPC_CLAIMED:
-		conn = answered(record->token);
-		if (conn && word_load(conn->slot->state) == STATE_OFFERED)
-			*fds_len = attach(conn, record, fds, *fds_len, record->type == RPC_ATTACH);
-		break;
-	case RPC_REFUSED:
-		conn = answered(record->token);
-		shim_log("refused: %u", record->reason);
-		if (conn)
-			refused(conn, rpc_refusal_reason(record->reason));
-		break;
-	case RPC_ANSWER:
-		take_answer(record);
-		break;
-	case RPC_DEMOTE:
-	case RPC_PROMOTE:
-		orders[orders_len++] = (struct order){record->type, record->token};
-		break;
-	}
-	return conn;
-}
-
-/* Takes one answer; returns the conn whose reference is to be dropped, or NULL; *more: another may wait. */
-struct conn *rpc_receive(bool *more)
-{
-	union {
-		struct cmsghdr header;
-		char bytes[CMSG_SPACE(8 * sizeof(int))];
-	} control;
-	struct rpc_msg record;
-	struct iovec iov = {&record, sizeof(record)};
-	struct msghdr message = {
-		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-	int fds[9], fds_len = 0;
-	struct conn *conn = NULL;
-
-	*more = false;
-	if (orders_len == ORDERS_MAX)
-		return NULL; /* first these; see orders_follow() */
-	ssize_t n = raw_recvmsg(provider.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return NULL;
-	if (n <= 0) {
-		rpc_lost();
-		return NULL;
-	}
-	*more = true;
-	stalled = false;
-	for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
-		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-			int count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-			for (int i = 0; i < count && fds_len < 8; i++)
-				memcpy(&fds[fds_len++], CMSG_DATA(header) + (size_t)i * sizeof(int), sizeof(int));
-		}
-	if (n == (ssize_t)sizeof(record) && record.magic == RPC_MAGIC && record.version == LAYOUT_VERSION)
-		conn = take_record(&record, fds, &fds_len);
-	for (int i = 0; i < fds_len; i++)
-		if (fds[i] >= 0)
-			raw_close(fds[i]);
-	return conn;
-}
+static bool following;                 /* a thread follows them, in their order */
 
 static void follow_order(const struct order *order)
 {
@@ -250,7 +39,7 @@ static void follow_order(const struct order *order)
 }
 
 /* One thread after the other, or a later order might be followed before an earlier one. False: there was nothing to do. */
-bool orders_follow(void)
+static bool orders_follow(void)
 {
 	if (likely(!atomic_load_explicit(&orders_len, memory_order_relaxed)))
 		return false;
@@ -349,12 +138,12 @@ bool rpc_asks_connect(void)
 		/* Nothing has been heard of it yet: once in the life of a process, and of a provider, its word is waited for. */
 		int64_t deadline = now_ns() + MEET_NS;
 		rpc_ensure();
-		while (atomic_load(&provider.fd) >= 0 && !(page = atomic_load(&provider.registry)) && !stalled) {
+		while (atomic_load(&provider.fd) >= 0 && !(page = atomic_load(&provider.registry)) && !asks_stalled) {
 			struct pollfd item = {.fd = provider.fd, .events = POLLIN};
 			raw_poll(&item, 1, ASK_LOOK_MS);
 			rpc_hear();
 			if (now_ns() > deadline)
-				stalled = true;
+				asks_stalled = true;
 		}
 	}
 	return page && atomic_load_explicit((const _Atomic uint32_t *)&page->asks_connect, memory_order_relaxed) != 0;
@@ -432,7 +221,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 		if (at < 0 || asks[at].token != token) { /* else: a handler forked, and this is the child */
 			failed = -ENOTCONN;
 		} else {
-			if (!sent && provider.fd >= 0 && !(stalled && !record->protocol))
+			if (!sent && provider.fd >= 0 && !(asks_stalled && !record->protocol))
 				sent = rpc_send(record, fds, fds_len);
 			while (more && provider.fd >= 0 && done_len < PENDING_MAX) {
 				struct conn *conn = rpc_receive(&more);
@@ -444,9 +233,9 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 				failed = 0;
 			} else if (asks[at].serial != provider.serial || provider.fd < 0) {
 				failed = -ENOTCONN;
-			} else if (now_ns() > deadline || (stalled && !record->protocol)) {
+			} else if (now_ns() > deadline || (asks_stalled && !record->protocol)) {
 				failed = -ETIMEDOUT;
-				stalled = true;
+				asks_stalled = true;
 			}
 			if (failed != -EAGAIN)
 				asks[at].token = 0;
@@ -462,12 +251,121 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 	return failed;
 }
 
+/* ---- addresses: the provider knows those that the kernel does not ---- */
+
+/* Whether the two ends may be those of a connection with the provider. */
+static bool may_be_named(const uint8_t local[16], const uint8_t remote[16])
+{
+	if (address_mapped(remote))
+		return address_named(remote) || address_named(local);
+	return memcmp(local, remote, 16) == 0 && !address_near(remote) && rpc_carries_far();
+}
+
+bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
+{
+	struct sockaddr_storage ends[2];
+	socklen_t lens[2] = {sizeof(ends[0]), sizeof(ends[1])};
+	uint8_t addrs[2][16];
+	uint16_t port;
+	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_NAMES};
+	struct rpc_answer answer;
+	bool shown = false;
+
+	if (!fd_table_len)
+		return false;
+	int saved = errno;
+	if (real.getsockname(fd, (struct sockaddr *)&ends[0], &lens[0]) == 0 &&
+	    address_split((struct sockaddr *)&ends[0], lens[0], addrs[0], &port) &&
+	    real.getpeername(fd, (struct sockaddr *)&ends[1], &lens[1]) == 0 &&
+	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_be_named(addrs[0], addrs[1])) {
+		int failed = rpc_ask(&record, &fd, 1, &answer);
+		shim_log("names of fd %d: %d, error %u", fd, failed, failed ? 0 : answer.error);
+		int family = ends[0].ss_family;
+		shown = !failed && !answer.error &&
+		        address_join(family, answer.local_addr, answer.local_port, &ends[0], &lens[0]) &&
+		        address_join(family, answer.remote_addr, answer.remote_port, &ends[1], &lens[1]);
+	}
+	if (shown && local)
+		*local = ends[0];
+	if (shown && remote)
+		*remote = ends[1];
+	errno = saved;
+	return shown;
+}
+
+void conn_set_addresses(struct conn *conn, int fd)
+{
+	struct sockaddr_storage local, remote;
+	socklen_t local_len = sizeof(local), remote_len = sizeof(remote);
+	struct conn_slot *slot = conn->slot;
+
+	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
+	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
+		return;
+	names_show(fd, &local, &remote);
+	shim_lock_take();
+	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
+		uint16_t port = 0;
+		address_split((struct sockaddr *)&remote, sizeof(remote), slot->remote_addr, &port);
+		slot->remote_port = port;
+		address_split((struct sockaddr *)&local, sizeof(local), slot->local_addr, &port);
+		/* last: who sees it finds the others */
+		atomic_store_explicit(&slot->local_port, port, memory_order_release);
+	}
+	shim_lock_drop();
+}
+
+/* ---- offers ---- */
+
+/* Has it been used enough, and does nothing speak against it that costs no system call to know? */
+static bool is_due(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes);
+	uint32_t after = conn_at_once(conn) ? 0 : config.promote_after_calls;
+
+	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
+	if (!(atomic_load_explicit(&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
+		return false;
+	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
+	if (slot->role == ROLE_PASSIVE)
+		after /= 2;
+	if (unlikely(!after && conn->backoff)) /* even what is to be promoted at once asks more and more rarely */
+		after = 1;
+	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
+		return false;
+	if (slot_has(slot, SLOT_STAYS))
+		return false;
+	if (unlikely(atomic_load(&has_io_uring))) {
+		conn_pin(conn, REASON_IO_URING);
+		return false;
+	}
+	return !conn->backoff || coarse_ns() >= conn->again_at;
+}
+
+void rpc_consider(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (!is_due(conn))
+		return;
+	rpc_listen();
+	if (unlikely(slot_has(slot, SLOT_DEMOTED)) || offer_missing(conn))
+		return;
+	int saved = errno;
+	if (offer_bearable(conn, fd)) {
+		if (!atomic_load_explicit(&slot->local_port, memory_order_acquire))
+			conn_set_addresses(conn, fd);
+		if (word_load(slot->local_port)) { /* else it is not connected any more */
+			offer_make(conn, fd);
+			orders_follow();
+		}
+	}
+	errno = saved;
+}
+
 void rpc_after_fork(void)
 {
-	provider_after_fork();
-	memset(asks, 0, sizeof(asks));
-	stalled = false;
 	atomic_store(&inherited, true);
-	orders_len = 0;
 	following = false;
 }

@@ -656,7 +656,6 @@ void sets_before_fork(void)
 
 void sets_after_fork(void)
 {
-	bells_after_fork();
 	/* The kernel's set is shared with the parent now: entries of either are seen by both. New members stay on TCP. */
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct set *set = set_get((int)fd);

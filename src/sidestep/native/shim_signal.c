@@ -62,19 +62,6 @@ static void trampoline(int sig, siginfo_t *info, void *context)
 	self.critical = critical;
 }
 
-void critical_flush(void)
-{
-	int saved = errno;
-
-	thread_register(); /* gives the memory back */
-	while (self.signals_deferred) {
-		siginfo_t info = self.deferred[--self.signals_deferred];
-		real.syscall(SYS_rt_tgsigqueueinfo, getpid(), self.tid ? (long)self.tid : (long)thread_init(), info.si_signo,
-		             (long)&info, 0, 0);
-	}
-	errno = saved;
-}
-
 EXPORT int sigaction(int sig, const struct sigaction *act, struct sigaction *old)
 {
 	struct sigaction mine, before;

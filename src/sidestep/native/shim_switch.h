@@ -66,8 +66,8 @@ bool tx_full(const struct conn *conn);
 /* ---- shim_events.c ---- */
 size_t low_water(struct conn *conn);
 
-/* ---- shim_close.c ---- */
-void conn_destroy(struct conn *conn);
+/* ---- shim_finish.c ---- */
+void conn_flush(struct conn *conn, int fd);
 void tell_close(struct conn *conn, int fd);
 
 #endif

@@ -176,6 +176,44 @@ def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> 
         faults = Faults()
     if trouble is Refused.VERSION:
         carrier = Carrier.INFINIBAND
+    ends = _ends(rng, kind, theme, carrier, version, trouble)
+    moves = kind is not Kind.REFUSED and rng.random() < 0.15
+    if moves or beside is not None:  # what goes wrong is a matter of the fabric
+        fail_registration = 0.0  # private buffers are registered once more
+    plan = Plan(
+        seed=seed,
+        kind=kind,
+        theme=theme,
+        timing=timing,
+        attributes=replace(_IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5),
+        immediate=rng.random() < 0.1,
+        ends=ends,
+        faults=faults,
+        fail_registration=fail_registration,
+        trouble=trouble,
+        trouble_after=int(rng.expovariate(1 / 12)),
+        trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
+        trouble_end=rng.randrange(2),
+        moves=rng.choice(_MOVES) if moves else (),
+        moves_after=int(rng.expovariate(1 / 10)),
+        turned=rng.random() < 0.5,
+        others=(),
+    )
+    if beside is None and kind is not Kind.REFUSED and rng.random() < 0.15:
+        plan = replace(plan, others=tuple(_companion(rng, plan) for _ in range(rng.choice((1, 1, 2)))))
+        if any(other.moves for other in plan.others):
+            plan = replace(plan, fail_registration=0.0)
+    return plan
+
+
+def _ends(
+    rng: Random,
+    kind: Kind,
+    theme: Theme,
+    carrier: Carrier,
+    version: int | None,
+    trouble: Rudeness | Breakage | Refused | None,
+) -> tuple[EndPlan, EndPlan]:
     keepalive_s = rng.choice((0.01, 1.0)) if kind is Kind.FAULTY else None
     ends = [
         EndPlan(
@@ -198,33 +236,7 @@ def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> 
         if rng.random() < 0.08:
             known = {each.name: getattr(end.settings, each.name) for each in fields(end.settings)}
             ends[index] = replace(end, settings=_Foreign(**{**known, "receive_count": rng.choice((3, 4))}))
-    moves = kind is not Kind.REFUSED and rng.random() < 0.15
-    if moves or beside is not None:  # what goes wrong is a matter of the fabric
-        fail_registration = 0.0  # private buffers are registered once more
-    plan = Plan(
-        seed=seed,
-        kind=kind,
-        theme=theme,
-        timing=timing,
-        attributes=replace(_IWARP if carrier is Carrier.IWARP else _INFINIBAND, checks_local_memory=rng.random() < 0.5),
-        immediate=rng.random() < 0.1,
-        ends=(ends[0], ends[1]),
-        faults=faults,
-        fail_registration=fail_registration,
-        trouble=trouble,
-        trouble_after=int(rng.expovariate(1 / 12)),
-        trouble_delay_s=rng.choice((0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3)),
-        trouble_end=rng.randrange(2),
-        moves=rng.choice(_MOVES) if moves else (),
-        moves_after=int(rng.expovariate(1 / 10)),
-        turned=rng.random() < 0.5,
-        others=(),
-    )
-    if beside is None and kind is not Kind.REFUSED and rng.random() < 0.15:
-        plan = replace(plan, others=tuple(_companion(rng, plan) for _ in range(rng.choice((1, 1, 2)))))
-        if any(other.moves for other in plan.others):
-            plan = replace(plan, fail_registration=0.0)
-    return plan
+    return ends[0], ends[1]
 
 
 def _companion(rng: Random, plan: Plan) -> Plan:

@@ -1,0 +1,211 @@
+/*
+ * shim_answer.c - what the provider says: answers, and orders, which are kept until they can be followed.
+ */
+#include "shim_provider.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+struct order orders[ORDERS_MAX];
+_Atomic int orders_len;
+struct ask asks[ASKS_MAX];
+bool asks_stalled;
+
+/* The provider closes its duplicate before it answers. */
+static struct conn *answered(uint64_t token)
+{
+	struct conn *conn = pending_take(token);
+
+	if (conn)
+		atomic_store(&conn->lent, 0);
+	return conn;
+}
+
+static void welcome(const struct rpc_msg *record, int registry_fd)
+{
+	struct stat st;
+
+	if (!config.promote_set) {
+		config.promote_after_calls = record->promote_after_calls;
+		config.promote_after_bytes = record->promote_after_bytes;
+	}
+	if (!config.ring_size_set && record->ring_size[0] >= CHANNEL_RING_MIN && record->ring_size[0] <= CHANNEL_RING_MAX &&
+	    !(record->ring_size[0] & (record->ring_size[0] - 1)))
+		config.ring_size = record->ring_size[0];
+	if (registry_fd < 0 || fstat(registry_fd, &st) < 0 || st.st_size < (off_t)REGISTRY_SIZE)
+		return;
+	int seals = fcntl(registry_fd, F_GET_SEALS);
+	if (seals < 0 || !(seals & F_SEAL_SHRINK))
+		return;
+	void *map = mmap(NULL, REGISTRY_SIZE, PROT_READ, MAP_SHARED, registry_fd, 0);
+	if (map == MAP_FAILED)
+		return;
+	atomic_store(&provider.wants, record->flags & (WELCOME_POSSESSION | WELCOME_FAR));
+	atomic_store(&provider.answered, true);
+	/* The old page, of a provider that is gone, may still be looked at by another thread: it stays mapped. */
+	atomic_fetch_add(&provider.registry_epoch, 1);
+	atomic_store(&provider.registry, map);
+	provider.welcomed = true;
+}
+
+/* fds has room for one more than fds_len; what is left in it is the caller's to close. */
+static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int fds_len, bool claimer)
+{
+	int segment = claimer ? fds[0] : conn->pending_segment_fd;
+	int fd = conn_fd(conn);
+	struct conn_slot *slot = conn->slot;
+	struct remote_bell *remote = NULL;
+	struct bell *local = conn->bell;
+
+	bool relayed = record->flags & ATTACH_RELAYED;
+
+	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
+	    !conn_alone(conn)) {
+		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
+		refused(conn, !conn_alone(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
+		return fds_len;
+	}
+	int failed = 0;
+	int life = relayed ? fds[--fds_len] : -1;
+	if (!claimer) {
+		/* no longer ours to hide: channel_map asks about it by the calls that hide our own */
+		file_put(segment, NULL);
+		conn->pending_segment_fd = -1;
+		fds[fds_len++] = segment; /* closed by the caller, with the others */
+	}
+	int *bell_fds = claimer ? fds + 1 : fds;
+	remote = remote_bell_get(record->bell_page_id, record->bell_index, bell_fds[0], bell_fds[1], life);
+	bell_fds[0] = bell_fds[1] = -1;
+	if (remote && relayed && remote->life_fd >= 0)
+		slot_set(slot, SLOT_RELAYED);
+	if (!remote || relayed != (remote->life_fd >= 0))
+		failed = -EPROTO;
+	else
+		failed = conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
+	if (failed) {
+		shim_log("fd %d: attach failed: %d", fd, failed);
+		slot_clear(slot, SLOT_RELAYED);
+		if (remote)
+			remote_bell_unref(remote);
+		refused(conn, failed == -EPROTO ? REASON_PEER_LAYOUT : REASON_NO_RESOURCES);
+	} else if (claimer) {
+		memcpy(slot->segment_id, record->segment_id, 16);
+	}
+	return fds_len;
+}
+
+enum reason_code rpc_refusal_reason(uint32_t refusal)
+{
+	switch (refusal) {
+	case REFUSAL_NO_OFFER:
+	case REFUSAL_EXPIRED:
+		return REASON_PEER_ABSENT;
+	case REFUSAL_NO_BUDGET:
+	case REFUSAL_TOO_MANY:
+		return REASON_NO_RESOURCES;
+	case REFUSAL_POLICY:
+		return REASON_POLICY;
+	case REFUSAL_FOREIGN_USER:
+		return REASON_FOREIGN_USER;
+	case REFUSAL_NO_PROTOCOL:
+		return REASON_NO_PROTOCOL;
+	default:
+		return REASON_REFUSED_BY_PROVIDER;
+	}
+}
+
+/* An answer that a call waits for. */
+static void take_answer(const struct rpc_msg *record)
+{
+	for (int i = 0; i < ASKS_MAX; i++)
+		if (asks[i].token && asks[i].token == record->token) {
+			struct rpc_answer *answer = &asks[i].answer;
+			*answer = (struct rpc_answer){.error = record->error, .reason = record->reason,
+			                              .local_port = record->local_port, .remote_port = record->remote_port};
+			memcpy(answer->local_addr, record->local_addr, sizeof(answer->local_addr));
+			memcpy(answer->remote_addr, record->remote_addr, sizeof(answer->remote_addr));
+			asks[i].answered = true;
+		}
+}
+
+/* Does what a record says; the conn whose reference is to be dropped, or NULL. */
+static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds_len)
+{
+	struct conn *conn = NULL;
+
+	switch (record->type) {
+	case RPC_WELCOME:
+		welcome(record, *fds_len == 1 ? fds[0] : -1);
+		break;
+	case RPC_ATTACH:
+	case RPC_CLAIMED:
+		conn = answered(record->token);
+		if (conn && word_load(conn->slot->state) == STATE_OFFERED)
+			*fds_len = attach(conn, record, fds, *fds_len, record->type == RPC_ATTACH);
+		break;
+	case RPC_REFUSED:
+		conn = answered(record->token);
+		shim_log("refused: %u", record->reason);
+		if (conn)
+			refused(conn, rpc_refusal_reason(record->reason));
+		break;
+	case RPC_ANSWER:
+		take_answer(record);
+		break;
+	case RPC_DEMOTE:
+	case RPC_PROMOTE:
+		orders[orders_len++] = (struct order){record->type, record->token};
+		break;
+	}
+	return conn;
+}
+
+/* Takes one answer; returns the conn whose reference is to be dropped, or NULL; *more: another may wait. */
+struct conn *rpc_receive(bool *more)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(8 * sizeof(int))];
+	} control;
+	struct rpc_msg record;
+	struct iovec iov = {&record, sizeof(record)};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	int fds[9], fds_len = 0;
+	struct conn *conn = NULL;
+
+	*more = false;
+	if (orders_len == ORDERS_MAX)
+		return NULL; /* first these; see orders_follow() */
+	ssize_t n = raw_recvmsg(provider.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return NULL;
+	if (n <= 0) {
+		rpc_lost();
+		return NULL;
+	}
+	*more = true;
+	asks_stalled = false;
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
+		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+			int count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+			for (int i = 0; i < count && fds_len < 8; i++)
+				memcpy(&fds[fds_len++], CMSG_DATA(header) + (size_t)i * sizeof(int), sizeof(int));
+		}
+	if (n == (ssize_t)sizeof(record) && record.magic == RPC_MAGIC && record.version == LAYOUT_VERSION)
+		conn = take_record(&record, fds, &fds_len);
+	for (int i = 0; i < fds_len; i++)
+		if (fds[i] >= 0)
+			raw_close(fds[i]);
+	return conn;
+}
+
+void answers_after_fork(void)
+{
+	memset(asks, 0, sizeof(asks));
+	asks_stalled = false;
+	orders_len = 0;
+}

@@ -1,0 +1,67 @@
+/*
+ * shim_finish.c - how our own direction ends: what the peer has recalled goes out first, and a close is told.
+ */
+#include "shim_switch.h"
+
+#define FLUSH_TURNS 20 /* how often, and how long each time, the end waits for recalled bytes to go out */
+#define FLUSH_TURN_MS 100
+
+/* Sends what was recalled, waiting a little where TCP's buffer is full. What cannot go out must not end as if it had. */
+void conn_flush(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	for (int turn = 0; turn < FLUSH_TURNS && tx_is(slot, TX_RESEND); turn++) {
+		slot_lock(&slot->tx_lock);
+		bool done = !conn->managed || tx_resend(conn, fd);
+		slot_unlock(&slot->tx_lock);
+		struct pollfd room = {.fd = fd, .events = POLLOUT};
+		if (!done)
+			raw_poll(&room, 1, FLUSH_TURN_MS);
+	}
+	if (tx_is(slot, TX_RESEND)) {
+		struct sockaddr none = {.sa_family = AF_UNSPEC};
+		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
+		slot_lock(&slot->tx_lock);
+		if (tx_is(slot, TX_RESEND))
+			tx_move(slot, TX_ON_RESENT);
+		slot_unlock(&slot->tx_lock);
+		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
+	}
+}
+
+/* Before the end of our direction is told: what the peer has recalled goes first, and from then on it can recall nothing. */
+void conn_end_sending(struct conn *conn, int fd)
+{
+	struct conn_slot *slot = conn->slot;
+
+	slot_lock(&slot->tx_lock);
+	if (conn->managed && tx_is(slot, TX_RING)) {
+		if (channel_decide(&conn->channel.local->tx_back, word_load(slot->tx_round), CHANNEL_ENDED) == CHANNEL_RECALLED)
+			tx_back(conn, fd);
+		else
+			tx_move(slot, TX_ON_END);
+	} else if (conn->managed && !tx_follows(conn)) {
+		tx_recalled(conn, fd);
+	}
+	slot_unlock(&slot->tx_lock);
+	if (tx_is(slot, TX_RESEND))
+		conn_flush(conn, fd);
+}
+
+/* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
+void tell_close(struct conn *conn, int fd)
+{
+	const struct linger reset = {.l_onoff = 1};
+
+	if (!atomic_load(&conn->managed) || !conn_alone(conn))
+		return;
+	/* Data left unread makes TCP reset (RFC 1122 4.2.2.13). The kernel sees that of its own; ring bytes count even while
+	 * receiving is still on TCP. */
+	if (!rx_over(conn->slot) && channel_rx_peek(&conn->channel) != 0)
+		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	conn_end_sending(conn, fd);
+	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
+	full_fence();
+	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+}

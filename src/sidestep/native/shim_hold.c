@@ -1,0 +1,78 @@
+/*
+ * shim_hold.c - who holds a connection, and what becomes of it when nobody does.
+ */
+#include "shim_switch.h"
+
+#include <errno.h>
+
+/* Not inlined: what it needs of registers would be saved in every call that lets go of a connection. */
+__attribute__((noinline)) static void conn_destroy(struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+
+	if (conn->linger_fd >= 0)
+		tell_close(conn, conn->linger_fd);
+	if (unlikely(conn->explicit))
+		explicit_unref(conn->explicit);
+	conn->explicit = NULL;
+	if (atomic_load(&conn->managed)) {
+		/* Both locks: nobody of this process is inside the rings. Waiters hold references, so there are none. */
+		slot_lock(&slot->rx_lock);
+		slot_lock(&slot->tx_lock);
+		atomic_store(&conn->managed, 0);
+		channel_unmap(&conn->channel);
+		slot_unlock(&slot->tx_lock);
+		slot_unlock(&slot->rx_lock);
+	}
+	conn_free(conn);
+}
+
+void conn_ref(struct conn *conn)
+{
+	atomic_fetch_add(&conn->refs, 1);
+}
+
+void conn_unref(struct conn *conn)
+{
+	if (unlikely(refs_drop(&conn->refs))) {
+		int saved = errno;
+		conn_destroy(conn);
+		errno = saved;
+	}
+}
+
+bool conn_tryref(struct conn *conn, int fd)
+{
+	if (unlikely(!refs_take(&conn->refs)))
+		return false; /* on its way to the free list, or there */
+	if (likely(conn_get(fd) == conn))
+		return true;
+	conn_unref(conn);
+	return false;
+}
+
+void conn_dup(int from, int to)
+{
+	struct conn *conn = conn_hold(from); /* the new number's */
+
+	if (!conn)
+		return;
+	atomic_fetch_add(&conn->fds, 1);
+	file_put(to, &conn->file);
+}
+
+/* The connection of a slot, held, and a number of it; NULL: this process has none. */
+struct conn *conn_find(uint32_t slot, uint32_t generation, int *fd)
+{
+	for (uint32_t at = 0; at < atomic_load(&fd_end); at++) {
+		struct conn *conn = conn_hold((int)at);
+		if (!conn)
+			continue;
+		if (slot_index(conn->slot) == slot && conn->generation == generation) {
+			*fd = (int)at;
+			return conn;
+		}
+		conn_unref(conn);
+	}
+	return NULL;
+}

@@ -1,0 +1,66 @@
+/* shim_start.c - the shim comes up with the process, and its threads and the process end. It calls everybody. */
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+
+static void thread_gone(void *unused)
+{
+	(void)unused;
+	shim_lock_take();
+	if (self.bell)
+		bell_unref(self.bell);
+	self.bell = NULL;
+	if (self.bell_epfd > 0)
+		own_fd_close(self.bell_epfd);
+	self.bell_epfd = 0;
+	self.bells_len = 0;
+	if (self.wait_epfd > 0)
+		own_fd_close(self.wait_epfd);
+	self.wait_epfd = 0;
+	self.registered = false;
+	shim_lock_drop();
+	siginfo_t *deferred = self.deferred; /* none is held back outside a critical section */
+	self.deferred = NULL;
+	if (deferred)
+		munmap(deferred, DEFERRED_MAX * sizeof(*deferred));
+}
+
+__attribute__((constructor(101))) static void shim_init(void)
+{
+	int saved = errno;
+
+	real_init();
+	shim_pid = (uint32_t)getpid();
+	thread_init();
+	void *table = mmap(NULL, FD_TABLE_SIZE * sizeof(*fd_table), PROT_READ | PROT_WRITE,
+	                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (table == MAP_FAILED)
+		return; /* fd_table_len stays 0: every call goes straight to the C library */
+	fd_table = table;
+	/* With more rights than who started us: the environment and what comes with it are a stranger's, and we stay out. */
+	const char *off = getenv("SIDESTEP_DISABLE");
+	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
+		return;
+	fd_table_len = FD_TABLE_SIZE;
+	config_read();
+	if (arena_open() < 0) {
+		fd_table_len = 0;
+		return;
+	}
+	pthread_key_create(&thread_key, thread_gone);
+	signals_init();
+	pthread_atfork(fork_prepare, fork_parent, fork_child);
+	rpc_before_exec();
+	shim_log("up: ring %u, promote after %u calls, spin %u ns", config.ring_size, config.promote_after_calls,
+	         config.spin_ns);
+	errno = saved;
+}
+
+__attribute__((destructor)) static void shim_exit(void)
+{
+	if (fd_table_len && shim_pid == (uint32_t)getpid())
+		conn_family_exit();
+}
