@@ -1,10 +1,10 @@
 """The budget of channel memory: a ledger without I/O and without a clock.
 
-What counts is the memory of the segments on offer or in use: their rings, as if each were full, and of the spills behind
-them what has been touched. The provider sees a channel begin, not end: it lets go of its descriptors at once. So when the
-budget is used up, the ledger has become twice as long, or the last look is a while ago, it looks into the arenas which
-segments are still in use, and how much of their spills, and tells the ledger (`handle_sweep`); what was granted just now
-is kept, since its two ends may not have written it down yet.
+What counts is the memory of the segments on offer or in use: their rings, as if each were full, and of the spills
+behind them what has been touched. The provider sees a channel begin, not end: it lets go of its descriptors at once. So
+when the budget is used up, the ledger has become twice as long, or the last look is a while ago, it looks into the
+arenas which segments are still in use, and how much of their spills, and tells the ledger (`handle_sweep`); what was
+granted just now is kept, since its two ends may not have written it down yet.
 """
 
 from __future__ import annotations
