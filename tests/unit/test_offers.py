@@ -134,7 +134,7 @@ def test_a_sweep_releases_only_what_has_settled_and_is_not_in_use() -> None:
     for segment_id, granted_at in ((b"used", 0.0), (b"gone", 0.0), (b"new", SETTLE_S)):
         assert budget.reserve(segment_id, 10, now=granted_at)
     assert budget.may_sweep(now=0.0)
-    budget.handle_sweep({b"used"}, now=SETTLE_S + 0.5)
+    budget.handle_sweep({b"used": 0}, now=SETTLE_S + 0.5)
     assert {segment_id for segment_id in (b"used", b"gone", b"new") if segment_id in budget} == {b"used", b"new"}
     assert budget.used_bytes == 20
     assert not budget.may_sweep(now=SETTLE_S + 0.5)
@@ -148,17 +148,18 @@ def test_a_long_ledger_is_swept_before_the_budget_is_used_up() -> None:
         for number in range(first, end):
             assert budget.reserve(number.to_bytes(16), 1, now=0.0)
 
+    budget.handle_sweep({}, now=-SWEEP_INTERVAL_S)
     grant(0, GRANTS_UNSWEPT - 1)
     assert not budget.wants_sweep(now=0.0)
     grant(GRANTS_UNSWEPT - 1, GRANTS_UNSWEPT)
     assert budget.wants_sweep(now=0.0)
-    budget.handle_sweep(set(), now=0.0)  # nothing has settled: the next is worth it at twice the length
+    budget.handle_sweep({}, now=0.0)  # nothing has settled: the next is worth it at twice the length
     grant(GRANTS_UNSWEPT, 2 * GRANTS_UNSWEPT)
     assert not budget.wants_sweep(now=SWEEP_INTERVAL_S / 2)
     assert budget.wants_sweep(now=SWEEP_INTERVAL_S)
     budget.handle_sweep(None, now=SETTLE_S + 1)
     assert budget.used_bytes == 2 * GRANTS_UNSWEPT
-    budget.handle_sweep(set(), now=SETTLE_S + 1)
+    budget.handle_sweep({}, now=SETTLE_S + 1)
     assert budget.used_bytes == 0
 
 
