@@ -19,6 +19,7 @@ import pytest
 from hostile import HostilePeer, block
 
 import toolchain
+from sidestep.native import layout
 from sidestep.native.layout import Back, Notice
 from sidestep.testing import Connection, ShimClient, Sidestep
 from toolchain import ADDRESS
@@ -131,7 +132,7 @@ def test_an_impossible_count_ends_the_connection(
     scene = Scene(sidestep, tmp_path, mode)
     with ShimClient(sidestep.socket) as client:
         client.hello()
-        for value in (1 << 62, 8193):
+        for value in (1 << 62, layout.CHANNEL_SPILL + 1):
             with HostilePeer(client, scene.port) as peer:
                 peer.promote()
                 if word == "consumer[1].head":
