@@ -64,4 +64,4 @@ def segments_in_use(fd: int) -> Iterator[tuple[bytes | None, int]]:
         state = int.from_bytes(raw[state_at : state_at + 4], sys.byteorder)
         in_use = raw[_SLOT["generation"]] & 1 and state in _CHANNEL_STATES
         spilled = int.from_bytes(raw[spilled_at : spilled_at + 8], sys.byteorder)
-        yield bytes(raw[segment_at : segment_at + 16]) if in_use else None, min(spilled, limits.RING_SIZE_MAX)
+        yield bytes(raw[segment_at : segment_at + 16]) if in_use else None, min(spilled, layout.CHANNEL_SPILL)
