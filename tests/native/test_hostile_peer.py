@@ -165,11 +165,14 @@ def test_what_a_program_was_told_is_not_taken_back(sidestep: Sidestep, how: str,
     with ShimClient(sidestep.socket) as client:
         client.hello()
         with HostilePeer(client, port) as peer:
+            peer.poke("consumer[1].room_max", 1)
             peer.promote()
             victim.stdin.write(f"{how}\n")
             assert victim.stdout.readline() == "asking 0\n"
             before = peer.peek(word)
             if how.startswith("send"):
+                assert 0 < peer.end.avail < peer.end.rx_size
+                time.sleep(0.05)  # as long as it takes to see that a reader stands still
                 peer.end.read(peer.end.rx_size)
             else:
                 peer.end.write(b"x")
