@@ -35,6 +35,7 @@ COMPILE_TIMEOUT_S: Final = 300
 RUN_TIMEOUT_S: Final = 100
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 GUARDED: Final = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # see check.h
+SPILL: Final = "-DCHANNEL_SPILL=16384u"  # small, so that it wraps often
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
     """The C test program tests/native/`name`.c, with the channel's own code, for `sanitizer`."""
     require(sanitizer)
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
-    return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED])
+    return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL])
 
 
 def run(
@@ -248,7 +249,7 @@ def guided(name: str, seconds: float, directory: Path, *more: Path) -> int:
     if with_libfuzzer is None:
         pytest.skip("no clang with libFuzzer; install clang and libclang-rt-dev to run this")
     sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
-    flags = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED]
+    flags = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
     program = build(f"{name}-libfuzzer", sources, flags, cc=with_libfuzzer)
     bounds = ["-max_len=400", f"-max_total_time={seconds:.0f}", f"-artifact_prefix={directory}/"]
     said = run([program, *bounds, directory], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S).stderr

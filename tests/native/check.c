@@ -57,10 +57,24 @@ int __wrap_munmap(void *address, size_t len)
 }
 
 /* ---- ends ---- */
+struct channel_own own_of(struct own_words *words)
+{
+	return (struct channel_own){
+		.tail = &words->tail,
+		.head = &words->head,
+		.head_seen = &words->head_seen,
+		.ring_from = &words->ring_from,
+		.ring_to = &words->ring_to,
+		.limit = &words->limit,
+		.room_max = &words->room_max,
+	};
+}
+
 static void end_open(struct end *end, int fd, int side)
 {
 	memset(end, 0, sizeof(*end));
-	int failed = channel_map(&end->channel, fd, side, &end->own.tail, &end->own.head, &end->own.head_seen);
+	struct channel_own own = own_of(&end->own);
+	int failed = channel_map(&end->channel, fd, side, &own);
 	CHECK(failed == 0, "side %d: %d", side, failed);
 }
 
@@ -95,17 +109,13 @@ void end_mirror(struct end *end, const struct end *of)
 		.seg = other->seg,
 		.local = other->remote,
 		.remote = other->local,
-		.tx_data = other->rx_data,
-		.rx_data = other->tx_data,
-		.tx_size = other->rx_size,
-		.rx_size = other->tx_size,
+		.tx = other->rx,
+		.rx = other->tx,
 		.tx_line = &other->seg->producer[side],
 		.tx_peer_line = &other->seg->consumer[side],
 		.rx_line = &other->seg->consumer[1 - side],
 		.rx_peer_line = &other->seg->producer[1 - side],
-		.own_tail = &end->own.tail,
-		.own_head = &end->own.head,
-		.head_seen = &end->own.head_seen,
+		.own = own_of(&end->own),
 		.map_len = other->map_len,
 	};
 }
@@ -116,7 +126,7 @@ size_t end_send(struct end *end, uint64_t seed, uint64_t position, size_t len)
 	int64_t space = channel_tx_space(&end->channel, len);
 	size_t done = 0;
 
-	CHECK(space >= 0 && space <= end->channel.tx_size, "space %lld", (long long)space);
+	CHECK(space >= 0 && space <= end->channel.tx.spill_size, "space %lld", (long long)space);
 	if (len > (size_t)space)
 		len = (size_t)space;
 	while (done < len) {
@@ -137,7 +147,7 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 	int64_t there = channel_rx_avail(&end->channel);
 	size_t done = 0;
 
-	CHECK(there >= 0 && there <= end->channel.rx_size, "there %lld", (long long)there);
+	CHECK(there >= 0 && there <= end->channel.rx.spill_size, "there %lld", (long long)there);
 	if (len > (size_t)there)
 		len = (size_t)there;
 	while (done < len) {
@@ -158,10 +168,11 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 #define SIDE(i) \
 	WORD(side[i].attached), WORD(side[i].rx_ready), WORD(side[i].tx_switched), WORD(side[i].shut_wr), \
 	WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
-	WORD(side[i].rx_frozen), WORD(side[i].tx_ended)
+	WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
+	WORD(side[i].tx_fin_at), WORD(side[i].handed_on), WORD(side[i].tx_follows), WORD(side[i].hint)
 #define RING(i) \
-	WORD(producer[i].tail), WORD(producer[i].want_space), WORD(producer[i].cpu), WORD(consumer[i].head), \
-	WORD(consumer[i].cpu)
+	WORD(producer[i].tail), WORD(producer[i].ring_from), WORD(producer[i].ring_to), WORD(producer[i].want_space), \
+	WORD(producer[i].cpu), WORD(consumer[i].head), WORD(consumer[i].cpu), WORD(consumer[i].room_max)
 
 const struct header_word header_words[] = {
 	WORD(magic), WORD(version), WORD(ring_size[0]), WORD(ring_size[1]), SIDE(0), SIDE(1), RING(0), RING(1),

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #define PAGE 4096u
+#define SPILLED(ring) ((size_t)(ring) + ((ring) > CHANNEL_SPILL ? (ring) : CHANNEL_SPILL))
+#define LEN(ring0, ring1) (off_t)(CHANNEL_HEADER_SIZE + SPILLED(ring0) + SPILLED(ring1))
 
 struct input {
 	const uint8_t *at;
@@ -29,7 +31,8 @@ static uint64_t input_take(struct input *input, size_t n)
 
 static int segment_forge(struct input *input, unsigned options)
 {
-	static const off_t lens[] = {0, PAGE, 2 * PAGE, 3 * PAGE, 3 * PAGE + 1, 4 * PAGE, 9 * PAGE, 129 * PAGE};
+	static const off_t lens[] = {0, PAGE, 3 * PAGE, LEN(PAGE, PAGE) - 1, LEN(PAGE, PAGE), LEN(PAGE, 2 * PAGE),
+	                             LEN(8 * PAGE, PAGE), LEN(64 * PAGE, 64 * PAGE)};
 	static const int seals[] = {F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, F_SEAL_SHRINK | F_SEAL_GROW, 0, F_SEAL_SHRINK,
 	                            F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE,
 	                            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL};
@@ -45,7 +48,7 @@ static int segment_forge(struct input *input, unsigned options)
 	if (options & 2) {
 		uint32_t words[4] = {CHANNEL_MAGIC, CHANNEL_VERSION, PAGE << (header[8] & 3), PAGE << (header[12] & 3)};
 		memcpy(header, words, sizeof(words));
-		len = (off_t)CHANNEL_HEADER_SIZE + words[2] + words[3];
+		len = LEN(words[2], words[3]);
 	}
 	CHECK(ftruncate(fd, len) == 0);
 	if (len)
@@ -59,9 +62,10 @@ static void do_read(const struct channel_end *end, size_t wanted)
 {
 	static uint8_t bytes[1 << 16];
 	int64_t there = channel_rx_avail(end);
-	struct iovec out[2];
+	struct iovec out[CHANNEL_PIECES];
+	size_t sum = 0;
 
-	CHECK(there == -ECONNRESET || (there >= 0 && there <= end->rx_size));
+	CHECK(there == -ECONNRESET || (there >= 0 && there <= end->rx.spill_size));
 	if (there <= 0)
 		return;
 	size_t len = (size_t)there < wanted ? (size_t)there : wanted;
@@ -70,7 +74,11 @@ static void do_read(const struct channel_end *end, size_t wanted)
 	channel_rx_get(end, 0, bytes, len);
 	channel_rx_get(end, (size_t)there - 1, bytes, 1);
 	int pieces = channel_rx_pieces(end, 0, len, out);
-	CHECK(out[0].iov_len + (pieces == 2 ? out[1].iov_len : 0) == len);
+	for (int i = 0; i < pieces; i++) {
+		sum += out[i].iov_len;
+		memcpy(bytes, out[i].iov_base, out[i].iov_len < sizeof(bytes) ? out[i].iov_len : sizeof(bytes));
+	}
+	CHECK(sum == len || (sum < len && pieces == CHANNEL_PIECES));
 	channel_rx_consume(end, len);
 }
 
@@ -80,7 +88,7 @@ static void do_write(const struct channel_end *end, size_t wanted)
 	int64_t space = channel_tx_space(end, wanted);
 	struct iovec out[2];
 
-	CHECK(space == -ECONNRESET || (space >= 0 && space <= end->tx_size));
+	CHECK(space == -ECONNRESET || (space >= 0 && space <= end->tx.spill_size));
 	if (space <= 0)
 		return;
 	size_t len = (size_t)space < wanted ? (size_t)space : wanted;
@@ -99,27 +107,32 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct input input = {data, size};
 	unsigned options = (unsigned)input_take(&input, 1);
 	int fd = segment_forge(&input, options);
-	struct own_words own = {0};
+	struct own_words words = {0};
+	struct channel_own own = own_of(&words);
 	struct channel_end end;
-	int result = channel_map(&end, fd, (int)(options & 1), &own.tail, &own.head, &own.head_seen);
+	int result = channel_map(&end, fd, (int)(options & 1), &own);
 
 	close(fd);
 	CHECK(result == 0 || result == -EPROTO || result == -EPERM);
 	CHECK(result == 0 || !(options & 2));
 	if (result)
 		return 0;
-	CHECK(end.tx_size >= CHANNEL_RING_MIN && end.tx_size <= CHANNEL_RING_MAX && !(end.tx_size & (end.tx_size - 1)));
-	CHECK(end.rx_size >= CHANNEL_RING_MIN && end.rx_size <= CHANNEL_RING_MAX && !(end.rx_size & (end.rx_size - 1)));
-	CHECK(end.map_len == CHANNEL_HEADER_SIZE + (size_t)end.tx_size + end.rx_size);
+	const struct channel_ring *rings[] = {&end.tx, &end.rx};
+	for (int i = 0; i < 2; i++) {
+		uint32_t ring = rings[i]->size;
+		CHECK(ring >= CHANNEL_RING_MIN && ring <= CHANNEL_RING_MAX && !(ring & (ring - 1)));
+		CHECK(rings[i]->spill_size == (ring > CHANNEL_SPILL ? ring : CHANNEL_SPILL));
+	}
+	CHECK(end.map_len == (size_t)LEN(end.tx.size, end.rx.size));
 	while (input.left) {
 		unsigned move = (unsigned)input_take(&input, 1);
 		switch (move & 7) {
 		case 0: do_read(&end, (size_t)input_take(&input, 2)); break;
 		case 1: do_write(&end, (size_t)input_take(&input, 2)); break;
 		case 2:
-			CHECK(channel_tx_unread(&end) <= end.tx_size);
-			CHECK(channel_tx_peek(&end) <= end.tx_size || channel_tx_peek(&end) == SIZE_MAX);
-			CHECK(channel_rx_peek(&end) <= end.rx_size || channel_rx_peek(&end) == SIZE_MAX);
+			CHECK(channel_tx_unread(&end) <= end.tx.spill_size);
+			CHECK(channel_tx_peek(&end) <= end.tx.spill_size || channel_tx_peek(&end) == SIZE_MAX);
+			CHECK(channel_rx_peek(&end) <= end.rx.spill_size || channel_rx_peek(&end) == SIZE_MAX);
 			break;
 		case 3: /* the count the peer writes moves by a little */
 			atomic_fetch_add(&end.rx_peer_line->tail, input_take(&input, 2));
@@ -128,10 +141,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			atomic_fetch_add(&end.tx_peer_line->head, input_take(&input, 2));
 			break;
 		case 5:
-			channel_trim(&end);
+			switch (move >> 3 & 3) {
+			case 0: channel_trim(&end); break;
+			case 1: channel_trim_spill(&end); break;
+			case 2: channel_tx_settle(&end); break;
+			default: channel_tx_spill(&end);
+			}
 			break;
 		default:
-			header_poke(end.seg, &header_words[(move >> 3) % header_words_len], input_take(&input, 8));
+			/* 6 and 7: a word each of two times 32 */
+			header_poke(end.seg, &header_words[((move & 1) << 5 | move >> 3) % header_words_len], input_take(&input, 8));
 		}
 	}
 	channel_unmap(&end);

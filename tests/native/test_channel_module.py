@@ -21,7 +21,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sidestep.native import _channel
+from sidestep.native import _channel, layout
+from sidestep.provider import memory
 
 PAGE = 4096
 Pair = tuple[_channel.Channel, _channel.Channel]
@@ -61,20 +62,59 @@ def pair(segment: tuple[Pair, mmap.mmap]) -> Pair:
     return segment[0]
 
 
+class Sending:
+    """What one direction should do: all of it is told by counts."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size  # of the ring
+        self.unread = bytearray()
+        self.sent = self.limit = self.ring_end = 0
+        self.spilled = self.lent = False
+        self.filled: bytes | None = None  # what lies in the room, uncommitted
+
+    @property
+    def read(self) -> int:
+        return self.sent - len(self.unread)
+
+    @property
+    def space(self) -> int:
+        return max(self.read + self.size, self.limit if self.spilled else 0) - self.sent
+
+    def add(self, data: bytes) -> None:
+        self.unread += data
+        self.sent += len(data)
+        self.lent, self.filled = False, None
+
+    def settle(self) -> None:
+        if not self.lent and self.read >= self.ring_end and len(self.unread) <= self.size // 2:
+            self.spilled = False
+
+    def spill(self) -> bool:
+        limit = self.read + layout.CHANNEL_SPILL
+        if self.spilled and self.limit >= limit:
+            return False
+        self.ring_end = self.ring_end if self.spilled else self.sent
+        self.limit, self.spilled, self.filled = limit, True, None
+        return True
+
+
+LENGTHS = st.one_of(st.integers(0, 200), st.integers(0, 9 * PAGE))
+SIDES = st.integers(0, 1)
+
+
 class AgainstAQueue(RuleBasedStateMachine):
     """Both directions, any splits: what comes out is what a bytearray would give, in the amounts a ring would give."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes = (0, 0)
-        self.queues = (bytearray(), bytearray())  # by the side that writes
+        self.ways = (Sending(PAGE), Sending(PAGE))  # by the side that writes
         self.pair, self.words = make(PAGE, PAGE)
         self.count = 0
 
     @initialize(sizes=st.tuples(*[st.sampled_from([PAGE, 2 * PAGE, 8 * PAGE])] * 2))
     def open(self, sizes: tuple[int, int]) -> None:
         self.teardown()
-        self.sizes = sizes
+        self.ways = (Sending(sizes[0]), Sending(sizes[1]))
         self.pair, self.words = make(*sizes)
 
     def teardown(self) -> None:
@@ -86,44 +126,84 @@ class AgainstAQueue(RuleBasedStateMachine):
         self.count += 1
         return (b"%d." % self.count * (length + 1))[:length]
 
-    @rule(
-        side=st.integers(0, 1),
-        length=st.one_of(st.integers(0, 200), st.integers(0, 9 * PAGE)),
-        kind=st.sampled_from([bytes, bytearray, memoryview]),
-    )
+    @rule(side=SIDES, length=LENGTHS, kind=st.sampled_from([bytes, bytearray, memoryview]))
     def write(self, side: int, length: int, kind: Callable[[bytes], bytes]) -> None:
-        data = self.pattern(length)
+        data, way = self.pattern(length), self.ways[side]
+        way.settle()
         taken = self.pair[side].write(kind(data))
-        assert taken == min(length, self.sizes[side] - len(self.queues[side]))
-        self.queues[side].extend(data[:taken])
+        assert taken == min(length, way.space)
+        if taken:
+            way.add(data[:taken])
 
-    @rule(side=st.integers(0, 1), size=st.one_of(st.integers(0, 300), st.integers(0, 9 * PAGE)))
+    @rule(side=SIDES)
+    def spill(self, side: int) -> None:
+        assert self.pair[side].spill() == self.ways[side].spill()
+
+    @rule(side=SIDES, length=LENGTHS)
+    def fill(self, side: int, length: int) -> None:
+        """The room is filled and not committed yet; asked for again, it is where it was."""
+        way = self.ways[side]
+        way.settle()
+        pieces = self.pair[side].writable()
+        way.lent = True
+        assert sum(map(len, pieces)) == way.space
+        assert len(pieces) <= 2
+        if way.filled is None:
+            way.filled = self.pattern(min(length, way.space))
+            left = memoryview(way.filled)
+            for piece in pieces:
+                part = left[: len(piece)]
+                piece[: len(part)] = part
+                left = left[len(part) :]
+        else:
+            assert b"".join(pieces)[: len(way.filled)] == way.filled
+
+    @rule(side=SIDES, share=st.floats(0, 1))
+    def commit(self, side: int, share: float) -> None:
+        way = self.ways[side]
+        with pytest.raises(ValueError, match="where there are"):
+            self.pair[side].commit(way.space + 1)
+        if way.filled is not None:
+            part = way.filled[: round(share * len(way.filled))]
+            self.pair[side].commit(len(part))
+            way.add(part)
+
+    @rule(side=SIDES, size=st.one_of(st.integers(0, 300), st.integers(0, 9 * PAGE)))
     def read(self, side: int, size: int) -> None:
-        queue = self.queues[1 - side]
+        queue = self.ways[1 - side].unread
         assert self.pair[side].read(size) == queue[:size]
         del queue[:size]
 
-    @rule(side=st.integers(0, 1))
-    def read_all(self, side: int) -> None:
-        queue = self.queues[1 - side]
-        assert self.pair[side].read() == queue
-        queue.clear()
+    @rule(side=SIDES, left=st.integers(0, PAGE))
+    def read_nearly_all(self, side: int, left: int) -> None:
+        self.read(side, max(0, len(self.ways[1 - side].unread) - left))
 
-    @rule(side=st.integers(0, 1))
+    @rule(side=SIDES, share=st.floats(0, 1))
+    def look(self, side: int, share: float) -> None:
+        """The bytes where they lie, from any of them on; then some are done with."""
+        queue = self.ways[1 - side].unread
+        skip = round(share * len(queue))
+        pieces = self.pair[side].readable(skip)
+        assert b"".join(pieces) == queue[skip:]
+        assert len(pieces) <= 6
+        self.pair[side].consume(skip // 2)
+        del queue[: skip // 2]
+
+    @rule(side=SIDES)
     def trim(self, side: int) -> None:
-        if self.queues[side]:
+        if self.ways[side].unread:
             with pytest.raises(ValueError, match="has not read"):
                 self.pair[side].trim()
-        else:
+        elif not self.ways[side].filled:
             self.pair[side].trim()
 
     @invariant()
     def counts_agree(self) -> None:
-        for side in 0, 1:
-            if self.sizes != (0, 0):
-                assert self.pair[side].unread == len(self.queues[side])
-                assert self.pair[side].space == self.sizes[side] - len(self.queues[side])
-                assert self.pair[1 - side].avail == len(self.queues[side])
+        for side, way in enumerate(self.ways):
+            unread = len(way.unread)
+            end = self.pair[side]
+            assert (end.unread, end.space, end.sent) == (unread, way.space, way.sent)
+            assert self.pair[1 - side].avail == unread
 
 
 @pytest.mark.slow
@@ -148,8 +228,51 @@ def test_create_makes_a_sealed_close_on_exec_file(closing: ExitStack) -> None:
     fd = _channel.create(_channel.RING_MIN, _channel.RING_MAX)
     closing.callback(os.close, fd)
     assert not os.get_inheritable(fd)
-    assert os.fstat(fd).st_size == _channel.HEADER_SIZE + _channel.RING_MIN + _channel.RING_MAX
+    assert os.fstat(fd).st_size == memory.segment_size((_channel.RING_MIN, _channel.RING_MAX))
     assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def test_the_spill_has_room_for_what_tcp_would_have_held(pair: Pair) -> None:
+    end, peer = pair
+    data = os.urandom(layout.CHANNEL_SPILL)
+    assert (end.tx_most, peer.rx_most) == (len(data), len(data))
+    assert end.write(data) == PAGE
+    assert end.spill()
+    assert not end.spill()
+    assert end.write(data[PAGE:] + b"more") == len(data) - PAGE
+    assert end.space == 0
+    assert not end.spill()
+    assert len(peer.readable()) == 2
+    assert peer.read() == data
+    assert end.write(b"in the ring again") == 17
+    assert end.space == PAGE - 17
+
+
+def test_what_was_filled_in_parts_stays_where_it_is(pair: Pair) -> None:
+    """Even if the reader catches up meanwhile: the room is not somewhere else until it is committed."""
+    end, peer = pair
+    end.write(bytes(PAGE))
+    assert end.spill()
+    (room,) = end.writable()
+    room[:4] = b"late"
+    peer.read()
+    (again,) = end.writable()
+    assert bytes(again[:4]) == b"late"
+    again[4:6] = b"r!"
+    end.commit(6)
+    assert peer.read() == b"later!"
+    assert sum(map(len, end.writable())) == PAGE  # of the ring
+
+
+def test_who_writes_has_given_the_room_back(pair: Pair) -> None:
+    end, peer = pair
+    end.write(bytes(PAGE))
+    end.spill()
+    end.writable()
+    assert end.write(b"x") == 1
+    peer.read()
+    assert end.write(b"y") == 1
+    assert end.space == PAGE - 1  # it is in the ring again
 
 
 def test_create_reports_a_full_descriptor_table(closing: ExitStack) -> None:
@@ -192,6 +315,9 @@ def test_closed_channels_refuse_every_use(pair: Pair) -> None:
     uses: list[Callable[[], object]] = [
         lambda: end.write(b"x"),
         lambda: end.write(b""),
+        end.spill,
+        end.writable,
+        end.readable,
         end.read,
         end.trim,
         end.__enter__,
@@ -231,10 +357,10 @@ def test_write_releases_the_buffer(pair: Pair) -> None:
     assert pair[1].read() == b"abc"
 
 
-@pytest.mark.parametrize("tail", [PAGE + 1, 1 << 32, 1 << 63, -1])
+@pytest.mark.parametrize("tail", [layout.CHANNEL_SPILL + 1, 1 << 32, 1 << 63, -1])
 def test_an_impossible_tail_is_a_reset(segment: tuple[Pair, mmap.mmap], tail: int) -> None:
     (end, _), words = segment
-    poke(words, "producer[1].tail", tail if tail != PAGE + 1 else 2 * PAGE + 1)
+    poke(words, "producer[1].tail", tail)
     for use in (end.read, lambda: end.avail):
         with pytest.raises(ConnectionResetError):
             use()
@@ -246,7 +372,8 @@ def test_an_impossible_head_is_a_reset(segment: tuple[Pair, mmap.mmap], head: in
     (end, _), words = segment
     assert end.write(b"abc") == 3
     poke(words, "consumer[0].head", head)
-    for use in (lambda: end.space, lambda: end.unread, end.trim, lambda: end.write(bytes(PAGE))):
+    uses = (lambda: end.space, lambda: end.unread, end.trim, lambda: end.write(bytes(PAGE)), end.spill, end.writable)
+    for use in uses:
         with pytest.raises(ConnectionResetError):
             use()
 

@@ -19,6 +19,7 @@ import pytest
 from hostile import HostilePeer, block
 
 import toolchain
+from sidestep.native import layout
 from sidestep.native.layout import Back, Notice
 from sidestep.testing import Connection, ShimClient, Sidestep
 from toolchain import ADDRESS
@@ -131,7 +132,7 @@ def test_an_impossible_count_ends_the_connection(
     scene = Scene(sidestep, tmp_path, mode)
     with ShimClient(sidestep.socket) as client:
         client.hello()
-        for value in (1 << 62, 8193):
+        for value in (1 << 62, layout.CHANNEL_SPILL + 1):
             with HostilePeer(client, scene.port) as peer:
                 peer.promote()
                 if word == "consumer[1].head":
@@ -164,11 +165,14 @@ def test_what_a_program_was_told_is_not_taken_back(sidestep: Sidestep, how: str,
     with ShimClient(sidestep.socket) as client:
         client.hello()
         with HostilePeer(client, port) as peer:
+            peer.poke("consumer[1].room_max", 1)
             peer.promote()
             victim.stdin.write(f"{how}\n")
             assert victim.stdout.readline() == "asking 0\n"
             before = peer.peek(word)
             if how.startswith("send"):
+                assert 0 < peer.end.avail < peer.end.rx_size
+                time.sleep(0.05)  # as long as it takes to see that a reader stands still
                 peer.end.read(peer.end.rx_size)
             else:
                 peer.end.write(b"x")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
-from sidestep.native import _channel
+from sidestep.native import _channel, layout
 from sidestep.provider import memory
 from sidestep.provider.joints import End
 
 RING = 4096
+MOST = layout.CHANNEL_SPILL  # that can be unread
 PAGE = 4096 * 65  # the words, and a page of hints for each of 64 bells
 
 
@@ -78,6 +79,11 @@ class App:
         count = self.end.write(data)
         self.hint()
         return count
+
+    def spill(self, data: bytes) -> int:
+        """Sends what finds no room in the ring behind it."""
+        count = self.end.write(data)
+        return count + (self.send(data[count:]) if self.end.spill() else self.send(b""))
 
     def receive(self) -> bytes:
         data = self.end.read()

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sidestep import limits
 from sidestep.native.layout import Refusal
-from sidestep.switch.budget import GRANTS_UNSWEPT, SETTLE_S, SWEEP_INTERVAL_S, ChannelBudget
+from sidestep.switch.budget import GRANTS_UNSWEPT, SETTLE_S, SWEEP_AFTER_S, SWEEP_INTERVAL_S, ChannelBudget
 from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
 
 EXPIRY_S = 2.0
@@ -134,7 +134,7 @@ def test_a_sweep_releases_only_what_has_settled_and_is_not_in_use() -> None:
     for segment_id, granted_at in ((b"used", 0.0), (b"gone", 0.0), (b"new", SETTLE_S)):
         assert budget.reserve(segment_id, 10, now=granted_at)
     assert budget.may_sweep(now=0.0)
-    budget.handle_sweep({b"used"}, now=SETTLE_S + 0.5)
+    budget.handle_sweep({b"used": 0}, now=SETTLE_S + 0.5)
     assert {segment_id for segment_id in (b"used", b"gone", b"new") if segment_id in budget} == {b"used", b"new"}
     assert budget.used_bytes == 20
     assert not budget.may_sweep(now=SETTLE_S + 0.5)
@@ -148,18 +148,75 @@ def test_a_long_ledger_is_swept_before_the_budget_is_used_up() -> None:
         for number in range(first, end):
             assert budget.reserve(number.to_bytes(16), 1, now=0.0)
 
+    budget.handle_sweep({}, now=-SWEEP_INTERVAL_S)
     grant(0, GRANTS_UNSWEPT - 1)
     assert not budget.wants_sweep(now=0.0)
     grant(GRANTS_UNSWEPT - 1, GRANTS_UNSWEPT)
     assert budget.wants_sweep(now=0.0)
-    budget.handle_sweep(set(), now=0.0)  # nothing has settled: the next is worth it at twice the length
+    budget.handle_sweep({}, now=0.0)  # nothing has settled: the next is worth it at twice the length
     grant(GRANTS_UNSWEPT, 2 * GRANTS_UNSWEPT)
     assert not budget.wants_sweep(now=SWEEP_INTERVAL_S / 2)
     assert budget.wants_sweep(now=SWEEP_INTERVAL_S)
     budget.handle_sweep(None, now=SETTLE_S + 1)
     assert budget.used_bytes == 2 * GRANTS_UNSWEPT
-    budget.handle_sweep(set(), now=SETTLE_S + 1)
+    budget.handle_sweep({}, now=SETTLE_S + 1)
     assert budget.used_bytes == 0
+
+
+def test_what_is_spilled_counts_until_it_is_given_back() -> None:
+    budget = ChannelBudget(100, owner_max=lambda owner: 60 if owner else 100)
+    assert budget.reserve(b"a", 10, now=0, owner=7)
+    assert budget.reserve(b"b", 10, now=0, owner=8)
+    budget.handle_sweep({b"a": 50, b"b": 7, b"somebody's": 1000}, now=1)
+    assert budget.used_bytes == 77
+    assert not budget.reserve(b"c", 1, now=1, owner=7)  # all of its share
+    assert not budget.reserve(b"c", 24, now=1)
+    budget.handle_sweep({b"a": 50, b"b": 7}, now=2)  # it is not counted twice
+    assert budget.used_bytes == 77
+    budget.handle_sweep({b"a": 20, b"b": 9}, now=3)
+    assert budget.used_bytes == 49
+    assert budget.reserve(b"c", 30, now=3, owner=7)
+    budget.handle_sweep(None, now=4)
+    assert budget.used_bytes == 79
+    budget.release(b"a")  # with what it has spilled
+    assert budget.used_bytes == 49
+    assert budget.reserve(b"d", 30, now=4, owner=7)
+    budget.handle_sweep({b"c": 5, b"d": 0}, now=3 + SETTLE_S)  # the rest is not known yet, or gone
+    assert budget.used_bytes == 60  # of 65: nobody has more than his share
+    assert b"b" not in budget
+
+
+def test_who_has_spilled_more_than_all_is_granted_nothing() -> None:
+    budget = ChannelBudget(100)
+    assert budget.reserve(b"a", 10, now=0)
+    budget.handle_sweep({b"a": 1000}, now=1)
+    assert budget.used_bytes == 100
+    assert not budget.reserve(b"b", 1, now=1)
+    budget.handle_sweep({b"a": 0}, now=2)
+    assert budget.reserve(b"b", 90, now=2)
+
+
+def test_what_one_user_has_spilled_takes_nothing_from_others() -> None:
+    budget = ChannelBudget(100, owner_max=lambda owner: 30 if owner else 100)
+    assert budget.reserve(b"a", 10, now=0, owner=7)
+    budget.handle_sweep({b"a": 1 << 40}, now=1)
+    assert budget.used_bytes == 30
+    assert not budget.reserve(b"b", 1, now=1, owner=7)
+    assert budget.reserve(b"b", 30, now=1, owner=8)
+    assert budget.reserve(b"c", 40, now=1)
+    budget.release(b"a")
+    assert budget.used_bytes == 70
+    assert budget.reserve(b"a", 30, now=1, owner=7)
+
+
+def test_an_old_ledger_is_swept_as_spills_may_have_grown() -> None:
+    budget = ChannelBudget(100)
+    assert not budget.wants_sweep(now=0.0)  # there is nothing to look for
+    assert budget.reserve(b"a", 10, now=0.0)
+    assert budget.wants_sweep(now=0.0)
+    budget.handle_sweep({b"a": 0}, now=0.0)
+    assert not budget.wants_sweep(now=SWEEP_AFTER_S / 2)
+    assert budget.wants_sweep(now=SWEEP_AFTER_S)
 
 
 def test_a_user_has_a_share_of_the_offers() -> None:

@@ -19,11 +19,12 @@ from sidestep import limits
 from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.native import _channel, layout
-from sidestep.native.layout import Refusal, Rpc
-from sidestep.provider import control, memory, rpc
+from sidestep.native.layout import Refusal, Rpc, State
+from sidestep.provider import arena, control, memory, rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.rpc import Message
 from sidestep.provider.server import Provider
+from sidestep.switch.budget import SWEEP_INTERVAL_S
 from sidestep.switch.offers import ClientId
 from sidestep.testing import Channel, ShimClient, Sidestep
 
@@ -293,6 +294,42 @@ def test_the_budget_is_kept_and_ended_channels_give_it_back(
     packet.descriptors.close()
     assert packet.message.type is Rpc.ATTACH
     assert private.status()["budget_used_bytes"] == 2 * one  # a live channel is counted still
+
+
+def test_an_arena_tells_what_is_spilled(shim_client: MakeClient) -> None:
+    client = shim_client()
+    one, other = (letter * 16 for letter in (b"1", b"2"))
+    client.write_arena([
+        {"generation": 1, "state": State.PROMOTED, "segment_id": one, "tx_spilled": 5},
+        {"generation": 2, "state": State.PROMOTED, "segment_id": one, "tx_spilled": 6},
+        {"generation": 1, "state": State.NATIVE, "segment_id": one, "tx_spilled": 7},
+        {"generation": 3, "state": State.ATTACHED, "segment_id": other, "tx_spilled": 1 << 60},
+    ])  # fmt: skip
+    found = [(segment, spilled) for segment, spilled in arena.segments_in_use(client.arena) if segment]
+    assert found == [(one, 5), (other, layout.CHANNEL_SPILL)]
+
+
+def test_what_is_spilled_takes_from_the_budget(
+    closing: ExitStack, tcp_pair: MakePair, channel: Callable[..., Channel]
+) -> None:
+    one = limits.CHANNEL_HEADER_SIZE + 2 * 4096
+    private = closing.enter_context(Sidestep(budget_bytes=3 * one, offer_expiry_s=600))
+    client = closing.enter_context(ShimClient(private.socket))
+    client.hello()
+    offered = channel()
+    client.offer(tcp_pair()[0], offered, token=0)  # nothing has been looked at before: there is a sweep
+    slot = {"generation": 1, "state": State.PROMOTED, "segment_id": offered.segment_id}
+    for token, spilled, refused in ((1, 5000, False), (2, one + 1, True), (3, 3, False)):
+        client.write_arena([slot | {"tx_spilled": spilled}, slot | {"tx_spilled": 0}])
+        time.sleep(SWEEP_INTERVAL_S)
+        # more than there is room for, so that it looks again
+        for ring_size, number in (((1 << 16, 1 << 16), 10 + token), ((4096, 4096), token)):
+            client.offer(tcp_pair()[0], channel(ring_size), token=number)
+            if number >= 10 or refused:
+                assert refusal_of(client) is Refusal.NO_BUDGET
+        if not refused:
+            client.withdraw(token)
+        assert private.status()["budget_used_bytes"] == min(one + spilled, 3 * one)
 
 
 def _replaced(message: Message, **changes: object) -> Message:

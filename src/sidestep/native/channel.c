@@ -103,8 +103,8 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 		{at, at + size0, size0, spill_size(size0)},
 		{at + size0 + spill_size(size0), at + size0 + spill_size(size0) + size1, size1, spill_size(size1)},
 	};
-	for (int i = 0; i < 2; i++) /* a core dump would touch every page */
-		(void)madvise(ring[i].spill, ring[i].spill_size, MADV_DONTDUMP);
+	/* A core dump would touch every page. All of it, so that it stays one mapping: a process has 65530, see proc_sys_vm(5). */
+	(void)madvise(seg, (size_t)st.st_size, MADV_DONTDUMP);
 	*end = (struct channel_end){
 		.seg = seg,
 		.local = &seg->side[side],

@@ -154,11 +154,14 @@ static inline uint64_t channel_tx_until(const struct channel_end *end, uint64_t 
 	return until;
 }
 
+/* tail and head fit each other. The limit may not fit them: it is of later, or a child's that has changed its user since. */
 static inline size_t channel_tx_left(const struct channel_end *end, uint64_t head, uint64_t tail)
 {
-	uint64_t left = channel_tx_until(end, head) - tail;
+	uint64_t left = channel_tx_until(end, head) - tail, most = end->tx.spill_size - (tail - head);
 
-	return (int64_t)left > 0 ? (size_t)left : 0; /* less than nothing: room_max was lowered */
+	if ((int64_t)left <= 0)
+		return 0; /* less than nothing: room_max was lowered */
+	return (size_t)(left < most ? left : most);
 }
 
 /*

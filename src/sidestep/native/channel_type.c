@@ -70,6 +70,7 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 			if (taken > 0) {
 				channel_tx_put(&channel->end, 0, buffer.buf, (size_t)taken);
 				channel_tx_publish(&channel->end, (size_t)taken);
+				channel->lent = false;
 			}
 		}
 	}

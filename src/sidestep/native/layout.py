@@ -637,7 +637,7 @@ def c_header() -> str:
         "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS", "NAMED_ADDRESS", "NAMED_MASK",
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
-    lines += ["#ifndef CHANNEL_SPILL /* a simulation has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
+    lines += ["#ifndef CHANNEL_SPILL /* a test has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
     prefixes = {

@@ -58,10 +58,10 @@ def numbered_slots(fd: int) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def segments_in_use(fd: int) -> Iterator[tuple[bytes | None, int]]:
-    """For each slot that was ever used: the id of the channel segment it holds, or None, and what it has spilled there."""
+    """For each slot that was ever used: the id of the channel segment it holds, or None, and what it has spilled."""
     state_at, segment_at, spilled_at = _SLOT["state"], _SLOT["segment_id"], _SLOT["tx_spilled"]
     for raw in raw_slots(fd):
         state = int.from_bytes(raw[state_at : state_at + 4], sys.byteorder)
         in_use = raw[_SLOT["generation"]] & 1 and state in _CHANNEL_STATES
         spilled = int.from_bytes(raw[spilled_at : spilled_at + 8], sys.byteorder)
-        yield bytes(raw[segment_at : segment_at + 16]) if in_use else None, min(spilled, limits.RING_SIZE_MAX)
+        yield bytes(raw[segment_at : segment_at + 16]) if in_use else None, min(spilled, layout.CHANNEL_SPILL)

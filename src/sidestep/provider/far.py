@@ -329,7 +329,7 @@ class Far(Joint):
             return None
         room, found = length + len(self._kept), []
         try:
-            for piece in self._room_for(room):
+            for piece in self.side.room_for(room):
                 if part := piece[:room]:
                     found.append(part)
                     room -= len(part)
@@ -343,12 +343,6 @@ class Far(Joint):
             self._keeping = bytearray(length)
             return (memoryview(self._keeping),)
         return tuple(found)
-
-    def _room_for(self, length: int) -> tuple[memoryview, ...]:
-        """The room in our application's ring or, if that has less than `length` bytes, behind it."""
-        channel = self.side.channel
-        pieces = channel.writable()
-        return pieces if sum(map(len, pieces)) >= length or not channel.spill() else channel.writable()
 
     def handle_data(self, length: int) -> None:
         """So many bytes have come into that room."""

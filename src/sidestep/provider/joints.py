@@ -62,6 +62,11 @@ class Side:
             self.asking = wanted
             self.channel.publish("want_space", int(wanted))
 
+    def room_for(self, length: int) -> tuple[memoryview, ...]:
+        """The room in the application's ring or, if that has less than `length` bytes, behind it."""
+        pieces = self.channel.writable()
+        return pieces if sum(map(len, pieces)) >= length or not self.channel.spill() else self.channel.writable()
+
     @property
     def closed(self) -> bool:
         """Nobody holds that end of the connection any more."""

@@ -7,7 +7,6 @@ served is refused with the reason, and counted; the connection stays on TCP.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -648,7 +647,7 @@ class Pairing:
         offer.brought.close()
 
     def _sweep(self, now: float) -> None:
-        spilled = Counter(self._second_segments)  # bytes beside the rings, by segment
+        spilled = dict.fromkeys(self._second_segments, 0)  # bytes beside the rings, by segment
         slots_left = _SWEEP_SLOTS_MAX
         for arena in self._arenas.values():
             for segment_id, touched in arenas.segments_in_use(arena.fd):
@@ -657,7 +656,8 @@ class Pairing:
                     self.budget.handle_sweep(None, now=now)
                     return
                 if segment_id is not None:
-                    spilled[segment_id] += touched
+                    # both ends tell of their own; a stranger may tell of any, in as many slots as he likes
+                    spilled[segment_id] = min(spilled.get(segment_id, 0) + touched, 2 * layout.CHANNEL_SPILL)
         self.budget.handle_sweep(spilled, now=now)
 
 

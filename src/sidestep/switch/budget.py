@@ -1,10 +1,10 @@
 """The budget of channel memory: a ledger without I/O and without a clock.
 
-What counts is the memory of the segments on offer or in use: their rings, as if each were full, and of the spills behind
-them what has been touched. The provider sees a channel begin, not end: it lets go of its descriptors at once. So when the
-budget is used up, the ledger has become twice as long, or the last look is a while ago, it looks into the arenas which
-segments are still in use, and how much of their spills, and tells the ledger (`handle_sweep`); what was granted just now
-is kept, since its two ends may not have written it down yet.
+What counts is the memory of the segments on offer or in use: their rings, as if each were full, and of the spills
+behind them what has been touched. The provider sees a channel begin, not end: it lets go of its descriptors at once. So
+when the budget is used up, the ledger has become twice as long, or the last look is a while ago, it looks into the
+arenas which segments are still in use, and how much of their spills, and tells the ledger (`handle_sweep`); what was
+granted just now is kept, since its two ends may not have written it down yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class ChannelBudget:
     def __init__(self, limit_bytes: int, *, owner_max: Callable[[int], int] | None = None) -> None:
         """`owner_max`: how many bytes a user may have; None: as many as all together."""
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
         self._owner_max = owner_max or (lambda _: limit_bytes)
         self._of_owner: Counter[int] = Counter()
         self._granted: dict[bytes, tuple[int, float, int]] = {}  # segment id -> bytes, when, to whom
@@ -36,6 +35,11 @@ class ChannelBudget:
     def __contains__(self, segment_id: bytes) -> bool:
         return segment_id in self._granted
 
+    @property
+    def used_bytes(self) -> int:
+        """How much is used up. Nobody has more than he may: what is spilled is told by users, who might lie to others."""
+        return sum(min(used, self._owner_max(owner)) for owner, used in self._of_owner.items())
+
     def reserve(self, segment_id: bytes, segment_len: int, *, now: float, owner: int = 0) -> bool:
         """Grants a segment to a user; False if it does not fit, or is granted already."""
         if segment_id in self._granted or self.used_bytes + segment_len > self.limit_bytes:
@@ -44,14 +48,12 @@ class ChannelBudget:
             return False
         self._granted[segment_id] = (segment_len, now, owner)
         self._of_owner[owner] += segment_len
-        self.used_bytes += segment_len
         return True
 
     def release(self, segment_id: bytes) -> None:
         """Takes a grant back; KeyError if there is none."""
         segment_len, _, owner = self._granted.pop(segment_id)
         segment_len += self._spilled.pop(segment_id, 0)
-        self.used_bytes -= segment_len
         self._of_owner[owner] -= segment_len
         if not self._of_owner[owner]:
             del self._of_owner[owner]
@@ -84,5 +86,4 @@ class ChannelBudget:
             grown = in_use.get(segment_id, 0) - self._spilled[segment_id]
             self._spilled[segment_id] += grown
             self._of_owner[owner] += grown
-            self.used_bytes += grown
         self._long = max(2 * len(self._granted), GRANTS_UNSWEPT)

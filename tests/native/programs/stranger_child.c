@@ -98,7 +98,7 @@ static void attack(const char *how)
 		else if (strcmp(how, "tail") == 0)
 			slots[i].tx_tail -= 2 * BULK_LEN; /* behind its head: more room than the ring has */
 		else if (strcmp(how, "head") == 0)
-			slots[i].rx_head -= BULK_LEN;
+			slots[i].rx_head -= 3 * BULK_LEN; /* so far behind its tail: more bytes than there is memory for */
 	}
 }
 
