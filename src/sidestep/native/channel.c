@@ -128,17 +128,20 @@ void channel_unmap(struct channel_end *end)
 	end->seg = NULL;
 }
 
-bool channel_tx_spill(struct channel_end *end)
+bool channel_tx_spill(struct channel_end *end, uint64_t most)
 {
 	uint64_t tail = atomic_load_explicit(end->own.tail, memory_order_relaxed);
 	uint64_t head = atomic_load_explicit(end->own.head_seen, memory_order_relaxed);
-	uint64_t limit = head + channel_tx_most(end);
+	uint64_t limit = head + (most < channel_tx_most(end) ? most : channel_tx_most(end));
 
 	if ((int64_t)(limit - channel_tx_until(end, head)) <= 0)
 		return false;
 	atomic_store(end->own.limit, limit);
-	if (!atomic_load_explicit(end->own.ring_to, memory_order_relaxed))
+	if (!atomic_load_explicit(end->own.ring_to, memory_order_relaxed)) {
+		if ((int64_t)(head - atomic_load_explicit(end->own.ring_from, memory_order_relaxed)) >= 0)
+			atomic_store(end->own.spill_base, tail); /* nothing there is unread */
 		atomic_store(end->own.ring_to, tail + 1);
+	}
 	channel_tx_show(end);
 	return true;
 }

@@ -10,8 +10,9 @@
  * goes on in the spill, which has room for what TCP would have held (channel_tx_spill), and comes back to the ring once the
  * reader has nearly caught up (channel_tx_settle). Where a byte lies is said by its count: in the ring from ring_from to
  * ring_to, else in the spill. So no more bytes than the spill is long are ever unread, and there is one such stretch in the
- * ring at a time: a new one begins only when the last has been read. `ring_to` is loaded before `ring_from`, and stored
- * after it: any two values that can be seen together mean the same for all bytes that are unread.
+ * ring at a time: a new one begins only when the last has been read. What goes to the spill begins where the spill does
+ * (spill_base), if nothing there is unread, so that no more of it is touched than is needed. `ring_to` is loaded before the
+ * other two, and stored after them: any values that can be seen together mean the same for all bytes that are unread.
  *
  * The peer is hostile until proven otherwise: each word it can write is loaded once and checked.
  */
@@ -75,7 +76,7 @@ struct channel_ring {
 struct channel_own {
 	_Atomic uint64_t *tail, *head;
 	_Atomic uint64_t *head_seen; /* last checked copy of the peer's head, saves touching its line */
-	_Atomic uint64_t *ring_from, *ring_to; /* as published */
+	_Atomic uint64_t *ring_from, *ring_to, *spill_base; /* as published */
 	_Atomic uint64_t *limit;    /* with ring_to: up to this count it may go on, whether the reader does or not */
 	_Atomic uint64_t *room_max; /* so many bytes may be unread; 0: as many as there is memory for */
 };
@@ -122,8 +123,11 @@ int channel_create(uint32_t tx_size, uint32_t rx_size);
 int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own);
 void channel_unmap(struct channel_end *end);
 
-/* For who owns the sending direction; see above. False: the spill, or room_max, has no more room than there is already. */
-bool channel_tx_spill(struct channel_end *end);
+/*
+ * For who owns the sending direction; see above. So many bytes may be unread now, if the spill and room_max have the room.
+ * False: that is no more than already.
+ */
+bool channel_tx_spill(struct channel_end *end, uint64_t most);
 void channel_tx_settle(struct channel_end *end);
 
 /*
@@ -236,11 +240,12 @@ static inline size_t channel_tx_unread(const struct channel_end *end)
 }
 
 /* Where the byte of count `at` lies, and how many of the *len from there on lie behind it, at least 1 for any words. */
-static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t from, uint64_t to, uint64_t at, size_t *len)
+static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t from, uint64_t to, uint64_t base, uint64_t at,
+                                     size_t *len)
 {
 	bool in_ring = at >= from && (!to || at < to - 1);
 	uint32_t size = in_ring ? ring->size : ring->spill_size;
-	size_t here = size - (size_t)(at & (size - 1));
+	size_t offset = (size_t)((in_ring ? at : at - base) & (size - 1)), here = size - offset;
 
 	if (in_ring && to && to - 1 - at < here)
 		here = (size_t)(to - 1 - at);
@@ -248,13 +253,14 @@ static inline uint8_t *channel_place(const struct channel_ring *ring, uint64_t f
 		here = (size_t)(from - at);
 	if (here < *len)
 		*len = here;
-	return (in_ring ? ring->data : ring->spill) + (at & (size - 1));
+	return (in_ring ? ring->data : ring->spill) + offset;
 }
 
 static inline uint8_t *channel_tx_place(const struct channel_end *end, uint64_t at, size_t *len)
 {
 	return channel_place(&end->tx, atomic_load_explicit(end->own.ring_from, memory_order_relaxed),
-	                     atomic_load_explicit(end->own.ring_to, memory_order_relaxed), at, len);
+	                     atomic_load_explicit(end->own.ring_to, memory_order_relaxed),
+	                     atomic_load_explicit(end->own.spill_base, memory_order_relaxed), at, len);
 }
 
 /* Copies len bytes to `offset` bytes past the tail; the caller has checked the space. Publishes nothing. */
@@ -276,6 +282,8 @@ static inline void channel_tx_put(const struct channel_end *end, size_t offset, 
 static inline void channel_tx_show(const struct channel_end *end)
 {
 	atomic_store_explicit(&end->tx_line->ring_from, atomic_load_explicit(end->own.ring_from, memory_order_relaxed),
+	                      memory_order_relaxed);
+	atomic_store_explicit(&end->tx_line->spill_base, atomic_load_explicit(end->own.spill_base, memory_order_relaxed),
 	                      memory_order_relaxed);
 	atomic_store_explicit(&end->tx_line->ring_to, atomic_load_explicit(end->own.ring_to, memory_order_relaxed),
 	                      memory_order_release);
@@ -346,7 +354,8 @@ static inline uint8_t *channel_rx_place(const struct channel_end *end, size_t of
 	uint64_t at = atomic_load_explicit(end->own.head, memory_order_relaxed) + offset;
 	uint64_t to = atomic_load_explicit(&end->rx_peer_line->ring_to, memory_order_acquire); /* first */
 
-	return channel_place(&end->rx, atomic_load_explicit(&end->rx_peer_line->ring_from, memory_order_relaxed), to, at, len);
+	return channel_place(&end->rx, atomic_load_explicit(&end->rx_peer_line->ring_from, memory_order_relaxed), to,
+	                     atomic_load_explicit(&end->rx_peer_line->spill_base, memory_order_relaxed), at, len);
 }
 
 /* Copies len bytes from `offset` bytes past the head; the caller has checked what is there. */

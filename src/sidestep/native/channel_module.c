@@ -69,8 +69,8 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 		return NULL;
 	struct channel_own own = {
 		.tail = &channel->tail, .head = &channel->head, .head_seen = &channel->head_seen,
-		.ring_from = &channel->ring_from, .ring_to = &channel->ring_to, .limit = &channel->limit,
-		.room_max = &channel->room_max,
+		.ring_from = &channel->ring_from, .ring_to = &channel->ring_to,
+		.spill_base = &channel->spill_base, .limit = &channel->limit, .room_max = &channel->room_max,
 	};
 	int failed = channel_map(&channel->end, fd, side, &own);
 	if (failed) {

@@ -322,7 +322,7 @@ static PyObject *channel_spill(PyObject *self, PyObject *unused)
 	int64_t room = space_of(channel);
 	if (room < 0)
 		return raise_errno((int)room);
-	return PyBool_FromLong(channel_tx_spill(&channel->end));
+	return PyBool_FromLong(channel_tx_spill(&channel->end, SIZE_MAX));
 }
 
 /* ---- the words of the two sides ---- */

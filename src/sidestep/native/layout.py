@@ -467,9 +467,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("holder_pids", "I", 16),  # of `holders`, as many as there is room for; 0: free
         # more of the sending direction
         ("tx_ring_from", "Q", 1),
+        ("tx_spill_base", "Q", 1),
         ("tx_limit", "Q", 1),  # with tx_ring_to: up to this count it may go on while the reader stands still
         ("tx_spilled", "Q", 1),  # bytes of the spill that may have been touched since its pages were given back
-        ("spare", "Q", 5),
+        ("spare", "Q", 4),
     ),
     # Of a segment's header, two of each: written by the producer of a ring. All but the tail ride on the line that each
     # message moves anyway.
@@ -478,9 +479,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         # Bytes of these counts lie in the ring, all others in the spill behind it. Written before a tail beyond them.
         ("ring_from", "Q", 1),
         ("ring_to", "Q", 1),  # + 1; 0: it goes on
+        ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
         ("want_space", "I", 1),  # the producer waits for room: ring its bell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
-        ("pad", "B", 96),
+        ("pad", "B", 88),
     ),
     # Written by the consumer of a ring.
     "channel_consumer": (

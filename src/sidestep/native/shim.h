@@ -69,9 +69,10 @@ struct conn {
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
+	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
 	_Atomic uint64_t unheard;        /* where both ends stood then, if an end of the peer's would not be heard; else 0 */
 	_Atomic uint64_t full_head;      /* how far the peer had read when there was no room for somebody, */
-	_Atomic int64_t full_since;      /* and when that was seen first; see reader_stands() */
+	_Atomic int64_t full_since;      /* and when that was seen first; see steps_stood() */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
 	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;

@@ -34,8 +34,8 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	struct conn_slot *slot = conn->slot;
 	struct channel_own own = {
 		.tail = &slot->tx_tail, .head = &slot->rx_head, .head_seen = &slot->tx_head_seen,
-		.ring_from = &slot->tx_ring_from, .ring_to = &slot->tx_ring_to, .limit = &slot->tx_limit,
-		.room_max = &slot->tx_room_max,
+		.ring_from = &slot->tx_ring_from, .ring_to = &slot->tx_ring_to,
+		.spill_base = &slot->tx_spill_base, .limit = &slot->tx_limit, .room_max = &slot->tx_room_max,
 	};
 	int failed = channel_map(&conn->channel, segment_fd, side, &own);
 

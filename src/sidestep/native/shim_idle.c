@@ -37,9 +37,11 @@ static bool trim(struct conn *conn, int fd)
 		channel_trim(&conn->channel);
 		word_store(slot->tx_spilled, 0);
 		conn->trimmed_tail = tail;
-	} else if (word_load(slot->tx_spilled) && !slot_has(slot, SLOT_RESERVED) && channel_trim_spill(&conn->channel)) {
+	} else if (conn->managed && word_load(slot->tx_spilled) && word_load(slot->tx_ring_from) == conn->idle_from &&
+	           !slot_has(slot, SLOT_RESERVED) && channel_trim_spill(&conn->channel)) {
 		word_store(slot->tx_spilled, 0);
 	}
+	conn->idle_from = word_load(slot->tx_ring_from);
 	conn->idle_tail = tail;
 	bool trimmed = idle && tail == conn->trimmed_tail;
 	uint64_t before = conn->unheard, now = conn->managed && !trimmed ? unheard(conn, fd) : 0;

@@ -10,7 +10,9 @@
 #define SO_BUF_LOCK 72
 #endif
 enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* what it tells: linux/socket.h */
-#define STANDS_AFTER_NS 1000000 /* a reader that has not moved for so long stands still */
+#define STEP_NS 1000000         /* a reader that has not moved for so long stands still, and may leave so much unread, */
+#define STEP_SIZE (1u << 20)    /* and for each such time twice as much: who is only late leaves the cache as it is */
+#define STEPS_MAX 32
 #define WINDOW_FIRST 65536u     /* what a receiver takes that has not read yet: half of tcp_rmem's default, tcp(7) */
 
 /* What has to be free before somebody who waits for room is told of it. */
@@ -21,8 +23,11 @@ size_t room_wanted(const struct conn *conn)
 	return (most < conn->channel.tx.size ? (size_t)most : conn->channel.tx.size) / 4;
 }
 
-/* The clock of a reader's standing still; it begins anew whenever the reader has moved. */
-static bool reader_stands(struct conn *conn, uint64_t head)
+/*
+ * For how many steps the reader has stood still: the clock begins anew whenever it has moved. self.full_until becomes the
+ * time of the next step, if that is earlier.
+ */
+static uint32_t steps_stood(struct conn *conn, uint64_t head)
 {
 	int64_t now = now_ns(), since = atomic_load_explicit(&conn->full_since, memory_order_relaxed);
 
@@ -31,11 +36,10 @@ static bool reader_stands(struct conn *conn, uint64_t head)
 		word_store(conn->full_since, now);
 		since = now;
 	}
-	if (now - since >= STANDS_AFTER_NS)
-		return true;
-	if (!self.full_until || since + STANDS_AFTER_NS < self.full_until)
-		self.full_until = since + STANDS_AFTER_NS;
-	return false;
+	int64_t steps = (now - since) / STEP_NS, next = since + (steps + 1) * STEP_NS;
+	if (!self.full_until || next < self.full_until)
+		self.full_until = next;
+	return steps < 0 ? 0 : steps < STEPS_MAX ? (uint32_t)steps : STEPS_MAX;
 }
 
 /* Whether nothing but the reader can make room. */
@@ -49,16 +53,21 @@ bool tx_full(const struct conn *conn)
 }
 
 /* tx_lock held, sending by ring, without room. True: now there is some, as the reader stands still. */
-bool tx_spill(struct conn *conn)
+static bool tx_spill(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_end *end = &conn->channel;
 
-	if (channel_tx_space(end, SIZE_MAX) < 0 || tx_full(conn) || !reader_stands(conn, word_load(*end->own.head_seen)) ||
-	    !channel_tx_spill(end))
+	if (channel_tx_space(end, SIZE_MAX) < 0 || tx_full(conn))
 		return false;
-	uint64_t touched = word_load(slot->tx_spilled) + word_load(*end->own.limit) - word_load(*end->own.tail);
-	word_store(slot->tx_spilled, touched < end->tx.spill_size ? touched : end->tx.spill_size);
+	uint32_t steps = steps_stood(conn, word_load(*end->own.head_seen));
+	if (!steps || !channel_tx_spill(end, (uint64_t)STEP_SIZE << (steps - 1)))
+		return false;
+	uint64_t touched = word_load(*end->own.limit) - word_load(*end->own.spill_base);
+	if (touched > end->tx.spill_size)
+		touched = end->tx.spill_size;
+	if (touched > word_load(slot->tx_spilled))
+		word_store(slot->tx_spilled, touched);
 	return true;
 }
 

@@ -60,7 +60,6 @@ bool rx_ring_next(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
 
 /* ---- shim_room.c ---- */
-bool tx_spill(struct conn *conn);
 bool tx_full(const struct conn *conn);
 
 /* ---- shim_events.c ---- */
