@@ -25,8 +25,8 @@ SHIM: Final = (
     "channel", "shim", "shim_signal", "shim_slot", "shim_bell", "shim_spin", "shim_arena", "shim_conn", "shim_count",
     "shim_relayed", "shim_end", "shim_room", "shim_switch", "shim_events", "shim_hint", "shim_set", "shim_provider",
     "shim_back", "shim_idle", "shim_rpc", "shim_offer", "shim_explicit", "shim_reach", "shim_native", "shim_wait",
-    "shim_ready", "shim_call", "shim_recv", "shim_send", "shim_close", "shim_epoll", "shim_poll", "shim_views", "shim_io", "shim_fd",
-    "shim_option", "shim_socket", "shim_stdio", "shim_process", "shim_syscall", "shim_embed",
+    "shim_ready", "shim_call", "shim_recv", "shim_send", "shim_close", "shim_epoll", "shim_poll", "shim_views",
+    "shim_io", "shim_fd", "shim_option", "shim_socket", "shim_stdio", "shim_process", "shim_syscall", "shim_embed",
 )  # fmt: skip
 SHIM_UP: Final[dict[str, int]] = {
     "shim": 12,
