@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -915,6 +917,8 @@ static void talk_in_processes(bool spills)
 	fflush(NULL);
 	pid_t child = fork();
 	CHECK(child >= 0);
+	if (child == 0)
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* who is left alone would wait for ever */
 	talk(&ends[child == 0], child == 0, 200, spills);
 	if (child == 0)
 		_exit(0);

@@ -37,7 +37,7 @@ class ChannelBudget:
 
     @property
     def used_bytes(self) -> int:
-        """How much is used up. Nobody has more than he may: what is spilled is told by users, who might lie to others."""
+        """How much is used up. Nobody has more than he may: what is spilled is told by users, who might lie."""
         return sum(min(used, self._owner_max(owner)) for owner, used in self._of_owner.items())
 
     def reserve(self, segment_id: bytes, segment_len: int, *, now: float, owner: int = 0) -> bool:
