@@ -56,6 +56,12 @@ class Side:
         self.gone = False  # no process holds that end any more
         self.words = Words(*[0] * len(Words._fields))
 
+    def tell(self, **words: int) -> None:
+        """Shows the application some words, in their order, and rings."""
+        for name, value in words.items():
+            self.channel.publish(name, value)
+        self.bell.ring()
+
     def ask(self, *, wanted: bool = True) -> None:
         """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
         if self.asking != wanted:
@@ -90,7 +96,6 @@ class Joint(ABC):
         self.open = False  # both applications have attached
         self.lost = False  # reset, or over
         self.checking = False  # whether the kernel is to be asked about its ends
-        self.left = False  # the protocol has gone, and no byte was in it
 
     @abstractmethod
     def turn(self, side: Any) -> None:

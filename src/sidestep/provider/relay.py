@@ -160,6 +160,7 @@ class Relay(Joint):
     """One connection both of whose ends are here."""
 
     sides: tuple[_Side, _Side]
+    left = False  # the protocol has gone, and no byte was in it
 
     def bid_farewell(self) -> None:
         """Both streams are lost to the protocol, which hears of it in the next turn."""
