@@ -19,6 +19,7 @@ from sidestep.native import _channel
 from sidestep.native.layout import Back, Handed, Notice, Seen
 from sidestep.provider.direction import Ending, Out, Recall
 from sidestep.provider.far import Far
+from sidestep.remote.link import SdpLink
 from sidestep.switch.link import Say
 
 
@@ -697,6 +698,7 @@ def gone_astray(world: World, how: Callable[[App], object]) -> tuple[App, App]:
     a, b, one, other = world.pair()
     a.send(b"arrives")
     world.rest()
+    assert isinstance(other.link, SdpLink)
     other.link.abandon()  # what comes now does not arrive
     a.send(b"does not")
     how(a)

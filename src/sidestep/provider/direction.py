@@ -8,6 +8,23 @@ direction until it has heard of that. How an application ends its direction (`En
 other provider has been told, and once for theirs, as far as we have been) goes on whatever its ring does, since it ends
 TCP as well. `Leaving` says which of the two providers goes.
 
+What the two shims would tell each other in a segment is handed on, each word behind the bytes that it follows:
+
+- *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
+  bytes. B is told so (`handed_on`), and does not go back to TCP before.
+- *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
+  says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
+  last byte is in B's ring, its provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then is the FIN
+  that B may have heard long ago the end of the stream.
+- *Going back to TCP* (`tx_back` BACK): A sends by TCP from a count of its ring on. What the ring held is carried to the
+  end, then B is told the count at which TCP goes on. A request to go back (CHANNEL_DEMOTE) is handed on at once.
+- *A recall* (A's next reader has no shim, what it has not read is to come again by TCP) is handed on with its count: B
+  sends again what it wrote from there on. Only if B has ended or gone back meanwhile the connection is reset.
+- *A reset* (CHANNEL_RESET) is said to both: a broken rule, a link that failed, or bytes for an end that has closed
+  without reading them, which TCP answers with a reset as well.
+
+The same stream runs through both rings, so a count of the one is a count of the other.
+
 An event that a table does not have ends the connection: said by the other provider, or by our application, it is a
 violation. The pictures in docs/reference/switch.md and the test over all pairs are made from these tables.
 """

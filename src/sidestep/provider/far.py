@@ -1,8 +1,8 @@
-"""A connection of which one end is here and the other on another host, with a link between the two providers.
+"""One end of a connection that providers carry: its application is here, and a link leads to the other end's provider.
 
-Theory of operation. As in `relay`, each application has a channel with its own provider, the TCP connection between
-the two lives on, and the words that they would exchange in shared memory are handed on, each behind the bytes that it
-follows. Here every word is a message of the link:
+Theory of operation. Each application has a channel with its own provider, the TCP connection between the two lives on,
+and the words that they would exchange in shared memory are handed on (`direction`). Every word is a message of the
+link, which leads to another host, or to another end in this process (`relay`):
 
     A ══ ring ══► Far at A's host ── link ──► Far at B's host ══ ring ══► B          (and the other way round)
     └──────────────────────────────── native TCP ─────────────────────────┘
@@ -71,13 +71,19 @@ def _rings(read: int, sent: int) -> int:
 class Far(Directions, Joint):
     """One connection."""
 
-    sides: tuple[Side]
-
     def __init__(
-        self, hub: Relays, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
+        self,
+        hub: Relays,
+        protocol: str,
+        on_drop: Callable[[], None],
+        link: Link,
+        *,
+        segment_id: bytes = b"",
+        uid: int = 0,
+        ends_here: int = 1,
     ) -> None:
         Directions.__init__(self)
-        Joint.__init__(self, hub, protocol, on_drop)
+        Joint.__init__(self, hub, protocol, on_drop, ends_here=ends_here)
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
@@ -102,11 +108,6 @@ class Far(Directions, Joint):
         self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
         self._doomed = False  # and the other end has ended: a clock runs
-
-    @property
-    def side(self) -> Side:
-        """Ours."""
-        return self.sides[0]
 
     @property
     def memory(self) -> memoryview:
@@ -515,7 +516,7 @@ class Far(Directions, Joint):
         self.arrived_told = count
 
     def _on_reset(self, _side: Side, _count: int) -> None:
-        self._give_up("far")
+        self.give_up("far")
 
     # ---- the end ----
 
@@ -612,10 +613,7 @@ class Far(Directions, Joint):
         if not self.lost:
             self.failed = True
             self.link.say(Say.RESET)
-            self._give_up(reason)
-
-    def _give_up(self, reason: str) -> None:
-        super().reset(reason)
+            self.give_up(reason)
 
     def bid_farewell(self) -> None:
         """Nothing more goes over the link."""
@@ -626,20 +624,18 @@ class Far(Directions, Joint):
     def _finished(self) -> None:
         self._hub.finishing.pop(self, None)
 
-    def handle_gone(self) -> None:
-        """No process holds our end any more: the other end is to hear how it ended."""
-        self._hub.mark(self.side)
-
     def leave(self) -> None:
         """The protocol goes: both directions end where they are, and TCP goes on from there."""
         if self.lost or self.left:
             return
         self.leaving = moved(self.leaving, LeaveEvent.LEAVE)
         self.link.say(Say.LEAVE)
-        self._leave(self.side)
+        if not self.lost:
+            self._leave(self.side)
 
     def _leave(self, side: Side) -> None:
-        self._hub.counters.add("relay_left")
+        if self.ends_here:
+            self._hub.counters.add("relay_left")
         if self.into in AWAITED and self.recall is Recall.NOT and self.far_ending not in SILENT:
             # What has arrived here is read from the ring. From there on the other end sends again by TCP, which ours
             # reads once it is known that it can: it may just have gone back, or ended, by itself.
@@ -653,9 +649,6 @@ class Far(Directions, Joint):
         left, self.leaving = self.left, moved(self.leaving, LeaveEvent.TOLD)
         if not left:
             self._leave(side)
-
-    def let_go(self) -> None:
-        """The provider cannot wait longer: a connection that still depends on it is reset by its shim."""
 
     @property
     def settled(self) -> bool:
@@ -695,6 +688,6 @@ def enter(
     hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
 ) -> Far:
     """Takes a connection in whose application has not attached yet; raises Unavailable."""
-    far = Far(hub, protocol, on_drop, link, segment_id, uid)
-    hub.enter(far, (end,), Side)
+    far = Far(hub, protocol, on_drop, link, segment_id=segment_id, uid=uid)
+    hub.enter(far, end)
     return far
