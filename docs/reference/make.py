@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from sidestep.native import layout
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
+from sidestep.provider.direction import MACHINES
 from sidestep.rdma import verbs
 from sidestep.rdma.conformance import CHECKS
 from sidestep.rdma.iwarp import start_frame, start_terms, startup
@@ -153,14 +154,14 @@ STATES = {
 def switch_page() -> str:
     """The switch-over of one direction: states and what moves them, for its sender and its receiver."""
 
-    def half(states: type[IntEnum], events: type[IntEnum], moves: Mapping[tuple[Any, Any], Any], start: IntEnum) -> str:
+    def half(states: type[Enum], events: type[Enum], moves: Mapping[tuple[Any, Any], Any]) -> str:
         arrows = "\n".join(f"    {a.name} --> {b.name} : {why.name.lower()}" for (a, why), b in moves.items())
         pairs = [
             (f"`{a.name}`", *(f"`{moves[a, why].name}`" if (a, why) in moves else "" for why in events)) for a in states
         ]
         return f"""```mermaid
 stateDiagram-v2
-    [*] --> {start.name}
+    [*] --> {next(iter(states)).name}
 {arrows}
 ```
 
@@ -182,11 +183,11 @@ Why it is as it is: [mechanisms.md](../mechanisms.md).
 
 ## The sender
 
-{half(layout.Tx, layout.TxEvent, layout.TX_TRANSITIONS, layout.Tx.TCP)}
+{half(layout.Tx, layout.TxEvent, layout.TX_TRANSITIONS)}
 
 ## The receiver
 
-{half(layout.Rx, layout.RxEvent, layout.RX_TRANSITIONS, layout.Rx.TCP)}
+{half(layout.Rx, layout.RxEvent, layout.RX_TRANSITIONS)}
 
 ## How a round ends
 
@@ -197,10 +198,40 @@ round and one of these) decides how; who comes second does what was decided.
 
 As long as the sender has sent nothing by TCP after `BACK`, the reader may still recall what it has not read. That is
 decided in the same way, on another word (`tx_follows`).
+
+# A provider between
+
+Where a connection is carried by providers, each end of it is one in a provider, with a link to the other
+([mechanisms.md](../mechanisms.md)); words in capitals are the link's. An event that is not in the tables, said by the
+other provider or by the application, ends that connection.
+
+## The direction from its application
+
+{half(*MACHINES["OUT"])}
+
+## The direction to its application
+
+{half(*MACHINES["IN"])}
+
+## Bytes of that direction that are wanted again
+
+Until the other end has heard of it, bytes go on coming; when RESENDS comes, all of them have.
+
+{half(*MACHINES["RECALL"])}
+
+## How an application ends its direction
+
+Kept twice: for its own application, as the other provider has been told, and for the other one, as it has been told.
+
+{half(*MACHINES["ENDING"])}
+
+## A provider that goes
+
+{half(*MACHINES["LEAVING"])}
 """
 
 
-def comments(enum: type[IntEnum]) -> dict[str, str]:
+def comments(enum: type[Enum]) -> dict[str, str]:
     """Of each member what stands beside it."""
     found = dict(re.findall(r"(?m)^    ([A-Z_]+) = \d+  # (.*)$", inspect.getsource(enum)))
     return {member.name: found.get(member.name, "") for member in enum}

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from sidestep import limits
 from sidestep.native import _channel
 from sidestep.native.layout import Back, Handed, Notice, Seen
+from sidestep.provider.direction import Ending, Out, Recall
 from sidestep.provider.far import Far
+from sidestep.remote.link import SdpLink
 from sidestep.switch.link import Say
 
 
@@ -245,10 +247,10 @@ def test_who_has_shut_down_goes_back_without_a_word(world: World) -> None:
     one, other, far, far_other = world.pair()
     one.say(shut_wr=1)
     world.rest()
-    assert far.shut_told
+    assert far.ending is Ending.SHUT
     go_back(one)  # as it is asked to when its provider leaves
     world.rest()
-    assert not far.back_told
+    assert far.out is Out.RING
     assert not far.lost | far_other.lost
     assert not reset(one) | reset(other)
 
@@ -442,7 +444,7 @@ def leaving_behind_a_gap(world: World, how: Callable[[App], object], sent: bytes
     world.two.hub.about_to_wait()
     world.two.hub.handle_turn()  # all is with the link
     world.one.hub.leave()
-    assert one.taken_at == 0
+    assert (one.recall, one.recalled_at) == (Recall.OURS, 0)
     return a, b, one
 
 
@@ -453,7 +455,7 @@ def test_leaving_asks_in_vain_for_what_will_not_be_sent_again(world: World, how:
     assert not reset(a) | reset(b)
     assert a.receive() == b"on its way" * 400
     assert a.word("tx_back_at" if how is go_back else "tx_fin_at") == 4000
-    assert one.taken_at is None
+    assert one.recall is Recall.NOT
 
 
 @pytest.mark.parametrize("how", [go_back, end_well])
@@ -714,6 +716,7 @@ def gone_astray(world: World, how: Callable[[App], object]) -> tuple[App, App]:
     a, b, one, other = world.pair()
     a.send(b"arrives")
     world.rest()
+    assert isinstance(other.link, SdpLink)
     other.link.abandon()  # what comes now does not arrive
     a.send(b"does not")
     how(a)

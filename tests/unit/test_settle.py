@@ -13,6 +13,7 @@ from channel_app import App
 from far_world import World, all_of, go_back, hear_fin, reset
 
 from sidestep.errors import PeerViolation
+from sidestep.provider.direction import In
 from sidestep.provider.far import Far
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected
 from sidestep.remote.link import SdpLink
@@ -284,7 +285,7 @@ def test_what_was_dropped_as_it_needed_nothing_resets_nobody_else(world: Settlin
     a, b, one, other = world.joined()
     for app in (a, b):
         go_back(app)
-    world.turns(lambda: one.far_back and other.far_back)
+    world.turns(lambda: one.into is other.into is In.BACK)
     world.cut(one)
     one.handle_arrived(None)
     assert one.lost

@@ -1,8 +1,8 @@
-"""A connection of which one end is here and the other on another host, with a link between the two providers.
+"""One end of a connection that providers carry: its application is here, and a link leads to the other end's provider.
 
-Theory of operation. As in `relay`, each application has a channel with its own provider, the TCP connection between
-the two lives on, and the words that they would exchange in shared memory are handed on, each behind the bytes that it
-follows. Here every word is a message of the link:
+Theory of operation. Each application has a channel with its own provider, the TCP connection between the two lives on,
+and the words that they would exchange in shared memory are handed on (`direction`). Every word is a message of the
+link, which leads to another host, or to another end in this process (`relay`):
 
     A ══ ring ══► Far at A's host ── link ──► Far at B's host ══ ring ══► B          (and the other way round)
     └──────────────────────────────── native TCP ─────────────────────────┘
@@ -30,8 +30,27 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.native import _channel
 from sidestep.native.layout import Back, Handed, Notice, Seen, Words
+from sidestep.provider.direction import (
+    AGAIN,
+    AWAITED,
+    BEFORE,
+    BY_APPLICATION,
+    SILENT,
+    USED,
+    Directions,
+    EndEvent,
+    Ending,
+    In,
+    InEvent,
+    LeaveEvent,
+    Leaving,
+    Out,
+    OutEvent,
+    Recall,
+    RecallEvent,
+    moved,
+)
 from sidestep.provider.joints import End, Joint, Relays, Side
 from sidestep.switch.link import Link, Say
 
@@ -49,51 +68,46 @@ def _rings(read: int, sent: int) -> int:
     return sent << 32 | read
 
 
-class Far(Joint):
+class Far(Directions, Joint):
     """One connection."""
 
-    sides: tuple[Side]
-
     def __init__(
-        self, hub: Relays, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
+        self,
+        hub: Relays,
+        protocol: str,
+        on_drop: Callable[[], None],
+        link: Link,
+        *,
+        segment_id: bytes = b"",
+        uid: int = 0,
+        ends_here: int = 1,
     ) -> None:
-        super().__init__(hub, protocol, on_drop)
+        Directions.__init__(self)
+        Joint.__init__(self, hub, protocol, on_drop, ends_here=ends_here)
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
-        self._doomed = False  # the link is broken, and the other end has ended
         self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
         # Of the direction from our application:
         self.sent = 0  # bytes given to the link
         self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
+        self.unconfirmed = 0  # ends that were said and that no ARRIVED has answered
         self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
-        self.attached_told = self.ready_told = self.switched = self.demote_told = self.recalled = False
-        self.dying = False  # its TCP is dead
-        self.fin_told = False
-        self.stopped = False  # recalled by the other: nothing more is sent
-        self.back_told = self.shut_told = self.closed_told = self.ended_told = False
         # Of the direction to it:
-        self.far_ready = self.far_switched = self.far_back = self.far_shut = self.far_ended = False
+        self.recalled_at = 0  # the count from which all is wanted by TCP
         self.far_switched_at = 0  # bytes that came by TCP before
-        self.far_read_at_close: int | None = None  # what the other had read when it closed
+        self.far_read_at_close = 0  # what the other application had read when it closed
         self.read_told = 0
         self.read_step = 0  # bytes read that are worth a word
-        self.asked_answered = False
-        self.frozen: int | None = None  # the count from which our application wants all by TCP
-        self.failed = False  # reset, for a reason that the other end may not know
-        self.taken_at: int | None = None  # the count from which we have asked for all by TCP, as a provider goes
-        self.took_back = False  # that was granted
-        self.resends = False  # whatever was recalled comes by TCP
-        self._kept = bytearray()  # what has come from there on, until it is known whether that is granted
+        self._kept = bytearray()  # what comes while it is not known whether it comes again
         self._keeping: bytearray | None = None  # where the next of it goes
-        self.leads = False  # our provider is the one that goes
+        # Of both; none of these has a bearing on what may follow, but for what it says itself
+        self.seen = 0  # `Seen` of our application's socket
+        self.demote_told = False  # its wish to be sent to by TCP is said, once
+        self.asked_answered = False  # the other one's is answered, once
+        self.failed = False  # reset, for a reason that the other end may not know
         self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
-        self.end_shown = (False, False)  # how much our application knows of `far_shut` and `far_ended`
-
-    @property
-    def side(self) -> Side:
-        """Ours."""
-        return self.sides[0]
+        self._doomed = False  # and the other end has ended: a clock runs
 
     @property
     def memory(self) -> memoryview:
@@ -113,7 +127,7 @@ class Far(Joint):
         """There may be news from our application."""
         try:
             self._look(side)
-        except (ConnectionResetError, ValueError):  # ValueError: it has taken back what was read
+        except (ConnectionResetError, ValueError, PeerViolation):  # ValueError: it has taken back what was read
             self.reset("violation")
 
     def handle_room(self) -> None:
@@ -124,44 +138,31 @@ class Far(Joint):
     def _look(self, side: Side) -> None:
         side.words = words = Words(*side.channel.remote())
         self._tell_attached(side, words)
-        if self.left and not self.leads and self._free:
+        if self.leaving is Leaving.FOLLOWS and self._free:
             self._hub.drop(self)
             return
         if not self.open:
             return
         if self.settled_at is not None and (words.fin_seen or side.closed):
             self._doom()
-        if words.fin_seen and not self.fin_told:
-            self.fin_told = True
-            self.link.say(Say.FIN_SEEN)
-        if words.fin_seen & _SEEN_RESET and not self.dying:
-            self.dying = True
-            self._hub.call_later(limits.SETTLE_ENDED_S, self._check_dead)
-        if words.rx_ready and not self.ready_told and not self.left and self.settled_at is None:
-            self.ready_told = True
+        if words.fin_seen & ~self.seen:
+            self._hear_fin(words.fin_seen)
+        if words.rx_ready and self.into is In.TCP and self._invites:
+            self.into = moved(self.into, InEvent.CONSENT)
             side.channel.publish("handed_on", Handed.READY)
             self.link.say(Say.READY)
-        if words.tx_switched and not self.switched:
-            if not self.far_ready:  # a sender that does not wait for consent
-                self.reset("violation")
-                return
-            self.switched = True
+        if words.tx_switched and self.out in BEFORE:
+            self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
             self.link.say(Say.SWITCHED, words.tx_switch_offset)
-        if words.notice & _RECALL and not self.recalled:
-            self.recalled = True
-            if self.taken_at is None:
-                self._recall(side, words)
-            elif words.rx_frozen != self.taken_at:
-                self.reset("recall")  # the other end sends again what follows later bytes
-            else:
-                self.frozen = self.taken_at
+        if words.notice & _RECALL and self.recall not in BY_APPLICATION:
+            self._recall(side, words)
         elif words.notice & _DEMOTE and not self.demote_told:
             self.demote_told = True
             self.link.say(Say.ASK)
         if words.back == Back.BACK and words.tx_back_at != words.tail:
             self.reset("violation")
         # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
-        if (side.final or words.back) and not (self.switched or self._drained):
+        if (side.final or words.back) and self.out in BEFORE and not self._drained:
             self.reset("violation")
         if self.lost:
             return
@@ -169,35 +170,43 @@ class Far(Joint):
         self._tell_read(side)
         self._tell_end(side, words)
         self._show_end(side)
-        if self.end_shown[1] and self.ended_told and not self.lost:
+        if self.shown is self.ending is Ending.ENDED and not self.lost:
             self._hub.drop(self)
 
     @property
-    def promised(self) -> bool:
-        """On our ATTACHED the other provider opens it, and its application consents, whatever we have heard yet."""
-        return self.attached_told
+    def _invites(self) -> bool:
+        """Whether consent of our application's is still to be said."""
+        return self.recall is Recall.NOT and self.leaving is Leaving.STAYS and self.settled_at is None
+
+    def _hear_fin(self, seen: int) -> None:
+        if not self.seen:
+            self.link.say(Say.FIN_SEEN)
+        if seen & ~self.seen & _SEEN_RESET:
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._check_dead)
+        self.seen |= seen
 
     def _check_dead(self) -> None:
         """Its TCP is dead, as keepalive finds, and the other end would have said by now how it ended."""
-        if not (self.lost or self._taken or self.side.closed):
+        if not (self.lost or self.taken or self.side.closed):
             self.reset("link_lost")
 
     def _tell_attached(self, side: Side, words: Words) -> None:
-        if words.attached and not self.attached_told:
-            self.attached_told = True
+        if words.attached and self.into is In.APART:
+            self.into = moved(self.into, InEvent.ATTACHED)
             self.link.say(Say.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
         self._open(side)
 
     def _open(self, side: Side) -> None:
         """Both applications have attached: each hears it of the other."""
-        if self.attached_told and self.window and not self.open:
+        if self.into is In.ATTACHED and self.window:
+            self.into = moved(self.into, InEvent.MET)
+            self.out = moved(self.out, OutEvent.MET)
             self.open = True
-            side.channel.publish("attached", 1)
-            side.bell.ring()
+            side.tell(attached=1)
 
     def _send(self, side: Side) -> None:
         """Data from our application's ring, as far as there is room at the other end and in the link."""
-        if not self.switched or self.stopped:
+        if self.out is not Out.RING:
             return
         window = self.window - side.held
         for piece in side.channel.readable(side.held):
@@ -211,7 +220,7 @@ class Far(Joint):
 
     def _tell_read(self, side: Side, *, all_of_it: bool = False) -> None:
         """How far our application has read, when that is worth a word; else it rings once it has read more."""
-        if not self.far_switched:
+        if self.into is not In.RING and self.into is not In.BACK:
             return
         channel = side.channel
         for _ in range(2):
@@ -226,6 +235,12 @@ class Far(Joint):
 
     def _recall(self, side: Side, words: Words) -> None:
         """Our application wants by TCP what it has not read."""
+        if self.recall is not Recall.NOT:  # all that has not come before is wanted already
+            if words.rx_frozen != self.recalled_at:
+                self.reset("recall")  # the other end sends again what follows later bytes
+                return
+            self.recall = moved(self.recall, RecallEvent.WANT)
+            return
         channel = side.channel
         if (
             channel.decide(True, Back.RECALLED) != Back.RECALLED
@@ -233,53 +248,54 @@ class Far(Joint):
         ):
             self.reset("violation")
             return
-        self.frozen = words.rx_frozen
+        self.recall = moved(self.recall, RecallEvent.WANT)
+        self.recalled_at = words.rx_frozen
         self.link.say(Say.RECALL, words.rx_frozen)
 
     @property
     def _drained(self) -> bool:
         """Whether the link has all that our application has sent by ring."""
         side = self.side
-        return self.stopped or side.channel.received + side.held == side.words.tail
+        return self.out is Out.RECALLED or side.channel.received + side.held == side.words.tail
 
     def _tell_end(self, side: Side, words: Words) -> None:
         """How our application's direction ends, behind its last byte."""
-        if side.closed and not self.closed_told:
-            self.closed_told = True
+        if side.closed and (self.ending is Ending.OPEN or self.ending is Ending.SHUT):
+            self.ending = moved(self.ending, EndEvent.CLOSED)
             self.link.say(Say.CLOSED, side.read_count)
         if not self._drained:
             return
-        if words.back == Back.BACK and not (self.back_told or self.shut_told or self.stopped):
-            self.back_told = True
+        if words.back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
+            self.out = moved(self.out, OutEvent.BACK)
             self._tell_read(side, all_of_it=True)
-            self.link.say(Say.BACK, words.tail)
-        if words.shut_wr and not (self.shut_told or self.closed_told):
-            self.shut_told = True
-            self.link.say(Say.SHUT, words.tail)
-        if side.closed and not self.ended_told:
-            self.ended_told = True
-            self.link.say(Say.ENDED, words.tail)
+            self._say_end(Say.BACK, words.tail)
+        if words.shut_wr and self.ending is Ending.OPEN:
+            self.ending = moved(self.ending, EndEvent.SHUT)
+            self._say_end(Say.SHUT, words.tail)
+        if side.closed and self.ending is not Ending.ENDED:
+            self.ending = moved(self.ending, EndEvent.ENDED)
+            self._say_end(Say.ENDED, words.tail)
+
+    def _say_end(self, word: Say, count: int) -> None:
+        self.unconfirmed += 1
+        self.link.say(word, count)
 
     def _show_end(self, side: Side) -> None:
         """How the other application's direction ends, once all of it is in our application's ring."""
-        if self.far_read_at_close is not None and not self.end_shown[1]:
-            unread = not self.stopped and side.words.tail != self.far_read_at_close
-            if unread and (self.far_ended or not side.channel.space):
+        if self.far_ending not in (Ending.OPEN, Ending.SHUT) and self.shown is not Ending.ENDED:
+            unread = self.out is not Out.RECALLED and side.words.tail != self.far_read_at_close
+            if unread and (self.far_ending is Ending.ENDED or not side.channel.space):
                 self.reset("unread")  # it closed without reading them, which TCP answers with a reset as well
                 return
-        if self.end_shown == (shown := (self.far_shut, self.far_ended)):
+        if self.far_ending not in SILENT:
             return
-        self.end_shown = shown
-        if not (self.far_back or self.recalled) and not self._decide(Back.ENDED):
+        if self.shown is (shown := self.far_ending if self.far_ending is Ending.ENDED else Ending.SHUT):
             return
-        channel = side.channel
-        if self.far_shut:
-            channel.publish("shut_wr", 1)
-        if self.far_ended:
-            channel.publish("notice", Notice.CLOSED)
-        channel.publish("tx_fin_at", channel.sent)
-        channel.publish("tx_fin", 1)
-        side.bell.ring()
+        self.shown = shown
+        if self.into is not In.BACK and self.recall not in BY_APPLICATION and not self._decide(Back.ENDED):
+            return
+        how = {"shut_wr": 1} if shown is Ending.SHUT else {"notice": int(Notice.CLOSED)}
+        side.tell(**how, tx_fin_at=side.channel.sent, tx_fin=1)
 
     def _decide(self, how: Back) -> bool:
         """Ends the ring to our application; False: it has recalled bytes that cannot be sent again."""
@@ -319,13 +335,13 @@ class Far(Joint):
         """
         if self.lost:
             return None
-        if not self.far_switched or self.far_back or self.far_shut or self.far_ended:
+        if not self.flows:
             self.reset("violation")
             raise PeerViolation("data from an end that does not send by ring", rule="link_data")
         if length > self.side.channel.tx_most:
             self.reset("violation")
             raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_most}", rule="link_data")
-        if self._drops and not self._keeps:
+        if self.recall not in (Recall.NOT, Recall.OURS):
             return None
         room, found = length + len(self._kept), []
         try:
@@ -339,7 +355,7 @@ class Far(Joint):
         if room:
             self.reset("violation")
             raise PeerViolation(f"{length} bytes of data, {room} more than there is room for", rule="link_data")
-        if self._keeps:
+        if self.recall is Recall.OURS:
             self._keeping = bytearray(length)
             return (memoryview(self._keeping),)
         return tuple(found)
@@ -348,15 +364,15 @@ class Far(Joint):
         """So many bytes have come into that room."""
         if self._keeping is not None:
             kept, self._keeping = self._keeping, None
-            if self._keeps:
+            if self.recall is Recall.OURS:
                 self._kept += kept
             return
         side = self.side
         try:
-            if self._keeps and not self.lost:  # it was for the ring, until just now
+            if self.recall is Recall.OURS and not self.lost:  # it was for the ring, until just now
                 self._kept += b"".join(side.channel.writable())[len(self._kept) :][:length]
                 return
-            if self.lost or self._drops:
+            if self.lost or self.recall is not Recall.NOT:
                 return
             side.channel.commit(length)
             side.bell.ring()
@@ -373,20 +389,14 @@ class Far(Joint):
         self._open(side)
 
     def _on_ready(self, side: Side, _count: int) -> None:
-        if self.far_ready or not self.open:
-            raise PeerViolation("consent twice, or too early", rule="link_order")
-        self.far_ready = True
-        side.channel.publish("rx_ready", 1)
-        side.bell.ring()
+        self.out = moved(self.out, OutEvent.INVITED)
+        if self.out is Out.INVITED:
+            side.tell(rx_ready=1)
 
     def _on_switched(self, side: Side, count: int) -> None:
-        if self.far_switched or not self.ready_told:
-            raise PeerViolation("a switch twice, or without consent", rule="link_order")
-        self.far_switched = True
+        self.into = moved(self.into, InEvent.SWITCHED)
         self.far_switched_at = count
-        side.channel.publish("tx_switch_offset", count)
-        side.channel.publish("tx_switched", 1)
-        side.bell.ring()
+        side.tell(tx_switch_offset=count, tx_switched=1)
         self.link.say(Say.HANDED, Handed.SWITCH)
 
     def _on_read(self, side: Side, count: int) -> None:
@@ -404,15 +414,15 @@ class Far(Joint):
         if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
             return
         self.asked_answered = True
-        side.channel.publish("notice", Notice.DEMOTE)
-        side.bell.ring()
+        side.tell(notice=Notice.DEMOTE)
         self.link.say(Say.HANDED, Handed.ASKED)
 
     def _on_recall(self, side: Side, count: int) -> None:
         channel = side.channel
-        if not channel.received <= count <= self.sent or self.stopped:
+        if not channel.received <= count <= self.sent:
             raise PeerViolation(f"a recall from byte {count}, of {self.sent} that were sent", rule="link_count")
-        if not self._stop_at(side, count):
+        recalled = moved(self.out, OutEvent.RECALLED, rule="link_count")
+        if not self._stop_at(side, count, recalled):
             # It has gone back by itself, or ended, and will not send again. When a provider goes, who has asked keeps
             # what comes until it hears of that (`_check_count`).
             if not self.left:
@@ -423,83 +433,66 @@ class Far(Joint):
         self.link.say(Say.RESENDS)
 
     def _on_resends(self, side: Side, _count: int) -> None:
-        self.resends = True
-        if self.taken_at is None or self.took_back:
-            return
-        self.took_back = True
-        self._kept.clear()
-        self._read_tcp(side)
+        self.recall = moved(self.recall, RecallEvent.RESENDS)
+        if self.recall in AGAIN:
+            self._kept.clear()
+            if self.undecided:
+                self._read_tcp(side)
 
     def _read_tcp(self, side: Side) -> None:
-        """Our application reads TCP behind what has come by ring, unless it does already."""
-        if self.ready_told and not (self.far_back or self.recalled or any(self.end_shown)):
-            side.channel.publish("tx_back_at", side.channel.sent)
-            if self._decide(Back.BACK):
-                side.bell.ring()
+        """Our application reads TCP behind what has come by ring."""
+        side.channel.publish("tx_back_at", side.channel.sent)
+        if self._decide(Back.BACK):
+            side.bell.ring()
 
-    def _stop_at(self, side: Side, count: int) -> bool:
+    def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
         """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
         channel = side.channel
         channel.publish("rx_frozen", count)
         stands = channel.decide(False, Back.RECALLED)
         if stands != Back.RECALLED and Words(*channel.remote()).tail != count:
             return False
-        self.stopped = True
+        self.out = recalled
         channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
         return True
 
     def _on_back(self, side: Side, count: int) -> None:
-        channel = side.channel
-        if self.far_back or self.far_shut or self.far_ended or not self.ready_told:
-            raise PeerViolation("back to TCP twice, or without having been invited", rule="link_order")
-        if not self._check_count(count):  # it may never have left TCP: then the count is 0
-            return
-        self.far_back = True
-        self.link.say(Say.ARRIVED, count)
-        channel.publish("tx_back_at", channel.sent)
-        if self._decide(Back.BACK):
-            side.bell.ring()
+        self.into = moved(self.into, InEvent.BACK)
+        if self.far_ending in SILENT:
+            raise PeerViolation("back to TCP behind its end", rule="link_order")
+        if self._arrived(count):  # it may never have left TCP: then the count is 0
+            self._read_tcp(side)
 
     def _on_shut(self, _side: Side, count: int) -> None:
-        if self.far_shut or self.far_ended:
-            raise PeerViolation("an end twice", rule="link_order")
-        if not self._check_count(count):
-            return
-        self.far_shut = True
-        self.link.say(Say.ARRIVED, count)
+        self.far_ending = moved(self.far_ending, EndEvent.SHUT)
+        self._arrived(count)
 
     def _on_closed(self, side: Side, count: int) -> None:
-        if self.far_read_at_close is not None or not side.channel.received <= count <= self.sent:
-            raise PeerViolation(f"closed twice, or {count} bytes read of {self.sent}", rule="link_count")
+        if not side.channel.received <= count <= self.sent:
+            raise PeerViolation(f"closed with {count} bytes read, of {self.sent} that were sent", rule="link_count")
+        self.far_ending = moved(self.far_ending, EndEvent.CLOSED, rule="link_count")
         self.far_read_at_close = count
 
     def _on_ended(self, _side: Side, count: int) -> None:
-        if self.far_ended or self.far_read_at_close is None:
-            raise PeerViolation("an end twice, or of an end that is open", rule="link_order")
-        if not self._check_count(count):
-            return
-        self.far_ended = True
-        self.link.say(Say.ARRIVED, count)
+        self.far_ending = moved(self.far_ending, EndEvent.ENDED)
+        self._arrived(count)
 
-    def _check_count(self, count: int) -> bool:
-        """That all has arrived, unless some is recalled and we drop what comes. False: it is reset."""
-        if self._keeps and count != self.taken_at:
+    def _arrived(self, count: int) -> bool:
+        """All has, unless some is recalled and we drop what comes; that is said. False: it is reset."""
+        if self.recall is Recall.OURS and count != self.recalled_at:
             self._give_kept()  # it will not send it again
-        elif self.recalled and not self.resends and count != self.frozen:
+        elif self.recall is Recall.WANTED and count != self.recalled_at:
             self.reset("recall")  # nor what our application wants again
-        if not self.lost and not self._drops and count != self.side.channel.sent:
+            return False
+        if self.recall is Recall.NOT and count != self.side.channel.sent:
             raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
-        return not self.lost
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether data that comes now may come again by TCP, or may not: not our application has asked for that."""
-        return self.taken_at is not None and not (self.resends or self.recalled)
+        self.link.say(Say.ARRIVED, count)
+        return True
 
     def _give_kept(self) -> None:
         """What was kept goes where it would have gone."""
         side = self.side
-        self.taken_at = None
+        self.recall = moved(self.recall, RecallEvent.REFUSED)
         kept, self._kept = memoryview(bytes(self._kept)), bytearray()
         for piece in side.channel.writable():  # it was seen that there is room
             part = kept[: len(piece)]
@@ -508,27 +501,22 @@ class Far(Joint):
             side.channel.commit(len(part))
         side.bell.ring()
 
-    @property
-    def _drops(self) -> bool:
-        """Whether data that comes now comes again by TCP."""
-        return self.recalled or self.taken_at is not None
-
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
         side.words = Words(*side.channel.remote())
         side.gone |= not side.final
 
     def _on_handed(self, side: Side, count: int) -> None:
-        side.channel.publish("handed_on", count & (Handed.SWITCH | Handed.ASKED))
-        side.bell.ring()
+        side.tell(handed_on=count & (Handed.SWITCH | Handed.ASKED))
 
     def _on_arrived(self, side: Side, count: int) -> None:
-        if not (self.back_told or self.shut_told or self.ended_told) or count != side.words.tail:
+        if not self.unconfirmed or count != side.words.tail:
             raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
+        self.unconfirmed -= 1
         self.arrived_told = count
 
     def _on_reset(self, _side: Side, _count: int) -> None:
-        self._give_up("far")
+        self.give_up("far")
 
     # ---- the end ----
 
@@ -542,7 +530,7 @@ class Far(Joint):
         if self.lost:
             return None
         if self.settled_at is None:
-            self.settled_at = self.side.channel.sent if self.frozen is None else self.frozen
+            self.settled_at = self.side.channel.sent if self.recall is Recall.NOT else self.recalled_at
         if self.side.words.fin_seen and not self.side.end_of.held():
             if self._free:
                 self._hub.drop(self)  # all has arrived, or went by TCP
@@ -552,7 +540,7 @@ class Far(Joint):
         if self.left and self._free:
             self._hub.drop(self)
             return None
-        if self.far_switched and not (self._doomed or self._taken):
+        if self.into is In.RING and not (self._doomed or self.taken):
             received = self.side.end_of.received()
             if received is not None and received > self.far_switched_at + 1:  # one may be a FIN
                 self._doom()  # what stands behind the lost bytes may fill TCP's buffers, and the end not get through
@@ -580,7 +568,7 @@ class Far(Joint):
         if self.break_off() is None:
             return False
         if count is None:
-            if self._given and self._taken:
+            if self.given and self.taken:
                 self._hub.drop(self)  # whoever still misses something of ours is the one to reset it
             else:
                 self.reset("link_lost")
@@ -589,16 +577,20 @@ class Far(Joint):
         try:
             if not side.channel.received <= count <= self.sent:
                 self.reset("violation")
-            elif (self.switched or self.far_ready) and not self.stopped and not self._stop_at(side, count):
+            elif not self._send_again(side, count):
                 self.reset("link_lost")
             else:
                 # nobody will hear of what it says from now on, and so it need not wait for that
-                side.channel.publish("handed_on", Handed.SWITCH | Handed.ASKED)
-                side.channel.publish("notice", Notice.DEMOTE)
-                side.bell.ring()
+                side.tell(handed_on=Handed.SWITCH | Handed.ASKED, notice=Notice.DEMOTE)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
         return not self.lost
+
+    def _send_again(self, side: Side, count: int) -> bool:
+        """By TCP what follows; False: it cannot."""
+        if self.out in USED or self.out is Out.BACK:
+            return self._stop_at(side, count, moved(self.out, OutEvent.RECALLED))
+        return True
 
     def handle_settled(self) -> None:
         """The other application sends by TCP what has not arrived here, and ours may read it."""
@@ -608,10 +600,11 @@ class Far(Joint):
         self.turn(side)
         if self.lost:
             return
-        if self.frozen is not None and self.frozen != self.settled_at:
+        if self.recall is not Recall.NOT and self.recalled_at != self.settled_at:
             self.reset("recall")  # it wants again what the other end counts as arrived
             return
-        self._read_tcp(side)
+        if self.undecided:
+            self._read_tcp(side)
         if not self.lost:
             self._hub.drop(self)
 
@@ -620,10 +613,7 @@ class Far(Joint):
         if not self.lost:
             self.failed = True
             self.link.say(Say.RESET)
-            self._give_up(reason)
-
-    def _give_up(self, reason: str) -> None:
-        super().reset(reason)
+            self.give_up(reason)
 
     def bid_farewell(self) -> None:
         """Nothing more goes over the link."""
@@ -634,37 +624,31 @@ class Far(Joint):
     def _finished(self) -> None:
         self._hub.finishing.pop(self, None)
 
-    def handle_gone(self) -> None:
-        """No process holds our end any more: the other end is to hear how it ended."""
-        self._hub.mark(self.side)
-
     def leave(self) -> None:
         """The protocol goes: both directions end where they are, and TCP goes on from there."""
         if self.lost or self.left:
             return
-        self.leads = True
+        self.leaving = moved(self.leaving, LeaveEvent.LEAVE)
         self.link.say(Say.LEAVE)
-        self._leave(self.side)
+        if not self.lost:
+            self._leave(self.side)
 
     def _leave(self, side: Side) -> None:
-        self.left = True
-        self._hub.counters.add("relay_left")
-        if self.ready_told and not (self.recalled or self.far_back or self.far_shut or self.far_ended):
+        if self.ends_here:
+            self._hub.counters.add("relay_left")
+        if self.into in AWAITED and self.recall is Recall.NOT and self.far_ending not in SILENT:
             # What has arrived here is read from the ring. From there on the other end sends again by TCP, which ours
             # reads once it is known that it can: it may just have gone back, or ended, by itself.
-            self.taken_at = side.channel.sent
-            self.link.say(Say.RECALL, self.taken_at)
-        side.channel.publish("notice", Notice.DEMOTE)
-        side.bell.ring()
+            self.recall = moved(self.recall, RecallEvent.TAKE)
+            self.recalled_at = side.channel.sent
+            self.link.say(Say.RECALL, self.recalled_at)
+        side.tell(notice=Notice.DEMOTE)
         self._hub.mark(side)
 
     def _on_leave(self, side: Side, _count: int) -> None:
-        self.leads = False  # if both providers go, neither waits for the other one's farewell
-        if not self.left:
+        left, self.leaving = self.left, moved(self.leaving, LeaveEvent.TOLD)
+        if not left:
             self._leave(side)
-
-    def let_go(self) -> None:
-        """The provider cannot wait longer: a connection that still depends on it is reset by its shim."""
 
     @property
     def settled(self) -> bool:
@@ -672,25 +656,13 @@ class Far(Joint):
 
         Who does not lead is dropped then, which is what is to be waited for.
         """
-        return self.leads and self._free and self.settled_at is not None
+        return self.leaving is Leaving.LEADS and self._free and self.settled_at is not None
 
     @property
     def _free(self) -> bool:
         """Whether ours does not, nor the other one on what we have still to say."""
-        unused = not (self.switched or self.far_ready) or self.stopped
-        return self._given and self._taken and (unused or self.arrived_told >= 0)
-
-    @property
-    def _given(self) -> bool:
-        """Whether our application sends nothing by ring any more, and all that it has sent was given to the link."""
-        ended = self.back_told or self.shut_told or self.ended_told
-        return not (self.switched or self.far_ready) or self.stopped or ended
-
-    @property
-    def _taken(self) -> bool:
-        """Whether our application needs nothing by ring any more but what is there."""
-        resent = self.took_back or (self.recalled and self.resends)
-        return not self.ready_told or self.far_back or resent or any(self.end_shown)
+        unused = self.out not in USED and self.out is not Out.BACK
+        return self.given and self.taken and (unused or self.arrived_told >= 0)
 
     _HEARD = {  # noqa: RUF012 - not to be changed
         Say.ATTACHED: _on_attached,
@@ -716,10 +688,6 @@ def enter(
     hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
 ) -> Far:
     """Takes a connection in whose application has not attached yet; raises Unavailable."""
-    far = Far(hub, protocol, on_drop, link, segment_id, uid)
-    hub.enter(far, (end,), _side)
+    far = Far(hub, protocol, on_drop, link, segment_id=segment_id, uid=uid)
+    hub.enter(far, end)
     return far
-
-
-def _side(joint: Far, end: End, bell: _channel.RemoteBell, number: int) -> Side:
-    return Side(joint, end, bell, number)

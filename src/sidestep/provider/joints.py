@@ -12,11 +12,11 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
@@ -56,6 +56,12 @@ class Side:
         self.gone = False  # no process holds that end any more
         self.words = Words(*[0] * len(Words._fields))
 
+    def tell(self, **words: int) -> None:
+        """Shows the application some words, in their order, and rings."""
+        for name, value in words.items():
+            self.channel.publish(name, value)
+        self.bell.ring()
+
     def ask(self, *, wanted: bool = True) -> None:
         """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
         if self.asking != wanted:
@@ -86,16 +92,16 @@ class Side:
 class Joint(ABC):
     """One connection, as far as it ends in this provider, and what the hub needs of it."""
 
-    sides: tuple[Side, ...]
+    side: Side
 
-    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None]) -> None:
+    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None], *, ends_here: int = 1) -> None:
         self._hub = hub
         self.protocol = protocol
         self.on_drop = on_drop
+        self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
         self.open = False  # both applications have attached
         self.lost = False  # reset, or over
         self.checking = False  # whether the kernel is to be asked about its ends
-        self.left = False  # the protocol has gone, and no byte was in it
 
     @abstractmethod
     def turn(self, side: Any) -> None:
@@ -104,10 +110,6 @@ class Joint(ABC):
     @abstractmethod
     def leave(self) -> None:
         """The protocol goes: both ends are asked back to TCP."""
-
-    @abstractmethod
-    def let_go(self) -> None:
-        """The provider cannot wait longer."""
 
     @property
     @abstractmethod
@@ -123,40 +125,23 @@ class Joint(ABC):
     def bid_farewell(self) -> None:
         """It is lost: whoever carries it is to hear that."""
 
-    def look_again(self, side: Side) -> None:
-        """Something has changed that the next turn is to see to."""
-        self._hub.mark(side)
-
-    def reset(self, reason: str) -> None:
-        """Bytes are lost, or a rule was broken: the connection is to be reset."""
+    def give_up(self, reason: str | None) -> None:
+        """The application is told to reset the connection; None: that is counted at its other end."""
         if self.lost:
             return
-        self._hub.counters.add("relay_reset", reason)
-        for side in self.sides:
-            side.channel.publish("notice", Notice.RESET)
-            side.bell.ring()
+        if reason is not None:
+            self._hub.counters.add("relay_reset", reason)
+        self.side.tell(notice=Notice.RESET)
         self._hub.drop(self)
 
     def check_held(self) -> bool:
-        """Asks the kernel about ends whose process has left the provider; whether to ask again later."""
-        again = False
-        for side in self.sides:
-            if not side.gone and not side.end_of.client_open():
-                side.gone = not side.end_of.held()
-                again |= not side.gone
-        if all(side.gone for side in self.sides):
-            self.handle_gone()
+        """Asks the kernel about an end whose process has left the provider; whether to ask again later."""
+        side = self.side
+        self._hub.mark(side)
+        if side.gone or side.end_of.client_open():
             return False
-        for side in self.sides:
-            self._hub.mark(side)
-        return again
-
-    def handle_gone(self) -> None:
-        """No process holds an end here any more."""
-        self._hub.drop(self)
-
-
-SideT = TypeVar("SideT", bound=Side)
+        side.gone = not side.end_of.held()
+        return not side.gone
 
 
 @dataclass(slots=True)
@@ -205,35 +190,24 @@ class Relays:
 
     # ---- making ----
 
-    def enter(
-        self, joint: Joint, ends: Sequence[End], make: Callable[[Any, End, _channel.RemoteBell, int], SideT]
-    ) -> tuple[SideT, ...]:
-        """Takes in a connection whose applications have not attached yet; raises Unavailable.
-
-        `make` gets the joint, an end, its bell, and the number by which hints name the side it makes.
-        """
+    def enter(self, joint: Joint, end: End) -> None:
+        """Takes in an end whose application has not attached yet; raises Unavailable."""
         if self._leaving or joint.protocol in self.refused:
             raise Unavailable("the provider, or its protocol, is going away")
-        if len(self._joints) >= self._joints_max:
+        if joint.ends_here and sum(bool(each.ends_here) for each in self) >= self._joints_max:
             raise Unavailable(f"{self._joints_max} connections already go through this provider")
-        made: list[SideT] = []
         try:
-            for end in ends:
-                made.append(self._side(joint, end, make))
+            joint.side = side = self._side(joint, end)
         except (OSError, Unavailable) as error:
-            for side in made:
-                self._forget(side)
             raise Unavailable(f"a bell cannot be used: {error}") from error
-        joint.sides = tuple(made)
         self._joints[id(joint)] = joint
-        for side in made:
-            side.channel.publish("hint", side.number)
-            self.mark(side)
+        side.channel.publish("hint", side.number)
+        self.mark(side)
         self._young.append((self._services.now() + limits.RELAY_ATTACH_S, joint))
         if len(self._young) == 1:
             self._services.call_later(limits.RELAY_ATTACH_S, self._check_attached)
-        self.counters.add("relay_opened")
-        return joint.sides  # type: ignore[return-value]  # what was made
+        if joint.ends_here:
+            self.counters.add("relay_opened")
 
     def descriptors(self) -> tuple[int, int, int]:
         """What a shim needs to ring us and to hear us die: bell, its page, and the pipe."""
@@ -249,7 +223,7 @@ class Relays:
             self._bell, self._life = bell, life
         return self._bell.fd, self._bell.page_fd, self._life[0]
 
-    def _side(self, joint: Joint, end: End, make: Callable[[Any, End, _channel.RemoteBell, int], SideT]) -> SideT:
+    def _side(self, joint: Joint, end: End) -> Side:
         name = (end.bell_name, end.bell_index)
         feed = self._feeds.get(name)
         if feed is None:
@@ -260,7 +234,7 @@ class Relays:
         self._numbers = self._numbers % 0xFFFFFFFF + 1
         while self._numbers in feed.sides:
             self._numbers = self._numbers % 0xFFFFFFFF + 1
-        side = make(joint, end, feed.bell, self._numbers)
+        side = Side(joint, end, feed.bell, self._numbers)
         feed.sides[side.number] = side
         return side
 
@@ -329,7 +303,7 @@ class Relays:
     def handle_disconnect(self) -> None:
         """A client has gone; connections that it held may have gone with it."""
         for joint in list(self._joints.values()):
-            if not joint.checking and any(not side.gone and not side.end_of.client_open() for side in joint.sides):
+            if not (joint.checking or joint.side.gone or joint.side.end_of.client_open()):
                 joint.checking = True
                 self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, joint, limits.RELAY_CHECK_S))
 
@@ -347,11 +321,6 @@ class Relays:
             if protocol in (None, joint.protocol):
                 joint.leave()
 
-    def let_go(self) -> None:
-        """The last thing before the provider goes, if there is something that is not `settled`."""
-        for joint in list(self._joints.values()):
-            joint.let_go()
-
     def settled(self, protocol: str | None = None) -> bool:
         """Whether the provider, or that protocol, can go without a connection being reset."""
         settled = all(joint.settled for joint in self._joints.values() if protocol in (None, joint.protocol))
@@ -364,10 +333,8 @@ class Relays:
         joint.lost = True
         del self._joints[id(joint)]
         joint.on_drop()
-        for side in joint.sides:
-            side.channel.publish("notice", Notice.OVER)  # it may just be asking for something
-            side.bell.ring()
-            self._forget(side)
+        joint.side.tell(notice=Notice.OVER)  # it may just be asking for something
+        self._forget(joint.side)
         joint.bid_farewell()
         if not self._tidy_due:
             with suppress(LimitReached):  # so many timers are pending that more will be dropped

@@ -18,7 +18,7 @@ def page(hub: Relays, after: int) -> tuple[list[tuple[int, dict[str, Any]]], boo
 
     They fit into one reply of the provider's.
     """
-    fars = [one for one in hub if isinstance(one, Far)]
+    fars = [one for one in hub if isinstance(one, Far) and one.ends_here == 1]
     rows: list[tuple[int, dict[str, Any]]] = []
     left = limits.CONTROL_PIECE_MAX - _SPARE
     for far in fars[after : after + limits.LINKS_PER_REPLY]:

@@ -1,447 +1,306 @@
-"""Connections whose two channels end in this provider, so that an offload protocol can stand between their ends.
+"""Connections both of whose ends are here, so that an offload protocol can stand between them.
 
 Theory of operation. A and B are the two ends of one TCP connection; the protocol carries their bytes. Each has a
-channel of its own with the provider: A made a segment and is side 0 of it, for B the provider made one and is side 0
-itself.
+channel of its own with the provider, and a `Far` as if the other were on another host. What joins the two is a link
+that never leaves the process, and whose bytes the protocol moves:
 
-    A ══ ring ══► side A │ protocol │ side B ══ ring ══► B          (and the other way round)
-    └──────────────── native TCP ─────────────────────┘
+    A ══ ring ══► Far ── passage │ protocol │ passage ── Far ══ ring ══► B          (and the other way round)
+    └──────────────────────────── native TCP ────────────────────────────┘
 
-The TCP connection is still one from A to B, and both shims do what they do when they share a segment. So the words that
-they exchange by a segment are handed on from one to the other, each behind the bytes that it follows:
+A passage is the link of one Far, and the protocol's stream with its application. It hands words on to the other Far
+in the next turn, but for those that say how a direction ends: they stand behind its last byte, so they wait until the
+protocol has committed that and calls `end`. Data it does not hand on: the protocol reads it where it lies, and commits
+it to the other passage. All else is as between two hosts (`far`).
 
-- *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
-  bytes is read here. B is told so (`handed_on`), and does not go back to TCP before.
-- *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
-  says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
-  last byte has been committed to B, the provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then
-  is the FIN that B may have heard long ago the end of the stream.
-- *Going back to TCP* (`tx_back` BACK): A sends by TCP from a count of its ring on. What the ring held is carried to the
-  end, then B is told the count of its own ring at which TCP goes on. A's request that B goes back (CHANNEL_DEMOTE) is
-  handed on at once.
-- *A recall* (A's next reader has no shim, what it has not read is to come again by TCP) is handed on with its count: B
-  sends again what it wrote from there on. Only if B has ended or gone back meanwhile the connection is reset.
-- *A reset* (CHANNEL_RESET) is said to both: a broken rule, a protocol that failed, or bytes for an end that has closed
-  without reading them, which TCP answers with a reset as well.
+Bytes stay in A's ring until B has read them, though the protocol has long consumed them. So a protocol that fails or is
+removed loses nothing: whatever is not committed then goes straight from ring to ring, at once, and both ends leave.
 
-The same stream runs through both rings, so a count of the one is a count of the other. Bytes stay in B's ring until A
-has read them: what the protocol has consumed is only *held*. So B can send again whatever A recalls, and a protocol
-that fails or is removed loses nothing: the provider goes on by itself with the first byte that was not committed,
-copying from ring to ring, and asks both ends back to TCP.
-
-If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset. One that
-is told to stop asks all connections back to TCP first, and waits a moment for them. It needs no call of an application
-that has not begun to send by ring, or of which all has arrived: that direction is cut short by a recall of what it
-adds.
+If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Final
 
-from sidestep.errors import Misuse
-from sidestep.native import _channel
-from sidestep.native.layout import Back, Handed, Notice, Words
-from sidestep.provider.joints import End, Joint, Relays, Side
+from sidestep.errors import Misuse, PeerViolation
+from sidestep.provider.far import Far
+from sidestep.provider.joints import End, Relays, Side
+from sidestep.switch.link import Say
 from sidestep.switch.stream import Stream
+
+_ENDS: Final = frozenset({Say.BACK, Say.SHUT, Say.ENDED})
 
 
 def _nothing() -> None:
-    """What a stream calls before a protocol has taken it."""
+    """What a stream calls before a protocol has taken it, and once it is lost."""
 
 
-class _Side(Side, Stream):
-    """One that a protocol has a stream with."""
+class _Way(Enum):
+    """How the bytes of one application go to the other."""
 
-    joint: Relay
+    PROTOCOL = "the protocol moves them, and words that follow them wait"
+    DONE = "all have been committed, or nobody wants the others"
+    STRAIGHT = "the protocol has gone: they go from ring to ring"
+    OVER = "its end is lost, and says nothing more"
 
-    def __init__(self, joint: Relay, end: End, bell: _channel.RemoteBell, number: int) -> None:
-        super().__init__(joint, end, bell, number)
+
+class _End(Far):
+    """One of two whose other end is here."""
+
+    link: _Passage
+
+    def turn(self, side: Side) -> None:
+        """There may be news from our application, and so for the protocol."""
+        super().turn(side)
+        self.link.call_later()
+
+
+class _Passage(Stream):
+    """The link of one end, and the protocol's stream with its application."""
+
+    other: _Passage
+    far: _End
+
+    def __init__(self, hub: Relays) -> None:
+        self._hub = hub
         self.on_change = _nothing
-        self.moved = False  # bytes, in this turn
-        self.starved = False  # there was no room for the protocol
-        # Of the direction that comes from this application, what has been handed on to the other:
-        self.ready_told = self.switched = self.demote_told = self.recalled = False
-        self.frozen = False  # recalled by the other: nothing more is read
-        self.finished = False  # every byte has been committed to the other
-        self.back_told = self.end_told = self.closed_told = False
+        self._views: tuple[memoryview, ...] = ()  # of our application's bytes, which stay there while we look at them,
+        self._views_from = 0  # from this count on
+        self._way = _Way.PROTOCOL
+        self._sent = 0  # bytes that our application has sent
+        self._passed = 0  # of them, those that the protocol has consumed, or that went straight
+        self._out: list[tuple[Say, int]] = []  # for the other end, in order; DATA: bytes that go straight
+        self._held: list[tuple[Say, int]] = []  # behind bytes that the protocol has
+        self._delivers = self._calls = False  # in the next turn
+        self._on_gone = _nothing
 
-    # ---- for the protocol, until it has left ----
+    # ---- the link ----
 
-    def readable(self) -> tuple[memoryview, ...]:
-        return () if self.lost else self.take()
+    @property
+    def room(self) -> int:
+        """It takes as much as there is room for in the other ring."""
+        return 1
 
-    def consume(self, count: int) -> None:
-        if not self.lost:
-            self.hold(count)
+    def details(self) -> dict[str, object]:
+        """Nothing that anybody asks for."""
+        return {}
 
-    def writable(self) -> tuple[memoryview, ...]:
-        return () if self.lost else self.room()
+    def say(self, word: Say, count: int = 0) -> None:
+        """A word to the other end."""
+        if word is Say.LEAVE:
+            self.go_straight()
+        elif word is Say.RECALL:
+            self.other.finish_way()  # what else comes to our application comes by TCP
+        if self._way is _Way.OVER:
+            return
+        if word in _ENDS and self._way is _Way.PROTOCOL:
+            self._held.append((word, count))
+        else:
+            self._out.append((word, count))
+            self._deliver_later()
 
-    def commit(self, count: int) -> None:
-        if not self.lost:
-            self.put(count)
+    def send(self, piece: memoryview) -> None:
+        """Bytes, which lie in our application's ring behind those that were sent before."""
+        channel = self.far.side.channel
+        self._views, self._views_from = channel.readable(), channel.received
+        self._sent += len(piece)
+        if self._way is _Way.STRAIGHT:
+            self._out.append((Say.DATA, len(piece)))
+            self._deliver_later()
+
+    def finish(self, on_gone: Callable[[], None]) -> None:
+        """Our end is lost: the other one hears what was said, and the protocol that its stream is."""
+        self._out += self._held
+        self._held.clear()
+        self._way, self._on_gone = _Way.OVER, on_gone
+        self._deliver_later()
+        self._let_go()
+        if not (self.far.open or self.other.far.open):  # the other has not left TCP either
+            self._hub.drop(self.other.far)
+
+    def finish_way(self) -> None:
+        """The protocol has nothing more to do with bytes of our application's: what follows them is said."""
+        if self._way is _Way.PROTOCOL:
+            self._way = _Way.DONE
+            self._out += self._held
+            self._held.clear()
+            self._deliver_later()
+            self.call_later()
+
+    def _deliver_later(self) -> None:
+        if not self._delivers:
+            self._delivers = True
+            self._hub.later(self._deliver)
+
+    def _deliver(self) -> None:
+        """The other end hears what was said."""
+        self._delivers = False
+        far = self.other.far
+        try:
+            self._say_all(far)
+        except Exception:
+            far.reset("fault")
+            raise
+        finally:
+            if self._way is _Way.OVER:
+                on_gone, self._on_gone = self._on_gone, _nothing
+                on_gone()
+                far.handle_farewell()
+                far.handle_arrived(None)
+
+    def _say_all(self, far: Far) -> None:
+        out, self._out = self._out, []
+        with suppress(PeerViolation):  # an application's, which has been reset for it
+            for word, count in out:
+                if far.lost:
+                    return
+                if word is Say.DATA:
+                    self._pass(far, count)
+                elif word is Say.RESET:
+                    far.give_up(None)
+                else:
+                    far.handle_word(word, count)
+                if word is Say.SWITCHED:
+                    self.call_later()  # from now on there are bytes to read
+
+    def _pieces(self, count: int) -> tuple[memoryview, ...]:
+        """The first of our application's bytes that have not passed."""
+        found, skip = [], self._passed - self._views_from
+        for view in self._views:
+            if part := view[skip : skip + count]:
+                found.append(part)
+            count -= len(part)
+            skip = max(0, skip - len(view))
+        return tuple(found)
+
+    def _pass(self, far: Far, count: int) -> None:
+        """Straight into the other ring, which has room for all that was sent."""
+        for piece in self._pieces(count):
+            for room in far.data_room(len(piece)) or ():
+                room[:] = piece[: len(room)]
+                far.handle_data(len(room))
+                piece = piece[len(room) :]
+        self._passed += count
+
+    def go_straight(self) -> None:
+        """The protocol has gone: what it has not committed goes to the other end, and so does what follows."""
+        both = (self, self.other)
+        if any(one._way in (_Way.STRAIGHT, _Way.OVER) for one in both):
+            return
+        for one in both:
+            try:
+                one.far.turn(one.far.side)  # it may have sent more by now
+            except Exception:
+                one.far.reset("fault")
+                raise
+        for one in both:
+            one._let_go()
+            if one._way is _Way.OVER:
+                continue
+            if one._way is _Way.PROTOCOL and not one.other.far.lost:
+                one._passed = one.other.far.side.channel.sent
+                one._out += [(Say.DATA, one._sent - one._passed), *one._held]
+            else:
+                one._passed = one._sent
+            one._way = _Way.STRAIGHT
+            one._held.clear()
+        for one in both:
+            one._deliver()
+
+    # ---- the protocol's stream ----
 
     @property
     def lost(self) -> bool:
-        return self.joint.lost or self.joint.left
-
-    def end(self) -> None:
-        if not self.lost:
-            self.joint.handle_end(self)
-
-    def close(self) -> None:
-        if not (self.ended and self.joint.told_end(self)):
-            self.joint.leave()
-
-    # ---- for the relay as well ----
-
-    def take(self) -> tuple[memoryview, ...]:
-        """What is in the application's ring and not held."""
-        if self.joint.lost or self.frozen or not self.switched:
-            return ()
-        try:
-            return self.channel.readable(self.held)
-        except (ConnectionResetError, ValueError):  # ValueError: it has taken back what was read
-            self.joint.reset("violation")
-            return ()
-
-    def hold(self, count: int) -> None:
-        """The first bytes of these are done with, as far as the protocol is concerned."""
-        if self.joint.lost or not count:
-            return
-        try:
-            there = self.channel.avail
-        except ConnectionResetError:
-            self.joint.reset("violation")
-            return
-        if not 0 <= count <= there - self.held:
-            raise Misuse(f"{count} bytes are not there to be consumed")
-        self.held += count
-        self.moved = True
-        self.joint.look_again(self)  # a protocol may do this at any time, and the sender may wait for the room
-
-    def room(self) -> tuple[memoryview, ...]:
-        """The room in the application's ring; if there is none it rings when it has read."""
-        if self.joint.lost:
-            return ()
-        try:
-            room = self.channel.writable()
-            self.starved = not room
-            if not room:
-                self.ask()  # then look once more
-                room = self.channel.writable()
-        except ConnectionResetError:
-            self.joint.reset("violation")
-            return ()
-        return room
-
-    def put(self, count: int) -> None:
-        """Shows the application the first bytes of the room."""
-        if self.joint.lost or not count:
-            return
-        self.channel.commit(count)
-        self.moved = True
-        self.bell.ring()
-        self.joint.after_commit(self)
+        return self._way in (_Way.STRAIGHT, _Way.OVER)
 
     @property
     def ended(self) -> bool:
-        consumed = self.channel.received + self.held
-        return not self.joint.lost and self.ending and (self.frozen or consumed == self.words.tail)
+        return self._way is _Way.DONE or (not self.lost and bool(self._held) and self._passed == self._sent)
 
-    @property
-    def ending(self) -> bool:
-        """Its ring gets no more bytes."""
-        return self.frozen or self.final or self.words.back == Back.BACK
+    def readable(self) -> tuple[memoryview, ...]:
+        if self._way is not _Way.PROTOCOL or not self.other.far.flows:  # the other end does not know of them yet
+            return ()
+        return self._pieces(self._sent - self._passed)
 
+    def consume(self, count: int) -> None:
+        if self._way is not _Way.PROTOCOL or not count:
+            return
+        if not 0 <= count <= self._sent - self._passed:
+            raise Misuse(f"{count} bytes are not there to be consumed")
+        self._passed += count
+        self.call_later()
 
-class Relay(Joint):
-    """One connection both of whose ends are here."""
-
-    sides: tuple[_Side, _Side]
-
-    def bid_farewell(self) -> None:
-        """Both streams are lost to the protocol, which hears of it in the next turn."""
-        for side in self.sides:
-            self._bid_farewell(side)
-
-    def _bid_farewell(self, side: _Side) -> None:
-        self._hub.later(side.on_change)
-        side.on_change = _nothing
-
-    # ---- turns ----
-
-    def turn(self, side: _Side) -> None:
-        """There may be news from the application of `side`."""
-        other = self._other(side)
-        before = other.ending, other.switched
+    def writable(self) -> tuple[memoryview, ...]:
+        if self.lost or self.other._way is not _Way.PROTOCOL:
+            return ()
         try:
-            self._hand_on()
+            return self.far.side.channel.writable()
         except ConnectionResetError:
-            self.reset("violation")
-        if self.lost:
+            self.far.reset("violation")
+            return ()
+
+    def commit(self, count: int) -> None:
+        if self.lost or self.other._way is not _Way.PROTOCOL or not count:
             return
-        for one in self.sides:
-            one.moved = False
-        if self.left:
-            self._pump(side, other)
-            self._pump(other, side)
-        else:
-            side.on_change()
-            if before != (other.ending, other.switched):
-                other.on_change()
-        if self.lost:
+        if not (self.far.flows and 0 <= count <= self.far.side.channel.space):
+            raise Misuse(f"there is no room for {count} bytes, or nobody has sent them")
+        self.far.handle_data(count)
+        self.call_later()
+
+    def end(self) -> None:
+        if self.lost or self.other._way is not _Way.PROTOCOL:
             return
-        try:
-            self._release(side, other)
-            self._release(other, side)
-        except ConnectionResetError:
-            self.reset("violation")
-            return
-        for one in self.sides:
-            if one.moved:
-                self._hub.mark(one)
-        if self._is_over():
-            self._hub.drop(self)
-
-    def after_commit(self, side: _Side) -> None:
-        """The room may be used up, and the application wait for nothing but to be asked for more."""
-        try:
-            if not side.channel.space:
-                side.starved = True
-                side.ask()
-                if side.channel.space:
-                    self._hub.mark(side)
-        except ConnectionResetError:
-            self.reset("violation")
-
-    @staticmethod
-    def _release(source: _Side, target: _Side) -> None:
-        """Gives back to `source` the room of what the application of `target` has read."""
-        for _ in range(2):
-            count = min(target.read_count - source.channel.received, source.held)
-            if count:
-                source.channel.consume(count)
-                source.held -= count
-                if source.channel.wanted:
-                    source.bell.ring()
-            # nobody waits for room while half of the ring is free
-            wanted = target.starved or 2 * source.held >= source.channel.rx_size
-            if wanted == target.asking:
-                break
-            target.ask(wanted=wanted)
-
-    def _hand_on(self) -> None:
-        """Shows each application what the other has said."""
-        a, b = self.sides
-        a.words = Words(*a.channel.remote())
-        b.words = Words(*b.channel.remote())
-        if not self.open:
-            if not (a.words.attached and b.words.attached):
-                return
-            self.open = True
-            for side in self.sides:
-                side.channel.publish("attached", 1)
-                side.bell.ring()
-        for source, target in ((a, b), (b, a)):
-            if target.words.fin_seen and not source.final:
-                # what it had to tell was there before the FIN went out, and the FIN has arrived
-                source.words = Words(*source.channel.remote())
-                source.gone = not source.final
-        for source, target in ((a, b), (b, a)):
-            if not self.lost:
-                self._hand_on_from(source, target)
-
-    def _hand_on_from(self, source: _Side, target: _Side) -> None:
-        words = source.words
-        if self.left and target.words.rx_ready and not (source.switched or source.back_told):
-            self._cut_short(source, target)  # it may sit in one long call of the kernel's, and is not waited for
-        if words.rx_ready and not (source.ready_told or self.left):
-            source.ready_told = True
-            source.channel.publish("handed_on", Handed.READY)
-            target.channel.publish("rx_ready", 1)
-            target.bell.ring()
-        if words.tx_switched and not source.switched:
-            if not target.ready_told:  # a sender that does not wait for consent
-                self.reset("violation")
-                return
-            source.switched = True
-            target.channel.publish("tx_switch_offset", words.tx_switch_offset)
-            target.channel.publish("tx_switched", 1)
-            source.channel.publish("handed_on", Handed.SWITCH)
-            target.bell.ring()
-            source.bell.ring()
-        if words.notice & Notice.RECALL and not source.recalled:
-            source.recalled = True
-            self._recall(source, target)
-        elif words.notice & Notice.DEMOTE and not source.demote_told:
-            source.demote_told = True
-            target.channel.publish("notice", Notice.DEMOTE)
-            source.channel.publish("handed_on", Handed.ASKED)
-            target.bell.ring()
-        if words.back == Back.BACK and words.tx_back_at != words.tail:
-            self.reset("violation")
-        # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
-        if (source.final or words.back) and words.tail and not (source.switched or source.frozen):
-            self.reset("violation")
-        if self.lost:
-            return
-        if source.closed and (source.finished or not target.channel.space) and self._unread(source, target):
-            self.reset("unread")
-        elif source.finished:
-            self._tell_end(source, target)
-
-    @staticmethod
-    def _unread(source: _Side, target: _Side) -> bool:
-        """Whether `source`, which has closed, left bytes of `target` unread: TCP would answer them with a reset."""
-        return not target.frozen and target.words.tail != source.read_count
-
-    # ---- the end of a direction ----
-
-    def handle_end(self, target: _Side) -> None:
-        """The protocol has committed to `target` all that there was."""
-        source = self._other(target)
-        if self.lost or source.finished:
-            return
-        if not source.ended:  # the protocol gives up in the midst of a stream
+        if self.other.ended:
+            self.other.finish_way()
+        else:  # the protocol gives up in the midst of a stream
             self.leave()
-            return
-        source.finished = True
-        self._hub.mark(source)
 
-    def told_end(self, side: _Side) -> bool:
-        """Whether the protocol has ended the direction to this side's application."""
-        return self._other(side).finished
-
-    def _tell_end(self, source: _Side, target: _Side) -> None:
-        channel = target.channel
-        if source.frozen and not source.final:
-            return
-        if source.words.back == Back.BACK and not source.back_told:
-            source.back_told = True
-            channel.publish("tx_back_at", channel.sent)
-            if not self._decide(target, Back.BACK):
-                return
-            target.bell.ring()
-        if not source.final or (source.end_told and (source.closed_told or not source.closed)):
-            return
-        if not (source.end_told or source.back_told or source.frozen) and not self._decide(target, Back.ENDED):
-            return
-        if source.words.shut_wr:
-            channel.publish("shut_wr", 1)
-        if source.closed:
-            source.closed_told = True
-            channel.publish("notice", Notice.CLOSED)
-        source.end_told = True
-        channel.publish("tx_fin_at", channel.sent)
-        channel.publish("tx_fin", 1)
-        target.bell.ring()
-
-    def _decide(self, target: _Side, value: Back) -> bool:
-        """Ends the ring towards `target`; False: it has recalled bytes, and they cannot be sent again."""
-        if (
-            target.channel.decide(True, value) == Back.RECALLED
-            and Words(*target.channel.remote()).rx_frozen != target.channel.sent
-        ):
-            self.reset("recall")
-        return not self.lost
-
-    def _recall(self, source: _Side, target: _Side) -> None:
-        """The application of `source` reads no more by ring, and wants what it has not read by TCP."""
-        if source.channel.decide(True, Back.RECALLED) != Back.RECALLED:
-            self.reset("violation")  # we had decided otherwise
-            return
-        frozen = source.words.rx_frozen
-        if not target.channel.received <= frozen <= source.channel.sent:
-            self.reset("violation")
-            return
-        target.channel.publish("rx_frozen", frozen)
-        stands = target.channel.decide(False, Back.RECALLED)
-        if stands != Back.RECALLED and Words(*target.channel.remote()).tail != frozen:
-            self.reset("recall")  # it has gone back by itself, or ended, and will not send again
-            return
-        target.frozen = True
-        target.channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
-        source.channel.publish("handed_on", Handed.ASKED)
-        target.bell.ring()
-
-    # ---- leaving ----
+    def close(self) -> None:
+        if not (self.ended and self.other._way is _Way.DONE):
+            self.leave()
 
     def leave(self) -> None:
-        """The protocol goes: both ends are asked back to TCP, and what it has not committed is taken from the rings."""
-        if self.lost or self.left:
-            return
-        self.left = True
-        self._hub.counters.add("relay_left")
-        for side in self.sides:
-            side.held = self._other(side).channel.sent - side.channel.received
-            self._bid_farewell(side)
-            side.channel.publish("notice", Notice.DEMOTE)
-            side.bell.ring()
-            self._hub.mark(side)
+        """The protocol goes."""
+        if not self.lost:
+            self.far.leave()
+            self.other.far.leave()
 
-    def let_go(self) -> None:
-        """The provider cannot wait longer: directions of which all has arrived need nothing more of their sender."""
-        for source, target in (self.sides, self.sides[::-1]):
-            if self.lost or source.back_told or source.end_told:
-                continue
-            source.words = Words(*source.channel.remote())
-            if source.switched and not source.ending and source.words.tail == target.channel.sent:
-                self._cut_short(source, target)
+    def call_later(self) -> None:
+        """The protocol may have something to do, and hears of it once a turn."""
+        if not self._calls:
+            self._calls = True
+            self._hub.later(self._call)
 
-    def _cut_short(self, source: _Side, target: _Side) -> None:
-        """Ends the ring from `source` at what has arrived at `target`; what it may just be adding is recalled."""
-        arrived = target.channel.sent
-        if target.ready_told:
-            source.channel.publish("rx_frozen", arrived)
-            if source.channel.decide(False, Back.RECALLED) != Back.RECALLED:
-                return  # it has ended the round itself
-            source.frozen = True
-            source.channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
-            source.bell.ring()
-        source.back_told = True
-        target.channel.publish("tx_back_at", arrived)
-        target.channel.decide(True, Back.BACK)
-        target.bell.ring()
+    def _call(self) -> None:
+        self._calls = False
+        try:
+            self.on_change()
+        except Exception:
+            self.leave()
+            raise
 
-    @property
-    def settled(self) -> bool:
-        """Whether neither end depends on the provider any more."""
-        return all(
-            side.back_told or side.end_told or not (side.switched or other.ready_told)
-            for side, other in (self.sides, self.sides[::-1])
-        )
-
-    def _pump(self, source: _Side, target: _Side) -> None:
-        """Carries a stream without a protocol, a ringful at a time."""
-        taken = 0
-        room = list(target.room())
-        for piece in source.take():
-            while piece and room:
-                count = min(len(piece), len(room[0]))
-                room[0][:count] = piece[:count]
-                taken += count
-                piece, rest = piece[count:], room.pop(0)[count:]
-                if rest:
-                    room.insert(0, rest)
-        target.put(taken)
-        source.hold(taken)
-        if source.ended:
-            self.handle_end(target)
-
-    # ---- the end ----
-
-    def _is_over(self) -> bool:
-        return all(side.end_told for side in self.sides) or all(side.closed for side in self.sides)
-
-    def _other(self, side: _Side) -> _Side:
-        return self.sides[0] if side is self.sides[1] else self.sides[1]
+    def _let_go(self) -> None:
+        """The stream is lost to the protocol, which hears of it in the next turn."""
+        self._hub.later(self.on_change)
+        self.on_change = _nothing
 
 
 def open_relay(
     hub: Relays, offerer: End, claimer: End, *, protocol: str, on_drop: Callable[[], None]
 ) -> tuple[Stream, Stream]:
     """A relay between two applications that have not attached yet; raises Unavailable."""
-    one, other = hub.enter(Relay(hub, protocol, on_drop), (offerer, claimer), _Side)
+    one, other = _Passage(hub), _Passage(hub)
+    one.far = _End(hub, protocol, _nothing, one, ends_here=2)
+    other.far = _End(hub, protocol, on_drop, other, ends_here=0)
+    one.other, other.other = other, one
+    hub.enter(other.far, claimer)
+    try:
+        hub.enter(one.far, offerer)
+    except BaseException:
+        one.far.lost = True
+        hub.drop(other.far)
+        raise
     return one, other

@@ -38,7 +38,6 @@ from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.crowd import Crowd
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.explicit import ExplicitSockets
-from sidestep.provider.far import Far
 from sidestep.provider.interrupt import interrupt, interrupted
 from sidestep.provider.joints import Relays
 from sidestep.provider.listeners import Listeners
@@ -203,7 +202,6 @@ class Provider:
         deadline = self._clock() + limits.RELAY_LEAVE_S
         while not (self._relays.settled() and self._crews.settled()) and (left_s := deadline - self._clock()) > 0:
             self._turn(left_s)
-        self._relays.let_go()
 
     def _turn(self, timeout_s: float | None) -> None:
         ready = self._waiting.wait(timeout_s)
@@ -586,19 +584,17 @@ class Provider:
         self._change_module(client, token, "add", request)
 
     def _control_module_remove(self, client: Client, token: int, request: dict[str, Any]) -> None:
-        """What goes to other hosts needs the protocol until it is back on TCP; what stays here does not."""
+        """What goes to other hosts needs the protocol until it is back on TCP."""
         name = str(request.get("name"))
         deadline = self._clock() + limits.RELAY_LEAVE_S
         if request.get("kind", "protocol") == "protocol":
-            for one in self._relays:
-                if isinstance(one, Far) and one.protocol == name:
-                    one.leave()
+            self._relays.leave(name)
             self._relays.refused.add(name)
             self._crews.leave(name)
 
         def remove() -> None:
-            far = any(isinstance(one, Far) and one.protocol == name for one in self._relays)
-            waits = (far and not self._relays.settled(name)) or not self._crews.settled(name)
+            carries = any(one.protocol == name for one in self._relays)
+            waits = (carries and not self._relays.settled(name)) or not self._crews.settled(name)
             if waits and self._clock() < deadline:
                 self._services.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
                 return

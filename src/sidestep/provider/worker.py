@@ -77,7 +77,6 @@ class Worker:
         self.line.send(worker_wire.Ready(self.hub.bell_id), self.hub.descriptors())
         while not self._done:
             self._turn()
-        self.hub.let_go()
         self._modules.stop()
         self.hub.close()
         self.prover.close()

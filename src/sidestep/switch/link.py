@@ -51,9 +51,6 @@ class Link(Protocol):
         `on_gone` is called once, when the other end has all of it or will never have, in some seconds at most.
         """
 
-    def abandon(self) -> None:
-        """Everything ends at once."""
-
     def details(self) -> dict[str, object]:
         """How it is now, for people."""
 

@@ -1,0 +1,256 @@
+"""Where a connection is of which this provider has one end: its two directions, how each ends, and who leaves.
+
+Theory of operation. What the two shims of a connection do is in `layout.Tx` and `layout.Rx`; a provider between follows
+them, each of its ends with five small machines. `Out` is the direction from our application to the link, `In` the one
+from the link to our application. Either may be called off while bytes are under way: for `Out` that is a state, as
+nothing more is sent then; for `In` it is a machine of its own (`Recall`), as the other end may say anything of the
+direction until it has heard of that. How an application ends its direction (`Ending`: once for ours, as far as the
+other provider has been told, and once for theirs, as far as we have been) goes on whatever its ring does, since it ends
+TCP as well. `Leaving` says which of the two providers goes.
+
+What the two shims would tell each other in a segment is handed on, each word behind the bytes that it follows:
+
+- *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
+  bytes. B is told so (`handed_on`), and does not go back to TCP before.
+- *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
+  says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
+  last byte is in B's ring, its provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then is the FIN
+  that B may have heard long ago the end of the stream.
+- *Going back to TCP* (`tx_back` BACK): A sends by TCP from a count of its ring on. What the ring held is carried to the
+  end, then B is told the count at which TCP goes on. A request to go back (CHANNEL_DEMOTE) is handed on at once.
+- *A recall* (A's next reader has no shim, what it has not read is to come again by TCP) is handed on with its count: B
+  sends again what it wrote from there on. Only if B has ended or gone back meanwhile the connection is reset.
+- *A reset* (CHANNEL_RESET) is said to both: a broken rule, a link that failed, or bytes for an end that has closed
+  without reading them, which TCP answers with a reset as well.
+
+The same stream runs through both rings, so a count of the one is a count of the other.
+
+An event that a table does not have ends the connection: said by the other provider, or by our application, it is a
+violation. The pictures in docs/reference/switch.md and the test over all pairs are made from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from sidestep.errors import PeerViolation
+
+StateT = TypeVar("StateT", bound=Enum)
+
+
+class Out(Enum):
+    """The direction from our application."""
+
+    APART = 0  # not both applications have attached
+    TCP = 1  # its bytes go by TCP
+    INVITED = 2  # READY has come: it may go to its ring
+    RING = 3  # SWITCHED is said: what its ring holds goes over the link
+    BACK = 4  # BACK is said: all of that has gone, and what follows goes by TCP
+    RECALLED = 5  # what the other application has not read goes by TCP, and nothing over the link
+
+
+class OutEvent(Enum):
+    """What moves the direction from our application."""
+
+    MET = 0  # both applications have attached
+    INVITED = 1  # READY has come
+    SWITCHED = 2  # it has gone to its ring
+    BACK = 3  # it has gone back to TCP, and the link has all that its ring held
+    RECALLED = 4  # RECALL has come, or the link is broken; our application sends again
+
+
+class In(Enum):
+    """The direction to our application."""
+
+    APART = 0  # our application has not attached
+    ATTACHED = 1  # it has, and ATTACHED is said; the other one has not
+    TCP = 2  # both have; bytes come by TCP
+    CONSENTED = 3  # READY is said: bytes may come over the link
+    RING = 4  # SWITCHED has come: so they do
+    BACK = 5  # BACK has come: all of them are here, and what follows comes by TCP
+
+
+class InEvent(Enum):
+    """What moves the direction to our application."""
+
+    ATTACHED = 0  # our application has
+    MET = 1  # both have
+    CONSENT = 2  # our application consents
+    SWITCHED = 3  # SWITCHED has come
+    BACK = 4  # BACK has come
+
+
+class Recall(Enum):
+    """Whether bytes of the direction to our application are wanted again by TCP."""
+
+    NOT = 0  # what comes goes to its ring
+    OURS = 1  # RECALL is said, as a provider goes: what comes is kept until it is known whether it comes again
+    TAKEN = 2  # it comes again: what comes over the link is dropped
+    WANTED = 3  # RECALL is said for our application, which reads its ring no further: what comes is dropped
+    GRANTED = 4  # and comes again
+
+
+class RecallEvent(Enum):
+    """What moves a recall."""
+
+    TAKE = 0  # a provider goes
+    WANT = 1  # our application reads its ring no further
+    RESENDS = 2  # RESENDS has come
+    REFUSED = 3  # the other application had gone back, or ended, behind bytes that are kept: they go to the ring
+
+
+class Ending(Enum):
+    """How an application has ended its direction, as far as the other end knows."""
+
+    OPEN = 0  # it has not
+    SHUT = 1  # SHUT is said: nothing follows; it is still there
+    CLOSED = 2  # CLOSED is said: nobody is there, and its last bytes may still be under way
+    SHUT_CLOSED = 3  # both
+    ENDED = 4  # ENDED is said: all that it sent by ring has gone before
+
+
+class EndEvent(Enum):
+    """What an application's provider says of its end, and is the event there as well."""
+
+    SHUT = 0  # SHUT
+    CLOSED = 1  # CLOSED
+    ENDED = 2  # ENDED
+
+
+class Leaving(Enum):
+    """Whether the connection goes back to TCP because a provider goes."""
+
+    STAYS = 0  # it does not
+    LEADS = 1  # ours goes, and waits until the other has let go
+    FOLLOWS = 2  # theirs goes, or both do: it is let go as soon as nothing depends on it
+
+
+class LeaveEvent(Enum):
+    """Which provider goes."""
+
+    LEAVE = 0  # ours
+    TOLD = 1  # LEAVE has come
+
+
+OUT_TRANSITIONS: Final[dict[tuple[Out, OutEvent], Out]] = {
+    (Out.APART, OutEvent.MET): Out.TCP,
+    (Out.TCP, OutEvent.INVITED): Out.INVITED,
+    (Out.TCP, OutEvent.RECALLED): Out.RECALLED,  # consent and recall were seen at once, and never said apart
+    (Out.INVITED, OutEvent.SWITCHED): Out.RING,
+    (Out.INVITED, OutEvent.BACK): Out.BACK,
+    (Out.INVITED, OutEvent.RECALLED): Out.RECALLED,
+    (Out.RING, OutEvent.BACK): Out.BACK,
+    (Out.RING, OutEvent.RECALLED): Out.RECALLED,
+    (Out.BACK, OutEvent.RECALLED): Out.RECALLED,  # behind its last byte, else it cannot send again
+    (Out.RECALLED, OutEvent.INVITED): Out.RECALLED,  # too late
+}
+
+IN_TRANSITIONS: Final[dict[tuple[In, InEvent], In]] = {
+    (In.APART, InEvent.ATTACHED): In.ATTACHED,
+    (In.ATTACHED, InEvent.MET): In.TCP,
+    (In.TCP, InEvent.CONSENT): In.CONSENTED,
+    (In.CONSENTED, InEvent.SWITCHED): In.RING,
+    (In.CONSENTED, InEvent.BACK): In.BACK,  # without having come
+    (In.RING, InEvent.BACK): In.BACK,
+}
+
+# That something comes again may be said, at any time, of what has come already (`Recall.NOT`).
+RECALL_TRANSITIONS: Final[dict[tuple[Recall, RecallEvent], Recall]] = {
+    (Recall.NOT, RecallEvent.TAKE): Recall.OURS,
+    (Recall.NOT, RecallEvent.WANT): Recall.WANTED,
+    (Recall.NOT, RecallEvent.RESENDS): Recall.NOT,
+    (Recall.OURS, RecallEvent.WANT): Recall.WANTED,
+    (Recall.OURS, RecallEvent.RESENDS): Recall.TAKEN,
+    (Recall.OURS, RecallEvent.REFUSED): Recall.NOT,
+    (Recall.TAKEN, RecallEvent.WANT): Recall.GRANTED,
+    (Recall.TAKEN, RecallEvent.RESENDS): Recall.TAKEN,
+    (Recall.WANTED, RecallEvent.RESENDS): Recall.GRANTED,
+    (Recall.GRANTED, RecallEvent.RESENDS): Recall.GRANTED,
+}
+
+ENDING_TRANSITIONS: Final[dict[tuple[Ending, EndEvent], Ending]] = {
+    (Ending.OPEN, EndEvent.SHUT): Ending.SHUT,
+    (Ending.OPEN, EndEvent.CLOSED): Ending.CLOSED,
+    (Ending.SHUT, EndEvent.CLOSED): Ending.SHUT_CLOSED,
+    (Ending.CLOSED, EndEvent.SHUT): Ending.SHUT_CLOSED,
+    (Ending.CLOSED, EndEvent.ENDED): Ending.ENDED,
+    (Ending.SHUT_CLOSED, EndEvent.ENDED): Ending.ENDED,
+}
+
+LEAVING_TRANSITIONS: Final[dict[tuple[Leaving, LeaveEvent], Leaving]] = {
+    (Leaving.STAYS, LeaveEvent.LEAVE): Leaving.LEADS,
+    (Leaving.STAYS, LeaveEvent.TOLD): Leaving.FOLLOWS,
+    (Leaving.LEADS, LeaveEvent.TOLD): Leaving.FOLLOWS,
+    (Leaving.FOLLOWS, LeaveEvent.TOLD): Leaving.FOLLOWS,
+}
+
+MACHINES: Final[dict[str, tuple[type[Enum], type[Enum], Mapping[tuple[Any, Any], Enum]]]] = {
+    "OUT": (Out, OutEvent, OUT_TRANSITIONS),
+    "IN": (In, InEvent, IN_TRANSITIONS),
+    "RECALL": (Recall, RecallEvent, RECALL_TRANSITIONS),
+    "ENDING": (Ending, EndEvent, ENDING_TRANSITIONS),
+    "LEAVING": (Leaving, LeaveEvent, LEAVING_TRANSITIONS),
+}
+
+BEFORE: Final = frozenset({Out.TCP, Out.INVITED})  # our application has not gone to its ring
+USED: Final = frozenset({Out.INVITED, Out.RING})  # it may send by ring
+AWAITED: Final = frozenset({In.CONSENTED, In.RING})  # bytes may come over the link
+AGAIN: Final = frozenset({Recall.TAKEN, Recall.GRANTED})  # they come by TCP instead
+BY_APPLICATION: Final = frozenset({Recall.WANTED, Recall.GRANTED})  # because it has asked for that
+SILENT: Final = frozenset({Ending.SHUT, Ending.SHUT_CLOSED, Ending.ENDED})  # nothing follows
+
+_NEXT: Final = {pair: to for _, _, transitions in MACHINES.values() for pair, to in transitions.items()}
+
+
+def moved(state: StateT, event: Enum, *, rule: str = "link_order") -> StateT:
+    """The state that follows; raises PeerViolation where there is none."""
+    following = _NEXT.get((state, event))
+    if following is None:
+        raise PeerViolation(f"{event.name} of a direction that is {state.name}", rule=rule)
+    assert isinstance(following, type(state))
+    return following
+
+
+class Directions:
+    """Where one connection is."""
+
+    def __init__(self) -> None:
+        self.out = Out.APART
+        self.ending = Ending.OPEN  # as the other provider has been told
+        self.into = In.APART
+        self.recall = Recall.NOT
+        self.far_ending = Ending.OPEN  # as we have been told
+        self.shown = Ending.OPEN  # as our application knows: OPEN, SHUT or ENDED
+        self.leaving = Leaving.STAYS
+
+    @property
+    def left(self) -> bool:
+        """Whether a provider goes."""
+        return self.leaving is not Leaving.STAYS
+
+    @property
+    def promised(self) -> bool:
+        """On our ATTACHED the other provider opens it, and its application consents, whatever we have heard yet."""
+        return self.into is not In.APART
+
+    @property
+    def undecided(self) -> bool:
+        """Whether our application is still to be told how the ring to it ends."""
+        return self.into in AWAITED and self.recall not in BY_APPLICATION and self.shown is Ending.OPEN
+
+    @property
+    def flows(self) -> bool:
+        """Whether data may come."""
+        return self.into is In.RING and self.far_ending not in SILENT
+
+    @property
+    def given(self) -> bool:
+        """Whether our application sends nothing by ring any more, and all that it has sent was given to the link."""
+        return self.out not in USED or self.ending in SILENT
+
+    @property
+    def taken(self) -> bool:
+        """Whether our application needs nothing by ring any more but what is there."""
+        return self.into not in AWAITED or self.recall in AGAIN or self.shown is not Ending.OPEN
