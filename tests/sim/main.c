@@ -91,6 +91,9 @@ static void libraries_load(char *const paths[2])
 	setenv("SIDESTEP_LOG", "/log", 1); /* always: a seed that is told is to take the same steps */
 	for (int i = 0; i < 2; i++) {
 		current = &ends[i]; /* its constructor runs as this process */
+		programs[i].index = i;
+		programs[i].side = &sides[i];
+		sides[i].holders = 1;
 		programs[i].library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
 		if (!programs[i].library)
 			fail("%s", dlerror());
@@ -131,7 +134,7 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	tcp_out_max = rooms[choose(4)];
 	tcp_in_max = rooms[choose(4)];
 	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT};
-	stimuli = choose(2) ? choose(256) : some[choose(3)];
+	stimuli = choose(2) ? choose(512) : some[choose(3)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
 	libraries_load(paths);

@@ -129,7 +129,7 @@ static void tail_back(int i)
 	if (!segment)
 		return;
 	trace("%d: its tail goes back", i);
-	programs[i].hostile = true;
+	sides[i].hostile = true;
 	ends[i].over = true; /* and does nothing more */
 	segment->producer[i].tail = segment->consumer[i].head;
 }

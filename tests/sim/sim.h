@@ -80,6 +80,7 @@ struct tcp {
 	bool no_space;
 	int error;
 	struct linger linger;
+	size_t low_water; /* SO_RCVLOWAT */
 	uint64_t acked, received;
 	uint16_t port;
 };
