@@ -239,6 +239,8 @@ void judge_end(struct program *mine)
 	/* the kernel tells a reset once: to another process of this side, perhaps just now */
 	if (connection[i]->tcp.was_reset && !side->forked)
 		fail("end %d: end of stream, and it was a reset", i);
+	if (peer->left_unread && !peer->shut_wr && !side->forked)
+		fail("end %d: end of stream, and the peer has closed with bytes unread", i);
 	mine->told_end = true;
 	if (side->reading > 1)
 		side->ended_meanwhile = true;

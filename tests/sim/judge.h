@@ -37,6 +37,7 @@ struct side {
 	bool forked, passed; /* others without a shim have it, or will */
 	bool hostile;        /* has written what no shim does */
 	bool told_reset;
+	bool left_unread; /* closed with bytes there that it had not read: TCP resets (RFC 1122 4.2.2.13) */
 	size_t low_water;
 };
 extern struct side sides[2];

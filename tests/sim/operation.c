@@ -186,8 +186,16 @@ void do_shutdown(struct program *mine, int how)
 /* It is about to let go of the socket. */
 static void lets_go(struct program *mine)
 {
-	if (!--mine->side->holders)
+	int unread = 0;
+
+	if (!--mine->side->holders) {
+		calm++;
+		if (!mine->side->passed && !mine->side->forked && !mine->side->aborted)
+			CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &unread);
+		calm--;
+		mine->side->left_unread = unread > 0;
 		mine->side->closing = true;
+	}
 	mine->no_more = mine->closed = true;
 }
 
