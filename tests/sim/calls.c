@@ -270,7 +270,7 @@ static int sim_setsockopt(int fd, int level, int name, const void *value, sockle
 
 int fd_dup(int fd, int lowest, bool cloexec)
 {
-	return fd_object(fd) ? fd_new(fd_object(fd), lowest, fds[fd].end, cloexec) : failed(EBADF);
+	return fd_object(fd) ? fd_new(fd_object(fd), lowest, current_end(), cloexec) : failed(EBADF);
 }
 
 static int sim_dup(int fd)
@@ -287,8 +287,8 @@ static int sim_fcntl64(int fd, int command, long argument)
 	switch (command) {
 	case F_DUPFD:
 	case F_DUPFD_CLOEXEC: return fd_dup(fd, (int)argument, command == F_DUPFD_CLOEXEC);
-	case F_GETFD: return fds[fd].cloexec ? FD_CLOEXEC : 0;
-	case F_SETFD: fds[fd].cloexec = argument & FD_CLOEXEC; return 0;
+	case F_GETFD: return fds[current_end()][fd].cloexec ? FD_CLOEXEC : 0;
+	case F_SETFD: fds[current_end()][fd].cloexec = argument & FD_CLOEXEC; return 0;
 	case F_GETFL: return O_RDWR | (object->nonblock ? O_NONBLOCK : 0);
 	case F_SETFL: object->nonblock = argument & O_NONBLOCK; return 0;
 	case F_ADD_SEALS: object->seals |= (int)argument; return 0;
@@ -421,17 +421,12 @@ static int sim_execve(const char *path, char *const argv[], char *const env[])
 	exec_done();
 }
 
-static bool gone(void *unused)
-{
-	return unused != NULL;
-}
-
 static void sim__exit(int status)
 {
 	(void)status;
 	point();
 	kill_end(current);
-	block(gone, NULL, NEVER);
+	end_over();
 }
 
 long sim_syscall(long number, long a, long b, long c, long d, long e, long f)

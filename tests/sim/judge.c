@@ -150,6 +150,7 @@ static void judge_whole(struct side *mine)
 void judge_read_begins(struct program *mine)
 {
 	mine->side->reading++;
+	mine->reading = true;
 	mine->read_after = mine->side->chunks_len[1 - mine->process];
 	mine->alone = mine->side->reading == 1;
 }
@@ -159,6 +160,7 @@ void judge_read_over(struct program *mine)
 {
 	struct side *side = mine->side;
 
+	mine->reading = false;
 	if (--side->reading)
 		return;
 	if (side->chunks_len[0] + side->chunks_len[1] && !side->blind)
@@ -270,6 +272,8 @@ bool could_read(const struct program *mine)
 	const struct side *side = mine->side, *peer = other_side(side);
 	uint64_t there = side_sent(peer) > side->received ? side_sent(peer) - side->received : 0;
 
+	if (side->blind)
+		return has_ended(peer);
 	return there >= (mine->wanted ? mine->wanted : side->low_water ? side->low_water : 1) || peer->shut_wr || has_ended(peer);
 }
 
@@ -277,5 +281,5 @@ bool could_write(const struct program *mine)
 {
 	const struct side *side = mine->side, *peer = other_side(side);
 
-	return side_sent(side) == peer->received || has_ended(peer);
+	return side_sent(side) <= peer->received || has_ended(peer);
 }

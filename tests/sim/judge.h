@@ -32,7 +32,7 @@ struct side {
 	struct chunk *chunks[2];
 	size_t chunks_len[2], chunks_max[2];
 	bool ended_meanwhile; /* a read has told the end, while another was at work */
-	bool blind;           /* a process was killed in the midst of a read: nobody knows what it had */
+	bool blind;           /* nobody can say what comes: a process was killed in the midst of a read */
 	bool shut_wr, shut_rd, closing, killed, aborted;
 	bool forked, passed; /* others without a shim have it, or will */
 	bool hostile;        /* has written what no shim does */

@@ -124,9 +124,10 @@ static void run_seed(char *const paths[2], uint64_t seed)
 {
 	static const char *const rings[] = {"4096", "4096", "8192", "65536"};
 	static const char *const spins[] = {"0", "0", "5"};
-	static const uint32_t preempts[] = {0, 2, 5, 20, 100};
+	static const uint32_t preempts[] = {0, 2, 5, 20, 100}, deaths[] = {300, 3000, 30000};
 	static const size_t rooms[] = {1000, 5000, 20000, 100000};
 
+	dies = program_dies;
 	state = seed * 0xD1342543DE82EF95ull + 1;
 	setenv("SIDESTEP_RING_SIZE", rings[choose(4)], 1);
 	setenv("SIDESTEP_SPIN_US", spins[choose(3)], 1);
@@ -134,11 +135,12 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	tcp_out_max = rooms[choose(4)];
 	tcp_in_max = rooms[choose(4)];
 	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT};
-	stimuli = choose(2) ? choose(512) : some[choose(3)];
+	stimuli = choose(2) ? choose(STIMULI) : some[choose(3)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
+	death_one_in = stimuli & MAY_DIE ? deaths[choose(3)] : 0;
 	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
 	      "ways %d and %d, short reads %d and %d",
 	      (unsigned long long)seed, getenv("SIDESTEP_RING_SIZE"), getenv("SIDESTEP_SPIN_US"),
@@ -212,7 +214,7 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset"};
+	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 

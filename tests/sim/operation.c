@@ -14,13 +14,15 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "channel.h"
 #include "layout.h"
+#include "process.h"
 #include "provider.h"
 
 #define LOOK_EVERY 30000 /* ns; more than LOOK_EVERY_NS of the shim */
 
-static jmp_buf exec_place[2];
-static uint8_t buffers[2][SIZE_LARGEST];
+static jmp_buf exec_place[ENDS];
+static uint8_t buffers[ENDS][SIZE_LARGEST];
 
 /* How far the connection has come. */
 void look(const struct program *mine)
@@ -38,6 +40,7 @@ void look(const struct program *mine)
 	seen[SEEN_PROMOTED] |= promoted[i];
 	seen[SEEN_BACK] |= back[i];
 	seen[SEEN_PASSED] |= promoted[i] && mine->side->passed;
+	seen[SEEN_SHARED] |= promoted[i] && mine->side->holders > 1;
 }
 
 /* ---- bytes ---- */
@@ -129,6 +132,11 @@ ssize_t do_recv(struct program *mine, size_t len, int flags)
 	int i = mine->index;
 	uint8_t *buf = buffers[i];
 	bool quiet = mine->nonblock || (flags & MSG_DONTWAIT), whole = (flags & MSG_WAITALL) && !quiet;
+
+	if (mine->side->forked) { /* another process may read in the midst of it */
+		flags &= ~MSG_WAITALL;
+		whole = false;
+	}
 
 	memset(buf, 0xee, len);
 	trace("%d: recv %zu%s%s%s", i, len, quiet ? " quiet" : "", flags & MSG_PEEK ? " peek" : "",
@@ -344,9 +352,27 @@ uint32_t do_wait(struct program *mine, short events, int timeout)
 	return told;
 }
 
+/* What it has not read is in the ring, and was not recalled. */
+static bool ring_keeps(int side)
+{
+	const struct channel_segment *segment = provider_segment();
+
+	if (!segment || segment->producer[1 - side].tail == segment->consumer[side].head)
+		return false;
+	const struct channel_side *peer = &segment->side[1 - side];
+	return (peer->tx_back & 3) != CHANNEL_RECALLED && (peer->tx_follows & 3) != CHANNEL_RECALLED;
+}
+
 /* From now on a program without a shim has the socket. */
 static void is_strangers(struct program *mine)
 {
+	/*
+	 * Known: another process of the family goes on with a ring whose bytes cannot be asked for again, as the peer has ended
+	 * its direction or sends by TCP behind them. It is not to be reset for an exec of a child that may never read: so a
+	 * stranger that does read misses them.
+	 */
+	if (mine->side->holders > 1 && ring_keeps(mine->index & 1))
+		mine->side->blind = true;
 	mine->stranger = true;
 	mine->passing = false;
 	if (mine->way > BY_POLL)
@@ -396,19 +422,64 @@ void exec_done(void)
 	longjmp(exec_place[current->index], 1);
 }
 
-static bool never(void *unused)
+/* It is no more: what it had of the socket is as the kernel has left it. */
+static void gone(struct program *mine)
 {
-	return unused != NULL;
+	struct side *side = mine->side;
+
+	if (!mine->closed)
+		side->holders--;
+	if (!side->holders) { /* also who dies in the midst of the last close */
+		side->killed = true;
+		side->left_unread = false;
+	}
+	mine->no_more = mine->closed = true;
+	mine->passing = false;
+	kill_end(current);
+	end_over();
 }
 
 void do_kill(struct program *mine)
 {
 	trace("%d: is killed", mine->index);
-	mine->no_more = mine->closed = true;
-	if (!--mine->side->holders)
-		mine->side->killed = true;
-	kill_end(current);
-	block(never, NULL, NEVER);
+	gone(mine);
+}
+
+void program_dies(void)
+{
+	struct program *mine = &programs[current->index];
+
+	if (!mine->ready)
+		return;
+	trace("%d: dies in the midst", mine->index);
+	seen[SEEN_DIED] = true;
+	if (mine->reading) {
+		mine->side->reading--;
+		mine->side->blind = true;
+	}
+	gone(mine);
+}
+
+void do_fork(struct program *mine, void (*child)(struct program *mine))
+{
+	struct program *theirs = &programs[mine->index + 2];
+
+	if (mine->side->low_water > 1) /* a read that waits for more is of several pieces, with another's in between */
+		do_low_water(mine, 1);
+	trace("%d: forks %d", mine->index, mine->index + 2);
+	*theirs = *mine;
+	theirs->index = mine->index + 2;
+	theirs->process = 1;
+	mine->side->forked = true;
+	mine->side->holders++;
+	seen[SEEN_FORKED] = true;
+	look(mine);
+	mine->ready = false; /* it does not die half forked */
+	if (process_fork(mine->library) == 0) {
+		child(theirs); /* never to return: these frames are the parent's as well */
+		end_over();
+	}
+	mine->ready = true;
 }
 
 void do_abort(struct program *mine, bool by_linger)

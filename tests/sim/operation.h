@@ -25,6 +25,7 @@ void do_pass(struct program *mine);
 void do_exec(struct program *mine);
 void do_dup(struct program *mine);
 void do_kill(struct program *mine);
+void do_fork(struct program *mine, void (*child)(struct program *mine));
 void do_exit(struct program *mine);
 void do_abort(struct program *mine, bool by_linger);
 

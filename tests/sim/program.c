@@ -16,10 +16,13 @@
 #include "provider.h"
 #include "scenario.h"
 
-struct program programs[2];
+struct program programs[ENDS];
 uint64_t operations;
 uint32_t stimuli;
 bool seen[SEEN];
+
+static void program_live(struct program *mine);
+static void child_run(struct program *mine);
 
 static void rare(struct program *mine)
 {
@@ -39,17 +42,30 @@ static void rare(struct program *mine)
 		do_kill(mine);
 	else if (which == 11 && (stimuli & MAY_LOSE) && chance(2))
 		provider_dies();
+	else if ((which == 6 || seen[SEEN_PROMOTED]) && (stimuli & MAY_FORK) && !mine->stranger && !mine->side->forked && choose(2))
+		do_fork(mine, child_run);
 	else if (which == 10 && (stimuli & MAY_PASS) && !mine->stranger && chance(4))
 		do_pass(mine);
 	else if (which == 10 && (stimuli & MAY_EXEC) && !mine->stranger && chance(4))
 		do_exec(mine);
 }
 
+/* The other process of its side, if there is one, is not in the midst of a call. */
+static bool undisturbed(const struct program *mine)
+{
+	const struct program *other = &programs[mine->index ^ 2];
+
+	if (mine->side->forked && mine->side->aborted)
+		return false;
+	return !other->ready || ends[other->index].over || other->between || other->closed;
+}
+
 static void operate(struct program *mine)
 {
 	const struct side *side = mine->side, *peer = &sides[1 - (mine->index & 1)];
 	uint64_t unread = side_sent(peer) > side->received ? side_sent(peer) - side->received : 0;
-	bool comes = unread && !mine->told_end; /* unless the peer ends by a reset */
+	/* unless the peer ends by a reset */
+	bool comes = unread && !mine->told_end && !side->blind && (!side->forked || programs[mine->index ^ 2].closed);
 	int all = choose(8) ? 0 : MSG_WAITALL;
 
 	operations++;
@@ -70,7 +86,10 @@ static void operate(struct program *mine)
 			do_recv(mine, some_size(), MSG_DONTWAIT);
 		break;
 	case 7: do_recv(mine, some_size(), MSG_DONTWAIT | MSG_PEEK | all); break;
-	case 8: do_agree(mine); break;
+	case 8:
+		if (undisturbed(mine))
+			do_agree(mine);
+		break;
 	case 9:
 		do_wait(mine, (short)(choose(2) ? POLLIN : POLLIN | POLLOUT), choose(2) ? 0 : (int)choose(30));
 		break;
@@ -93,6 +112,13 @@ bool side_no_more(const struct side *side)
 }
 
 /* ---- to the end ---- */
+static void between_calls(struct program *mine)
+{
+	mine->between = true;
+	give_way();
+	mine->between = false;
+}
+
 static void finish_reading(struct program *mine)
 {
 	const struct side *side = mine->side, *peer = &sides[1 - (mine->index & 1)];
@@ -101,12 +127,12 @@ static void finish_reading(struct program *mine)
 
 	for (;;) {
 		operations++;
-		give_way();
+		between_calls(mine);
 		if (mine->told_end || mine->told_reset || (side->shut_rd && side_no_more(peer)))
 			break;
 		if (!left) {
 			mine->no_more = true;
-			if (side_no_more(peer) && side->received == side_sent(peer) && !peer->shut_wr && !peer->closing && !peer->killed)
+			if (side_no_more(peer) && (side->blind || side->received >= side_sent(peer)) && !peer->shut_wr && !peer->closing && !peer->killed)
 				break;
 		}
 		if (mine->way == BY_RECV) {
@@ -165,7 +191,7 @@ void program_do(struct program *mine, const char *command)
 		do_recv(mine, 1000, 0);
 	else if (strcmp(command, "peek") == 0)
 		do_recv(mine, SIZE_LARGEST, MSG_DONTWAIT | MSG_PEEK);
-	else if (strcmp(command, "poll") == 0)
+	else if (strcmp(command, "poll") == 0 && undisturbed(mine))
 		do_agree(mine);
 	else if (strcmp(command, "wait") == 0)
 		do_wait(mine, POLLIN, 0);
@@ -185,6 +211,8 @@ void program_do(struct program *mine, const char *command)
 		do_low_water(mine, 400);
 	else if (strcmp(command, "exit") == 0)
 		do_exit(mine);
+	else if (strcmp(command, "fork") == 0 && !mine->side->forked)
+		do_fork(mine, child_run);
 	else if (strcmp(command, "dup") == 0)
 		do_dup(mine);
 	else if (strcmp(command, "kill") == 0)
@@ -193,8 +221,54 @@ void program_do(struct program *mine, const char *command)
 		do_pass(mine);
 	else if (strcmp(command, "exec") == 0 && !mine->stranger)
 		do_exec(mine);
-	else if (!mine->stranger)
+	else if (!mine->stranger && strcmp(command, "poll") != 0 && strcmp(command, "fork") != 0)
 		fail("what is %s?", command);
+}
+
+/* A child does some operations of its own, or runs another program. */
+static void child_run(struct program *mine)
+{
+	static const enum way ways[] = {BY_RECV, BY_POLL, BY_LEVEL, BY_EDGE};
+
+	if (scenario) {
+		program_live(mine);
+		return;
+	}
+	mine->way = ways[choose(4)];
+	mine->operations = choose(40);
+	if (mine->way > BY_POLL) { /* the parent's set stays open and unused */
+		mine->epfd = CALL(mine, int, epoll_create1, (int))(0);
+		set_register(mine, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
+	}
+	if (chance(6) && (stimuli & MAY_EXEC))
+		do_exec(mine);
+	if (chance(6))
+		do_close(mine);
+	program_live(mine);
+}
+
+static void program_live(struct program *mine)
+{
+	if (scenario)
+		scenario_program(mine, &ends[mine->index]);
+	for (uint32_t i = 0; i < mine->operations && mine->fd >= 0; i++) {
+		if (mine->side->forked)
+			between_calls(mine);
+		operate(mine);
+	}
+	if (mine->fd < 0)
+		return;
+	/* what is below the other's low-water mark is told with the end only */
+	bool shut = (choose(2) || sides[0].low_water || sides[1].low_water) && !mine->side->shut_wr;
+	if (shut && mine->side->holders == 1) {
+		mine->no_more = true;
+		do_shutdown(mine, SHUT_WR);
+	}
+	finish_reading(mine);
+	/* others may wait for the end, and it would not come with this close */
+	if (mine->side->holders > 1 && side_no_more(mine->side) && !mine->side->shut_wr)
+		do_shutdown(mine, SHUT_WR);
+	do_close(mine);
 }
 
 void program_run(struct end *end)
@@ -217,31 +291,23 @@ void program_run(struct end *end)
 		set_register(mine, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
 	}
 	mine->ready = true;
-	if (scenario)
-		scenario_program(mine, end);
-	else if ((stimuli & MAY_ANY) && choose(2))
+	if (!scenario && (stimuli & MAY_ANY) && choose(2))
 		do_low_water(mine, 1 + (int)choose(500));
-	for (uint32_t i = 0; i < mine->operations && mine->fd >= 0; i++)
-		operate(mine);
-	if (mine->fd >= 0) {
-		/* what is below the other's low-water mark is told with the end only */
-		bool shut = (choose(2) || sides[0].low_water || sides[1].low_water) && !mine->side->shut_wr;
-		if (shut) {
-			mine->no_more = true;
-			do_shutdown(mine, SHUT_WR);
-		}
-		finish_reading(mine);
-		do_close(mine);
-	}
+	program_live(mine);
+}
+
+static bool is_passing(int side)
+{
+	return programs[side].passing || programs[side + 2].passing;
 }
 
 /* Nobody waits for what is there. */
 void program_idle(void)
 {
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < ENDS; i++) {
 		const struct program *mine = &programs[i];
 		const struct side *peer = &sides[1 - (i & 1)];
-		if (!ends[i].started || ends[i].over || !mine->waits_for || programs[1 - i].passing)
+		if (!ends[i].started || ends[i].over || !mine->waits_for || is_passing(1 - (i & 1)))
 			continue; /* who passes its socket on waits for a moment itself */
 		bool in = (mine->waits_for & POLLIN) && could_read(mine), out = (mine->waits_for & POLLOUT) && could_write(mine);
 		if (in || out)
@@ -252,7 +318,7 @@ void program_idle(void)
 
 void programs_check(void)
 {
-	for (int i = 0; i < 2; i++)
-		if (!ends[i].over)
+	for (int i = 0; i < ENDS; i++)
+		if (ends[i].started && !ends[i].over)
 			fail("end %d waits for ever", i);
 }

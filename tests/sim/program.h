@@ -27,13 +27,15 @@ struct program {
 	bool hung_up;   /* told of POLLHUP */
 	bool told_end, told_reset, ending; /* ending: it was told of an end: a short read is not the last */
 	size_t read_after; /* see struct chunk */
+	bool reading;      /* is in such a call */
+	bool between;      /* two calls */
 	bool alone;        /* nobody else of its side is in a read since it began its own */
 	size_t wanted;     /* by MSG_WAITALL */
 	short waits_for;   /* POLL*, while it waits for as long as it takes */
 };
-extern struct program programs[2];
+extern struct program programs[ENDS];
 extern uint64_t operations;
-enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN };
+enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN };
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
 enum {
@@ -46,9 +48,13 @@ enum {
 	MAY_EXEC = 1 << 6,
 	MAY_LOSE = 1 << 7, /* the provider */
 	MAY_ANY = 1 << 8,
+	MAY_DIE = 1 << 9, /* in the midst of a call */
+	MAY_FORK = 1 << 10,
+	STIMULI = 1 << 11,
 };
 
 void program_run(struct end *end);
+void program_dies(void); /* the current one, where it is */
 void exec_done(void) __attribute__((noreturn)); /* execve() has come to the kernel */
 void program_do(struct program *mine, const char *command);
 bool side_no_more(const struct side *side); /* none of its processes sends anything new */

@@ -11,6 +11,7 @@
 static struct object *registry;
 static struct {
 	bool made;
+	int end;
 	struct rpc_msg record;
 	struct object *files[8];
 } offer;
@@ -75,8 +76,8 @@ static void welcome(int end, struct message *message)
 		header->secret = 5;
 	}
 	if (message->files_len == 1) {
-		arenas[end] = message->files[0];
-		arenas[end]->refs++;
+		arenas[end & 1] = message->files[0];
+		arenas[end & 1]->refs++;
 	}
 	answer(end, (struct rpc_msg){.type = RPC_WELCOME, .promote_after_calls = 16, .promote_after_bytes = 65536},
 	       &registry, 1);
@@ -84,7 +85,7 @@ static void welcome(int end, struct message *message)
 
 static void claimed(int end, const struct rpc_msg *claim, struct message *message)
 {
-	if (!offer.made) {
+	if (!offer.made || !((end ^ offer.end) & 1)) {
 		refuse(end, claim->token, REFUSAL_NO_OFFER);
 		return;
 	}
@@ -100,7 +101,7 @@ static void claimed(int end, const struct rpc_msg *claim, struct message *messag
 	segment = offer.files[0];
 	segment->refs++;
 	answer(end, attach, offer.files, 3);
-	answer(1 - end, told, message->files, 2);
+	answer(offer.end, told, message->files, 2);
 	offer_drop();
 }
 
@@ -126,6 +127,7 @@ void provider_move(int end)
 			break;
 		}
 		offer.made = true;
+		offer.end = end;
 		offer.record = record;
 		for (int i = 0; i < 3; i++) {
 			offer.files[i] = message->files[i];
@@ -156,7 +158,7 @@ void provider_dies(void)
 	trace("    provider: dies");
 	offer_drop();
 	registry = NULL; /* the page stays mapped, and nobody writes it any more */
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < ENDS; i++)
 		if (provider_lines[i]) {
 			line_end(provider_lines[i]);
 			provider_lines[i] = NULL;
@@ -172,10 +174,12 @@ void provider_order(int end, bool promote)
 {
 	const struct conn_slot *slot = provider_slot(end);
 
-	if (!slot || !registry || !provider_lines[end] || provider_lines[end]->line.hung_up)
+	if (!slot || !registry)
 		return;
 	trace("    provider: end %d is to %s", end, promote ? "promote" : "demote");
 	++*registry_word(offsetof(struct registry_header, orders));
-	answer(end, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
+	for (int i = end; i < ENDS; i += 2) /* who of the family has the connection follows it */
+		if (provider_lines[i] && !provider_lines[i]->line.hung_up)
+			answer(i, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
 	++*registry_word(offsetof(struct registry_header, orders));
 }

@@ -16,7 +16,7 @@
 #include "layout.h"
 #include "provider.h"
 
-static const char *given[2];
+static const char *given[ENDS];
 static bool finishing;
 static bool never_interrupted, more = true;
 static int64_t tick = MS / 10; /* between two commands */
@@ -30,18 +30,21 @@ void scenario_program(struct program *mine, struct end *end)
 {
 	while (mine->fd >= 0) {
 		given[end->index] = NULL;
+		mine->between = true;
 		block(may_go_on, end, NEVER);
 		if (finishing)
 			break;
+		mine->between = false;
 		program_do(mine, given[end->index]);
 	}
+	mine->between = false;
 	if (mine->fd >= 0 && more)
 		program_do(mine, "more");
 }
 
 static void provider_settles(void)
 {
-	for (int i = 0; i < 2;)
+	for (int i = 0; i < ENDS;)
 		if (provider_can(i)) {
 			provider_move(i);
 			i = 0;
@@ -102,7 +105,7 @@ static void order(int i, const char *command)
 {
 	if (busy(i))
 		sleeps_out(i);
-	if (ends[i].over || busy(i))
+	if (!ends[i].started || ends[i].over || busy(i))
 		return;
 	now += tick;
 	given[i] = command;
@@ -171,19 +174,19 @@ static void word_do(char *word)
 		provider_dies();
 	else if (strcmp(word, "time") == 0)
 		now += 2000 * MS;
-	else if (word[0] != '0' + i || i < 0 || i > 1 || word[1] != '.')
+	else if (word[0] != '0' + i || i < 0 || i >= ENDS || word[1] != '.')
 		fail("what is %s?", word);
 	else if (strcmp(word + 2, "tail") == 0)
 		tail_back(i);
 	else if (strcmp(word + 2, "demote") == 0 || strcmp(word + 2, "promote") == 0)
-		provider_order(i, word[2] == 'p');
+		provider_order(i & 1, word[2] == 'p');
 	else
 		order(i, word + 2);
 	if (interrupted && points_left >= 0) {
 		never_interrupted = true;
 		points_left = -1;
 	}
-	for (int end = 0; end < 2; end++)
+	for (int end = 0; end < ENDS; end++)
 		if (!interrupted || end != i)
 			go_on(end);
 	provider_settles();
@@ -208,7 +211,7 @@ bool scenario_run(char *text)
 		if (never_interrupted)
 			return false;
 		if (!interrupts)
-			for (int i = 0; i < 2; i++)
+			for (int i = 0; i < ENDS; i++)
 				go_on(i);
 	}
 	finishing = true;

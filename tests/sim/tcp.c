@@ -294,7 +294,9 @@ ssize_t tcp_receive(struct object *object, const struct iovec *iov, size_t iov_l
 			return failed(ENOTCONN);
 		if (quiet)
 			return failed(EAGAIN);
-		block(tcp_readable, &(struct awaited){tcp, tcp->in.len}, NEVER);
+		static struct awaited at_work[ENDS];
+		at_work[current->index] = (struct awaited){tcp, tcp->in.len};
+		block(tcp_readable, &at_work[current->index], NEVER);
 	}
 }
 
