@@ -57,7 +57,7 @@ static bool undisturbed(const struct program *mine)
 
 	if (mine->side->forked && mine->side->aborted)
 		return false;
-	return !other->ready || ends[other->index].over || other->between || other->closed;
+	return !other->ready || ends[other->index].over || other->between;
 }
 
 static void operate(struct program *mine)
