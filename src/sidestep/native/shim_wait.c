@@ -234,7 +234,9 @@ static int wait_set(struct conn *conn, int fd)
 static int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
 {
 	struct epoll_event events[8];
-	int at = wait_set(conn, fd), native = 0;
+	/* below the low-water mark the kernel tells no set of bytes, and a call may want fewer, or the last few of many */
+	bool untold = word_load(conn->slot->rx_low_water) > 1 && !rx_by_ring(conn->slot);
+	int at = untold ? -1 : wait_set(conn, fd), native = 0;
 
 	if (at < 0) {
 		struct pollfd pollfd = {.fd = fd, .events = POLLIN | POLLRDHUP};
