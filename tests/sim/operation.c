@@ -82,6 +82,7 @@ ssize_t do_send(struct program *mine, size_t len, bool quiet)
 		buf[at] = pattern(i & 1, mine->process, stream->sent + at);
 	stream_begins(mine->side, mine->process, len);
 	trace("%d: send %zu%s", i, len, quiet ? " quiet" : "");
+	mine->naps = 0;
 	if (!quiet && !mine->nonblock)
 		mine->waits_for = POLLOUT;
 	if (how == 0) {
@@ -141,6 +142,7 @@ ssize_t do_recv(struct program *mine, size_t len, int flags)
 	memset(buf, 0xee, len);
 	trace("%d: recv %zu%s%s%s", i, len, quiet ? " quiet" : "", flags & MSG_PEEK ? " peek" : "",
 	      flags & MSG_WAITALL ? " all" : "");
+	mine->naps = 0;
 	if (!quiet)
 		mine->waits_for = POLLIN;
 	mine->wanted = whole ? len : mine->side->low_water && len < mine->side->low_water ? len : 0;
@@ -165,10 +167,11 @@ ssize_t do_recv(struct program *mine, size_t len, int flags)
 void do_count(struct program *mine)
 {
 	const struct side *peer = &sides[1 - (mine->index & 1)];
+	uint64_t before = mine->side->received; /* another process may read meanwhile */
 	int number = 0;
 
 	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
-	if ((uint64_t)number > side_offered(peer) - mine->side->received + mine->told_end)
+	if ((uint64_t)number > side_offered(peer) - before + mine->told_end)
 		fail("end %d: FIONREAD %d", mine->index, number);
 }
 
@@ -268,6 +271,12 @@ static short do_poll(struct program *mine, short events, int timeout)
 	return item.revents;
 }
 
+/* Who goes to sleep hears the provider. */
+void do_nap(struct program *mine)
+{
+	do_poll(mine, POLLIN, 1);
+}
+
 static const uint32_t set_flags[WAYS] = {
 	[BY_EDGE] = EPOLLET, [BY_EDGE_ONESHOT] = EPOLLET | EPOLLONESHOT, [BY_LEVEL_ONESHOT] = EPOLLONESHOT};
 
@@ -337,6 +346,7 @@ uint32_t do_wait(struct program *mine, short events, int timeout)
 {
 	uint32_t told;
 
+	mine->naps = 0;
 	if (timeout < 0)
 		mine->waits_for = events;
 	if (mine->way == BY_RECV || mine->way == BY_POLL) {

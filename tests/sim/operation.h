@@ -19,6 +19,7 @@ void do_close(struct program *mine);
 void set_register(struct program *mine, int op, uint32_t events);
 void do_agree(struct program *mine);
 uint32_t do_wait(struct program *mine, short events, int timeout);
+void do_nap(struct program *mine);
 void do_count(struct program *mine);
 void do_low_water(struct program *mine, int low);
 void do_pass(struct program *mine);

@@ -32,6 +32,7 @@ struct program {
 	bool alone;        /* nobody else of its side is in a read since it began its own */
 	size_t wanted;     /* by MSG_WAITALL */
 	short waits_for;   /* POLL*, while it waits for as long as it takes */
+	uint32_t naps;     /* meanwhile, with nothing else that could move */
 };
 extern struct program programs[ENDS];
 extern uint64_t operations;

@@ -14,7 +14,7 @@ ORDERS: Final = ("demote", "promote")  # the provider's: no call that could be i
 BEFORE: Final = (
     "promoted",
     "promoted 0.send 1.send",
-    "promoted 0.demote 0.poll 1.send",  # on its way back, one direction each
+    "promoted 0.demote 0.nap 1.send",  # on its way back, one direction each
     "",  # not offered yet
     "0.send net 1.send",  # offered and not claimed
     "promoted 0.send 1.shut",

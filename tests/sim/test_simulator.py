@@ -94,6 +94,9 @@ ONCE_WRONG: Final = {
         "more=0 tcp=20000 0.byte net 1.byte net 0.some 0.send 1.poll 0.poll 1.poll 0.poll "
         "1.demote 1.poll 0.poll 0.send 0.shut 1.shut net 1.both 1.all"
     ),
+    "a read of less than SO_RCVLOWAT sleeps while TCP holds as much": (
+        "more=0 promoted 0.water 1.demote 1.nap 0.nap 0.first 1.byte net 1.block"
+    ),
     "a hang-up is told without that the end can be read": (
         "way1=3 promoted 1.shut net 0.recv 0.send 1.wait 1.recv 0.close tick=0 1.wait net 1.wait"
     ),
