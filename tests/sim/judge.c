@@ -218,8 +218,10 @@ void judge_error(struct program *mine, const char *call, int error)
 
 	if (error == EAGAIN || (error == EPIPE && side->shut_wr))
 		return;
-	if ((error == EPIPE || error == ENOTCONN) && side->told_reset)
+	if ((error == EPIPE || error == ENOTCONN) && side->told_reset) {
+		mine->told_reset |= error == ENOTCONN; /* another process of this side was told of the reset */
 		return;
+	}
 	if (((error == ECONNRESET || error == EPIPE) && reset_excused(side)) ||
 	    (error == ENOTCONN && (side->aborted || (side->passed && reset_excused(side))))) {
 		side->told_reset = mine->told_reset = seen[SEEN_RESET] = true;
