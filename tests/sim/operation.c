@@ -189,6 +189,7 @@ void do_shutdown(struct program *mine, int how)
 {
 	mine->side->shut_wr |= how != SHUT_RD;
 	mine->side->shut_rd |= how != SHUT_WR;
+	mine->naps = 0;
 	trace("%d: shutdown %d", mine->index, how);
 	if (CALL(mine, int, shutdown, (int, int))(mine->fd, how) < 0 && errno != ENOTCONN)
 		fail("end %d: shutdown: %s", mine->index, strerrorname_np(errno));
@@ -208,6 +209,7 @@ static void lets_go(struct program *mine)
 		mine->side->closing = true;
 	}
 	mine->no_more = mine->closed = true;
+	mine->naps = 0;
 }
 
 void do_close(struct program *mine)

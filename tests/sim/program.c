@@ -218,7 +218,7 @@ void program_do(struct program *mine, const char *command)
 	else if (strcmp(command, "first") == 0)
 		do_recv(mine, 1, 0);
 	else if (strcmp(command, "whole") == 0)
-		do_recv(mine, 2000, MSG_WAITALL | (could_read_all(mine, 2000) ? 0 : MSG_DONTWAIT));
+		do_recv(mine, 2000, MSG_WAITALL | (could_read_all(mine, 2000) && !mine->side->forked ? 0 : MSG_DONTWAIT));
 	else if (strcmp(command, "water") == 0)
 		do_low_water(mine, 400);
 	else if (strcmp(command, "exit") == 0)
@@ -311,17 +311,26 @@ static bool is_passing(int side)
 	return programs[side].passing || programs[side + 2].passing;
 }
 
+/* Who only naps finds in a moment what there is, or frees the other; see NO_BELL_POLL_NS, LOCK_NAPS. */
+static bool somebody_naps(void)
+{
+	bool naps = false;
+
+	for (int i = 0; i < ENDS; i++)
+		naps |= ends[i].started && !ends[i].over && ends[i].deadline - now <= NAP && programs[i].naps++ < NAPS_MAX;
+	return naps;
+}
+
 /* Nobody waits for what is there. */
 void program_idle(void)
 {
+	if (somebody_naps())
+		return;
 	for (int i = 0; i < ENDS; i++) {
-		struct program *mine = &programs[i];
+		const struct program *mine = &programs[i];
 		const struct side *peer = &sides[1 - (i & 1)];
 		if (!ends[i].started || ends[i].over || !mine->waits_for || is_passing(1 - (i & 1)))
 			continue; /* who passes its socket on waits for a moment itself */
-		/* who only naps finds it in a moment; see NO_BELL_POLL_NS */
-		if (ends[i].deadline - now <= NAP && mine->naps++ < NAPS_MAX)
-			continue;
 		bool in = (mine->waits_for & POLLIN) && could_read(mine), out = (mine->waits_for & POLLOUT) && could_write(mine);
 		if (in || out)
 			fail("end %d sleeps, and there is %s (%llu bytes)", i, in ? "something to read" : "room",

@@ -34,7 +34,7 @@ def orders(depth: int, before: Iterable[str] = BEFORE) -> Iterator[str]:
 def pairs(before: Iterable[str] = BEFORE) -> Iterator[str]:
     """Every stimulus of one end, interrupted at every point by each of the other's; then TCP brings what it has."""
     for first in before:
-        ends = ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)) if "0.fork" in first else ((0, 1), (1, 0))
+        ends = ((0, 2), (2, 0), (1, 2)) if "0.fork" in first else ((0, 1), (1, 0))
         for (end, at_once), one, other in product(ends, STIMULI, STIMULI):
             if one not in ORDERS:
                 yield f"way0=3 way1=3 {first} {end}.{one}@* {at_once}.{other} net"

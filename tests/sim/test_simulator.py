@@ -31,6 +31,9 @@ def _shim() -> Simulator:
     return simulator.build()
 
 
+PAIRED: Final = scenarios.BEFORE if DEPTH > 2 else (*scenarios.BEFORE[:3], scenarios.BEFORE[-1])
+
+
 def _well(said: str) -> None:
     assert said.rstrip().splitlines(), "nothing was run"
     assert ": 0 failures" in said, said
@@ -42,7 +45,9 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 
 
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
-FLOORS: Final = {"promoted": 100, "back": 50, "again": 4, "passed": 4, "reset": 50}
+FLOORS: Final = {
+    "promoted": 100, "back": 50, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 8, "died": 40,
+}  # fmt: skip
 
 
 def test_every_state_is_reached(shim: Simulator) -> None:
@@ -64,7 +69,7 @@ def test_all_orders(shim: Simulator, before: str) -> None:
     _well(shim.scenarios(scenarios.orders(DEPTH, [before])))
 
 
-@pytest.mark.parametrize("before", scenarios.BEFORE[: 3 if DEPTH < 3 else None])
+@pytest.mark.parametrize("before", PAIRED)
 def test_all_pairs_interrupted_at_all_points(shim: Simulator, before: str) -> None:
     _well(shim.scenarios(scenarios.pairs([before])))
 
