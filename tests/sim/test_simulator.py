@@ -78,10 +78,10 @@ def test_all_pairs_interrupted_at_all_points(shim: Simulator, before: str) -> No
 # shows each, where DIR holds the sources of the time.
 ONCE_WRONG: Final = {
     "a short read where TCP ends and the ring goes on is taken for the end": (
-        "way0=3 way1=3 short=1 tcp=5000 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
+        "way0=1 way1=3 short=1 tcp=5000 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
     ),
     "who reads until a short read misses the edge of what the ring holds": (
-        "way0=1 way1=3 short=1 tcp=5000 more=0 0.byte net 1.byte net 0.send 0.send 1.byte net 1.byte net 1.wait"
+        "way0=3 way1=3 short=1 tcp=5000 0.peek 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
     ),
     "a peer takes back what poll has told of": "promoted 0.send 1.wait 0.tail 1.block",
     "and what epoll has": "way1=3 promoted 0.send 1.wait 0.tail 1.block",
