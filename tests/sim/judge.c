@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "program.h"
+#include "relay.h"
 
 struct side sides[2];
 
@@ -205,7 +206,7 @@ bool reset_excused(const struct side *mine)
 	const struct side *peer = other_side(mine);
 
 	/* who gets the socket next cannot read what a ring holds that nobody can be asked for any more: see conn_abandon() */
-	if (mine->passed || peer->passed || peer->hostile)
+	if (mine->passed || peer->passed || peer->hostile || relay_excuses())
 		return true;
 	return peer->aborted || mine->aborted ||
 	       (mine->shut_rd && mine->shut_wr && side_offered(peer) > mine->received) ||

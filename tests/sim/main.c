@@ -140,6 +140,7 @@ static void run_seed(char *const paths[2], uint64_t seed)
 		configure(i);
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
+	provider_relays = stimuli & MAY_RELAY;
 	death_one_in = stimuli & MAY_DIE ? deaths[choose(3)] : 0;
 	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
 	      "ways %d and %d, short reads %d and %d",
@@ -214,7 +215,7 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died"};
+	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died", "relayed"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 

@@ -39,6 +39,7 @@ void look(const struct program *mine)
 	back[i] |= promoted[i] && !now_promoted;
 	seen[SEEN_PROMOTED] |= promoted[i];
 	seen[SEEN_BACK] |= back[i];
+	seen[SEEN_RELAYED] |= now_promoted && provider_relays;
 	seen[SEEN_PASSED] |= promoted[i] && mine->side->passed;
 	seen[SEEN_SHARED] |= promoted[i] && mine->side->holders > 1;
 }
@@ -367,11 +368,12 @@ uint32_t do_wait(struct program *mine, short events, int timeout)
 /* What it has not read is in the ring, and was not recalled. */
 static bool ring_keeps(int side)
 {
-	const struct channel_segment *segment = provider_segment();
+	int place;
+	const struct channel_segment *segment = provider_segment(side, &place);
 
-	if (!segment || segment->producer[1 - side].tail == segment->consumer[side].head)
+	if (!segment || segment->producer[1 - place].tail == segment->consumer[1 - place].head)
 		return false;
-	const struct channel_side *peer = &segment->side[1 - side];
+	const struct channel_side *peer = &segment->side[1 - place];
 	return (peer->tx_back & 3) != CHANNEL_RECALLED && (peer->tx_follows & 3) != CHANNEL_RECALLED;
 }
 

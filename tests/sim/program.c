@@ -14,6 +14,7 @@
 
 #include "operation.h"
 #include "provider.h"
+#include "relay.h"
 #include "scenario.h"
 
 #define NAP (2 * MS)
@@ -43,6 +44,8 @@ static void rare(struct program *mine)
 		do_abort(mine, choose(2));
 	else if (which == 9 && (stimuli & MAY_KILL) && chance(4))
 		do_kill(mine);
+	else if (which == 11 && (stimuli & MAY_RELAY) && chance(4))
+		relay_leave();
 	else if (which == 11 && (stimuli & MAY_LOSE) && chance(2))
 		provider_dies();
 	else if ((which == 6 || seen[SEEN_PROMOTED]) && (stimuli & MAY_FORK) && !mine->stranger && !mine->side->forked && choose(2))

@@ -36,7 +36,7 @@ struct program {
 };
 extern struct program programs[ENDS];
 extern uint64_t operations;
-enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN };
+enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN };
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
 enum {
@@ -51,7 +51,8 @@ enum {
 	MAY_ANY = 1 << 8,
 	MAY_DIE = 1 << 9, /* in the midst of a call */
 	MAY_FORK = 1 << 10,
-	STIMULI = 1 << 11,
+	MAY_RELAY = 1 << 11, /* the provider stands between */
+	STIMULI = 1 << 12,
 };
 
 void program_run(struct end *end);

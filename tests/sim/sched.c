@@ -6,6 +6,7 @@
 
 #include "process.h"
 #include "provider.h"
+#include "relay.h"
 
 struct end ends[ENDS] = {{.index = 0}, {.index = 1}, {.index = 2}, {.index = 3}};
 struct end *current;
@@ -105,7 +106,7 @@ bool end_can_run(const struct end *end)
 void schedule(void (*idle)(void))
 {
 	for (;;) {
-		int able[ENDS + NETWORK_MOVES + ENDS], n = 0, alive = 0;
+		int able[ENDS + NETWORK_MOVES + ENDS + 1], n = 0, alive = 0;
 
 		for (int i = 0; i < ENDS; i++) {
 			alive += (ends[i].started || i < 2) && !ends[i].over;
@@ -120,6 +121,8 @@ void schedule(void (*idle)(void))
 		for (int i = 0; i < ENDS; i++)
 			if (provider_can(i))
 				able[n++] = ENDS + NETWORK_MOVES + i;
+		if (relay_can())
+			able[n++] = ENDS + NETWORK_MOVES + ENDS;
 		moves++;
 		if (!n) {
 			idle();
@@ -143,6 +146,8 @@ void schedule(void (*idle)(void))
 			end_resume(&ends[which]);
 		else if (which < ENDS + NETWORK_MOVES)
 			network_move(which - ENDS);
+		else if (which == ENDS + NETWORK_MOVES + ENDS)
+			relay_move();
 		else
 			provider_move(which - ENDS - NETWORK_MOVES);
 	}
