@@ -267,7 +267,7 @@ void judge_told(struct program *mine, uint32_t asked, uint32_t told)
 
 static bool has_ended(const struct side *side)
 {
-	return side->closing || side->killed || side->aborted;
+	return side->closing || side->killed || side->disconnected;
 }
 
 bool could_read(const struct program *mine)

@@ -33,7 +33,8 @@ struct side {
 	size_t chunks_len[2], chunks_max[2];
 	bool ended_meanwhile; /* a read has told the end, while another was at work */
 	bool blind;           /* nobody can say what comes: a process was killed in the midst of a read */
-	bool shut_wr, shut_rd, closing, killed, aborted;
+	bool shut_wr, shut_rd, closing, killed;
+	bool aborted, disconnected; /* by either way; at once, whoever else has the socket */
 	bool forked, passed; /* others without a shim have it, or will */
 	bool hostile;        /* has written what no shim does */
 	bool told_reset;

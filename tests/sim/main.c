@@ -166,6 +166,8 @@ static int try(char *const paths[2], const char *text, uint64_t seed, bool telli
 	if (child == 0) {
 		tracing = telling;
 		alarm(20);
+		if (telling)
+			setvbuf(stdout, NULL, _IOLBF, 0); /* what was told before a signal is not lost */
 		if (text)
 			run_scenario(paths, text);
 		run_seed(paths, seed);

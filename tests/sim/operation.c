@@ -332,7 +332,7 @@ void do_agree(struct program *mine)
 	}
 	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
-	trace("%d: poll says %#x, recv %zd", mine->index, (unsigned)told, n);
+	trace("%d: poll says %#x, recv %zd %s", mine->index, (unsigned)told, n, n < 0 ? strerrorname_np(errno) : "");
 	if (n < 0)
 		judge_error(mine, "recv", errno);
 	int number = 0;
@@ -502,6 +502,7 @@ void do_abort(struct program *mine, bool by_linger)
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	mine->side->aborted = true;
+	mine->side->disconnected |= !by_linger;
 	mine->no_more = true;
 	if (by_linger) {
 		trace("%d: SO_LINGER 0", mine->index);
