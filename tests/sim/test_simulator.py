@@ -104,7 +104,8 @@ ONCE_WRONG: Final = {
         "more=0 promoted 0.water 1.demote 1.nap 0.nap 0.first 1.byte net 1.block"
     ),
     "through a provider, a reader waits for ever after it was told of a reset of its own": (
-        "relay=1 more=0 0.byte net 1.byte net 1.shut net 0.byte 1.poll carry 1.recv 1.shutrd 0.send net 1.recv 1.recv 1.poll"
+        "relay=1 more=0 0.byte net 1.byte net 1.shut net 0.byte 1.poll carry 1.recv 1.shutrd "
+        "0.send net 1.recv 1.recv 1.poll"
     ),
     "a hang-up is told without that the end can be read": (
         "way1=3 promoted 1.shut net 0.recv 0.send 1.wait 1.recv 0.close tick=0 1.wait net 1.wait"
