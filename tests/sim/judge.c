@@ -213,9 +213,15 @@ bool reset_excused(const struct side *mine)
 	       ((peer->closing || peer->killed || (peer->shut_rd && peer->shut_wr)) && side_offered(mine) > peer->received);
 }
 
+static bool has_ended(const struct side *side)
+{
+	return side->closing || side->killed || side->disconnected;
+}
+
 void judge_error(struct program *mine, const char *call, int error)
 {
 	struct side *side = mine->side;
+	const struct side *peer = other_side(side);
 
 	if (error == EAGAIN || (error == EPIPE && side->shut_wr))
 		return;
@@ -223,6 +229,9 @@ void judge_error(struct program *mine, const char *call, int error)
 		mine->told_reset |= error == ENOTCONN; /* another process of this side was told of the reset */
 		return;
 	}
+	/* where the socket was passed on much is excused, but not a reset that the kernel knows nothing of */
+	if (error == ECONNRESET && peer->passed && !peer->forked && !connection[side_index(side)]->tcp.dead && !has_ended(peer))
+		fail("end %d: %s tells of a reset, and the connection is whole", side_index(side), call);
 	if (((error == ECONNRESET || error == EPIPE) && reset_excused(side)) ||
 	    (error == ENOTCONN && (side->aborted || (side->passed && reset_excused(side))))) {
 		side->told_reset = mine->told_reset = seen[SEEN_RESET] = true;
@@ -263,11 +272,6 @@ void judge_told(struct program *mine, uint32_t asked, uint32_t told)
 	/* tcp_poll: only a socket that was disconnected hangs up and has nothing to read */
 	if ((told & POLLHUP) && (asked & POLLIN) && !(told & POLLIN) && !mine->side->aborted && !mine->side->passed)
 		fail("end %d: told of a hang-up, and not that it can be read: %#x", side_index(mine->side), told);
-}
-
-static bool has_ended(const struct side *side)
-{
-	return side->closing || side->killed || side->disconnected;
 }
 
 bool could_read(const struct program *mine)

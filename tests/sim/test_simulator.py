@@ -103,6 +103,9 @@ ONCE_WRONG: Final = {
     "a read of less than SO_RCVLOWAT sleeps while TCP holds as much": (
         "more=0 promoted 0.water 1.demote 1.nap 0.nap 0.first 1.byte net 1.block"
     ),
+    "who is asked to send again, and hears the end of who has the socket next, is told of a reset": (
+        "promoted 0.send 1.exec 1.shut net 0.recv 0.poll 1.recv net 1.recv"
+    ),
     "through a provider, a reader waits for ever after it was told of a reset of its own": (
         "relay=1 more=0 0.byte net 1.byte net 1.shut net 0.byte 1.poll carry 1.recv 1.shutrd "
         "0.send net 1.recv 1.recv 1.poll"
