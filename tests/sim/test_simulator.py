@@ -119,3 +119,17 @@ ONCE_WRONG: Final = {
 @pytest.mark.parametrize("scenario", ONCE_WRONG.values(), ids=ONCE_WRONG)
 def test_what_was_wrong_once(shim: Simulator, scenario: str) -> None:
     _well(shim.scenarios([scenario]))
+
+
+# What has not been wrong, and what seeds meet seldom.
+HOLDS: Final = {
+    "through a provider, nobody goes back to TCP before the other has been told of the ring": (
+        "relay=1 more=0 0.byte net 1.byte net 0.recv 1.recv carry 0.recv 1.recv carry "
+        "0.send 0.demote 0.nap 0.send net 1.recv carry 1.recv"
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", HOLDS.values(), ids=HOLDS)
+def test_what_holds(shim: Simulator, scenario: str) -> None:
+    _well(shim.scenarios([scenario]))
