@@ -27,7 +27,11 @@ def orders(depth: int, before: Iterable[str] = BEFORE) -> Iterator[str]:
     """Every order of `depth` stimuli of all ends, of TCP's network, and of a provider between."""
     for first in before:
         ends = (0, 1, 2) if "0.fork" in first else (0, 1)
-        words = ["net", *(["carry"] if "relay" in first else []), *(f"{end}.{word}" for end in ends for word in STIMULI)]
+        words = [
+            "net",
+            *(["carry"] if "relay" in first else []),
+            *(f"{end}.{word}" for end in ends for word in STIMULI),
+        ]
         for rest in product(words, repeat=depth):
             yield " ".join(["way0=3 way1=3", first, *rest])
 
