@@ -1,9 +1,11 @@
 /* beside.c - what the shim calls beside the table of the kernel's functions: the C library, and, by its compiler, memory. */
 #include "kernel.h"
+#include "process.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -51,9 +53,8 @@ WRAP(pid_t, getpid, void)
 
 WRAP(int, kill, pid_t pid, int number)
 {
-	(void)pid;
 	(void)number;
-	return 0;
+	return pid >= 1000 && pid < 1000 + ENDS && ends[pid - 1000].over ? failed(ESRCH) : 0;
 }
 
 WRAP(int, raise, int number)
@@ -85,9 +86,7 @@ WRAP(int, sched_setaffinity, pid_t pid, size_t len, const uint8_t *set)
 
 WRAP(int, pthread_atfork, void (*before)(void), void (*parent)(void), void (*child)(void))
 {
-	(void)before;
-	(void)parent;
-	(void)child;
+	process_atfork(before, parent, child);
 	return 0;
 }
 
@@ -177,8 +176,11 @@ WRAP(void *, mmap, void *at, size_t len, int protection, int flags, int fd, off_
 {
 	struct object *object = fd_object(fd);
 
-	if (fd < 0)
-		return mmap(at, len, protection, flags, fd, offset);
+	if (fd < 0) {
+		void *found = mmap(at, len, protection, flags, fd, offset);
+		process_memory(found, len);
+		return found;
+	}
 	if (!object || object->kind != KIND_MEMORY || (size_t)offset + len > object->len)
 		fail("mmap of descriptor %d", fd);
 	return object->memory + offset;
@@ -202,7 +204,9 @@ bool memory_shared(const void *address)
 
 WRAP(int, munmap, void *address, size_t len)
 {
-	return memory_at(address) ? 0 : munmap(address, len);
+	(void)address;
+	(void)len;
+	return 0; /* another process may have it still */
 }
 
 WRAP(int, madvise, void *address, size_t len, int advice)
@@ -210,6 +214,31 @@ WRAP(int, madvise, void *address, size_t len, int advice)
 	if (advice == MADV_REMOVE)
 		memset(address, 0, len);
 	return 0;
+}
+
+WRAP(void *, malloc, size_t len)
+{
+	return process_allocate(len);
+}
+
+WRAP(void *, calloc, size_t count, size_t size)
+{
+	return process_allocate(count * size); /* never used before */
+}
+
+WRAP(void *, realloc, void *before, size_t len)
+{
+	uint8_t *at = process_allocate(len);
+
+	if (before)
+		memmove(at, before, len); /* and some of what lies behind it */
+	return at;
+}
+
+WRAP(void, free, void *at)
+{
+	if (!process_allocated(at))
+		free(at);
 }
 
 /* ---- what the compiler's -fsanitize=thread calls: a place to be interrupted at each word that both ends have ---- */

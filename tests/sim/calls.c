@@ -242,7 +242,7 @@ static int sim_getsockopt(int fd, int level, int name, void *value, socklen_t *l
 		switch (name) {
 		case SO_ERROR: number = tcp_take_error(tcp); break;
 		case SO_LINGER: return option_put(value, len, &tcp->linger, sizeof(tcp->linger));
-		case SO_RCVLOWAT: number = 1; break;
+		case SO_RCVLOWAT: number = tcp->low_water ? (int)tcp->low_water : 1; break;
 		case SO_RCVTIMEO:
 		case SO_SNDTIMEO: return option_put(value, len, zero, sizeof(struct timeval));
 		case SO_PEERCRED: return option_put(value, len, &(struct ucred){1, geteuid(), getegid()}, sizeof(struct ucred));
@@ -263,12 +263,14 @@ static int sim_setsockopt(int fd, int level, int name, const void *value, sockle
 		return failed(EBADF);
 	if (level == SOL_SOCKET && name == SO_LINGER && len >= sizeof(struct linger))
 		memcpy(&object->tcp.linger, value, sizeof(struct linger));
+	if (level == SOL_SOCKET && name == SO_RCVLOWAT && len >= sizeof(int))
+		object->tcp.low_water = (size_t)*(const int *)value;
 	return 0;
 }
 
 int fd_dup(int fd, int lowest, bool cloexec)
 {
-	return fd_object(fd) ? fd_new(fd_object(fd), lowest, fds[fd].end, cloexec) : failed(EBADF);
+	return fd_object(fd) ? fd_new(fd_object(fd), lowest, current_end(), cloexec) : failed(EBADF);
 }
 
 static int sim_dup(int fd)
@@ -285,8 +287,8 @@ static int sim_fcntl64(int fd, int command, long argument)
 	switch (command) {
 	case F_DUPFD:
 	case F_DUPFD_CLOEXEC: return fd_dup(fd, (int)argument, command == F_DUPFD_CLOEXEC);
-	case F_GETFD: return fds[fd].cloexec ? FD_CLOEXEC : 0;
-	case F_SETFD: fds[fd].cloexec = argument & FD_CLOEXEC; return 0;
+	case F_GETFD: return fds[current_end()][fd].cloexec ? FD_CLOEXEC : 0;
+	case F_SETFD: fds[current_end()][fd].cloexec = argument & FD_CLOEXEC; return 0;
 	case F_GETFL: return O_RDWR | (object->nonblock ? O_NONBLOCK : 0);
 	case F_SETFL: object->nonblock = argument & O_NONBLOCK; return 0;
 	case F_ADD_SEALS: object->seals |= (int)argument; return 0;
@@ -344,6 +346,30 @@ static int sim_ppoll(struct pollfd *items, nfds_t len, const struct timespec *li
 	return fds_poll(items, len, timespec_ns(limit));
 }
 
+static int sim_select(int len, fd_set *in, fd_set *out, fd_set *urgent, struct timeval *limit)
+{
+	struct pollfd items[64];
+	nfds_t n = 0;
+	int found = 0;
+
+	for (int fd = 0; fd < len; fd++) {
+		short events = (short)((in && FD_ISSET(fd, in) ? POLLIN : 0) | (out && FD_ISSET(fd, out) ? POLLOUT : 0));
+		if (events && n < 64)
+			items[n++] = (struct pollfd){.fd = fd, .events = events};
+	}
+	if (urgent)
+		FD_ZERO(urgent);
+	fds_poll(items, n, limit ? limit->tv_sec * 1000 * MS + limit->tv_usec * 1000 : -1);
+	for (nfds_t i = 0; i < n; i++) { /* do_select: POLLIN_SET, POLLOUT_SET */
+		if ((items[i].events & POLLIN) && !(items[i].revents & (POLLIN | POLLHUP | POLLERR)))
+			FD_CLR(items[i].fd, in);
+		if ((items[i].events & POLLOUT) && !(items[i].revents & (POLLOUT | POLLERR)))
+			FD_CLR(items[i].fd, out);
+		found += (items[i].events & POLLIN && FD_ISSET(items[i].fd, in)) + (items[i].events & POLLOUT && FD_ISSET(items[i].fd, out));
+	}
+	return found;
+}
+
 static int sim_epoll_create1(int flags)
 {
 	return fd_new(object_new(KIND_SET), 0, current_end(), flags & EPOLL_CLOEXEC);
@@ -395,6 +421,14 @@ static int sim_execve(const char *path, char *const argv[], char *const env[])
 	exec_done();
 }
 
+static void sim__exit(int status)
+{
+	(void)status;
+	point();
+	kill_end(current);
+	end_over();
+}
+
 long sim_syscall(long number, long a, long b, long c, long d, long e, long f)
 {
 	(void)e;
@@ -435,7 +469,7 @@ void *kernel_find(const char *name)
 		CALL(sendto), CALL(sendmsg), CALL(socket), CALL(connect), CALL(accept4), CALL(getsockname), CALL(getpeername),
 		CALL(shutdown), CALL(getsockopt), CALL(setsockopt), CALL(close), CALL(dup), CALL(fcntl64), CALL(fstat),
 		CALL(ioctl), CALL(poll), CALL(ppoll), CALL(epoll_create1), CALL(epoll_wait), CALL(epoll_pwait),
-		CALL(epoll_pwait2), CALL(pread64), CALL(sigaction), CALL(execve), CALL(syscall),
+		CALL(epoll_pwait2), CALL(pread64), CALL(sigaction), CALL(execve), CALL(syscall), CALL(select), CALL(_exit),
 		{"epoll_ctl", (void *)set_control},
 	};
 	static char one_thread = 1;

@@ -8,8 +8,8 @@
 
 #define FIRST_FD 10
 
-struct object *provider_lines[2];
-struct descriptor fds[FDS_MAX];
+struct object *provider_lines[ENDS];
+struct descriptor fds[ENDS][FDS_MAX];
 struct object *objects;
 static uint64_t ready_order;
 
@@ -31,19 +31,19 @@ struct object *object_new(enum kind kind)
 
 struct object *fd_object(int fd)
 {
-	return fd >= 0 && fd < FDS_MAX ? fds[fd].object : NULL;
+	return fd >= 0 && fd < FDS_MAX ? fds[current_end()][fd].object : NULL;
 }
 
 int fd_new(struct object *object, int lowest, int end, bool cloexec)
 {
 	int fd = lowest < FIRST_FD ? FIRST_FD : lowest;
 
-	while (fd < FDS_MAX && fds[fd].object)
+	while (fd < FDS_MAX && fds[end][fd].object)
 		fd++;
 	if (fd == FDS_MAX)
 		return failed(EMFILE);
 	object->refs++;
-	fds[fd] = (struct descriptor){object, end, cloexec};
+	fds[end][fd] = (struct descriptor){object, cloexec};
 	return fd;
 }
 
@@ -74,11 +74,23 @@ void object_put(struct object *object)
 void fds_close(int end, bool cloexec_only)
 {
 	for (int fd = 0; fd < FDS_MAX; fd++)
-		if (fds[fd].object && fds[fd].end == end && (!cloexec_only || fds[fd].cloexec)) {
-			struct object *object = fds[fd].object;
-			fds[fd].object = NULL;
+		if (fds[end][fd].object && (!cloexec_only || fds[end][fd].cloexec)) {
+			struct object *object = fds[end][fd].object;
+			fds[end][fd].object = NULL;
 			object_put(object);
 		}
+}
+
+void fds_fork(int parent, int child)
+{
+	for (int fd = 0; fd < FDS_MAX; fd++)
+		if (fds[parent][fd].object) {
+			fds[child][fd] = fds[parent][fd];
+			fds[child][fd].object->refs++;
+			fds[child][fd].object->shared = true;
+		}
+	for (struct object *object = objects; object; object = object->next)
+		object->shared |= object->kind == KIND_MEMORY; /* some are mapped, and closed */
 }
 
 int sim_close(int fd)
@@ -88,7 +100,7 @@ int sim_close(int fd)
 	point();
 	if (!object)
 		return failed(EBADF);
-	fds[fd].object = NULL;
+	fds[current_end()][fd].object = NULL;
 	object_put(object);
 	return 0;
 }
@@ -113,6 +125,7 @@ uint32_t object_bits(struct object *object)
 	case KIND_TCP: return tcp_bits(&object->tcp);
 	case KIND_LINE: return EPOLLOUT | (object->line.to_process || object->line.dead ? EPOLLIN | EPOLLRDNORM : 0);
 	case KIND_BELL: return (object->count ? EPOLLIN : 0) | (object->count < UINT64_MAX - 1 ? EPOLLOUT : 0);
+	case KIND_LIFE: return object->count ? EPOLLHUP : 0;
 	case KIND_SET: return set_ready(object) ? EPOLLIN | EPOLLRDNORM : 0;
 	default: return EPOLLIN | EPOLLOUT;
 	}
@@ -215,8 +228,10 @@ int set_control(int epfd, int op, int fd, struct epoll_event *event)
 	return 0;
 }
 
+#define POLLED_MAX 64
 struct polled {
-	struct pollfd *fds;
+	struct pollfd fds[POLLED_MAX];
+	struct object *objects[POLLED_MAX]; /* found when the call begins */
 	nfds_t len;
 };
 
@@ -227,7 +242,7 @@ static bool poll_ready(void *argument)
 
 	for (nfds_t i = 0; i < polled->len; i++) {
 		struct pollfd *item = &polled->fds[i];
-		struct object *object = fd_object(item->fd);
+		struct object *object = polled->objects[i];
 		item->revents = 0;
 		if (item->fd < 0)
 			continue;
@@ -240,15 +255,25 @@ static bool poll_ready(void *argument)
 
 int fds_poll(struct pollfd *items, nfds_t len, int64_t timeout)
 {
-	struct polled polled = {items, len};
+	static struct polled at_work[ENDS];
+	struct polled *polled = &at_work[current_end()];
 	int n = 0;
 
 	point();
+	if (len > POLLED_MAX)
+		fail("poll of %zu", (size_t)len);
+	polled->len = len;
+	for (nfds_t i = 0; i < len; i++) {
+		polled->fds[i] = items[i];
+		polled->objects[i] = fd_object(items[i].fd);
+	}
 	if (timeout)
-		block(poll_ready, &polled, timeout < 0 || timeout > NEVER - now ? NEVER : now + timeout);
-	poll_ready(&polled);
-	for (nfds_t i = 0; i < len; i++)
+		block(poll_ready, polled, timeout < 0 || timeout > NEVER - now ? NEVER : now + timeout);
+	poll_ready(polled);
+	for (nfds_t i = 0; i < len; i++) {
+		items[i].revents = polled->fds[i].revents;
 		n += items[i].revents != 0;
+	}
 	return n;
 }
 

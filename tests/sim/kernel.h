@@ -11,10 +11,9 @@
 
 struct descriptor {
 	struct object *object;
-	int end;
 	bool cloexec;
 };
-extern struct descriptor fds[FDS_MAX];
+extern struct descriptor fds[ENDS][FDS_MAX]; /* of each process */
 extern struct object *objects; /* all there have been */
 
 int failed(int error); /* -1, with errno */

@@ -91,6 +91,9 @@ static void libraries_load(char *const paths[2])
 	setenv("SIDESTEP_LOG", "/log", 1); /* always: a seed that is told is to take the same steps */
 	for (int i = 0; i < 2; i++) {
 		current = &ends[i]; /* its constructor runs as this process */
+		programs[i].index = i;
+		programs[i].side = &sides[i];
+		sides[i].holders = 1;
 		programs[i].library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
 		if (!programs[i].library)
 			fail("%s", dlerror());
@@ -121,9 +124,10 @@ static void run_seed(char *const paths[2], uint64_t seed)
 {
 	static const char *const rings[] = {"4096", "4096", "8192", "65536"};
 	static const char *const spins[] = {"0", "0", "5"};
-	static const uint32_t preempts[] = {0, 2, 5, 20, 100};
+	static const uint32_t preempts[] = {0, 2, 5, 20, 100}, deaths[] = {300, 3000, 30000};
 	static const size_t rooms[] = {1000, 5000, 20000, 100000};
 
+	dies = program_dies;
 	state = seed * 0xD1342543DE82EF95ull + 1;
 	setenv("SIDESTEP_RING_SIZE", rings[choose(4)], 1);
 	setenv("SIDESTEP_SPIN_US", spins[choose(3)], 1);
@@ -131,11 +135,13 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	tcp_out_max = rooms[choose(4)];
 	tcp_in_max = rooms[choose(4)];
 	static const uint32_t some[] = {0, MAY_ORDER, MAY_ORDER | MAY_SHUT};
-	stimuli = choose(2) ? choose(256) : some[choose(3)];
+	stimuli = choose(2) ? choose(STIMULI) : some[choose(3)];
 	for (int i = 0; i < 2; i++)
 		configure(i);
 	libraries_load(paths);
 	preempt_one_in = preempts[choose(5)];
+	provider_relays = stimuli & MAY_RELAY;
+	death_one_in = stimuli & MAY_DIE ? deaths[choose(3)] : 0;
 	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
 	      "ways %d and %d, short reads %d and %d",
 	      (unsigned long long)seed, getenv("SIDESTEP_RING_SIZE"), getenv("SIDESTEP_SPIN_US"),
@@ -160,6 +166,8 @@ static int try(char *const paths[2], const char *text, uint64_t seed, bool telli
 	if (child == 0) {
 		tracing = telling;
 		alarm(20);
+		if (telling)
+			setvbuf(stdout, NULL, _IOLBF, 0); /* what was told before a signal is not lost */
 		if (text)
 			run_scenario(paths, text);
 		run_seed(paths, seed);
@@ -209,7 +217,7 @@ int main(int argc, char **argv)
 		                "       sim LIBRARY-A LIBRARY-B scenarios quiet|trace\n");
 		return 2;
 	}
-	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset"};
+	static const char *const names[SEEN] = {"promoted", "back", "again", "passed", "reset", "forked", "shared", "died", "relayed"};
 	uint64_t seed = strtoull(argv[3], NULL, 10), steps = strtoull(argv[4], NULL, 10), first = seed, failures = 0;
 	bool telling = strcmp(argv[argc - 1], "trace") == 0;
 

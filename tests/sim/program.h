@@ -1,12 +1,15 @@
-/* program.h - what the two programs do, and what must come of it. */
+/* program.h - what the programs do. */
 #ifndef SIDESTEP_SIM_PROGRAM_H
 #define SIDESTEP_SIM_PROGRAM_H
 
-#include "sim.h"
+#include "judge.h"
 
 enum way { BY_RECV, BY_POLL, BY_LEVEL, BY_EDGE, BY_EDGE_ONESHOT, BY_LEVEL_ONESHOT, WAYS };
 
+/* A process at one side of the connection. */
 struct program {
+	struct side *side;
+	int index, process; /* of its end; of its side: 0, and the child 1 */
 	/* how it is */
 	enum way way;
 	bool until_short; /* an edge-triggered reader takes a short read for the last */
@@ -15,19 +18,25 @@ struct program {
 	void *library;
 	/* how far it is */
 	int fd, epfd;
-	uint64_t offered, sent, received; /* sent, with and without what a call at work may have sent; received */
-	bool shut_wr, shut_rd, closing, killed, aborted;
-	bool passed, stranger; /* is being passed on; others without a shim have it */
-	bool hostile;          /* it has written what no shim does */
-	bool no_more;          /* it sends nothing new */
-	uint32_t events;       /* what its set is asked for */
-	bool hung_up; /* told of POLLHUP */
+	bool ready;     /* it has its socket */
+	bool stranger;  /* without a shim */
+	bool passing;   /* is about to hand the socket on */
+	bool no_more;   /* it sends nothing new */
+	bool closed;    /* the socket, or is gone */
+	uint32_t events; /* what its set is asked for */
+	bool hung_up;   /* told of POLLHUP */
 	bool told_end, told_reset, ending; /* ending: it was told of an end: a short read is not the last */
-	short waits_for; /* POLL*, while it waits for as long as it takes */
+	size_t read_after; /* see struct chunk */
+	bool reading;      /* is in such a call */
+	bool between;      /* two calls */
+	bool alone;        /* nobody else of its side is in a read since it began its own */
+	size_t wanted;     /* by MSG_WAITALL */
+	short waits_for;   /* POLL*, while it waits for as long as it takes */
+	uint32_t naps;     /* meanwhile, with nothing else that could move */
 };
-extern struct program programs[2];
+extern struct program programs[ENDS];
 extern uint64_t operations;
-enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN };
+enum { SEEN_PROMOTED, SEEN_BACK, SEEN_AGAIN, SEEN_PASSED, SEEN_RESET, SEEN_FORKED, SEEN_SHARED, SEEN_DIED, SEEN_RELAYED, SEEN };
 extern bool seen[SEEN]; /* in this run */
 extern uint32_t stimuli; /* bits: which of the rarer ones may come */
 enum {
@@ -39,11 +48,18 @@ enum {
 	MAY_PASS = 1 << 5,
 	MAY_EXEC = 1 << 6,
 	MAY_LOSE = 1 << 7, /* the provider */
+	MAY_ANY = 1 << 8,
+	MAY_DIE = 1 << 9, /* in the midst of a call */
+	MAY_FORK = 1 << 10,
+	MAY_RELAY = 1 << 11, /* the provider stands between */
+	STIMULI = 1 << 12,
 };
 
 void program_run(struct end *end);
+void program_dies(void); /* the current one, where it is */
 void exec_done(void) __attribute__((noreturn)); /* execve() has come to the kernel */
 void program_do(struct program *mine, const char *command);
+bool side_no_more(const struct side *side); /* none of its processes sends anything new */
 void program_idle(void); /* nothing can move but the clock: is it right so? */
 void programs_check(void); /* all is over */
 

@@ -5,16 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel.h"
 #include "layout.h"
+#include "relay.h"
 #include "sim.h"
 
 static struct object *registry;
 static struct {
 	bool made;
+	int end;
 	struct rpc_msg record;
 	struct object *files[8];
 } offer;
-static struct object *arenas[2], *segment;
+static struct object *arenas[2], *segments[2];
+static int places[2];
+bool provider_relays;
 
 static uint32_t *registry_word(size_t offset)
 {
@@ -75,16 +80,61 @@ static void welcome(int end, struct message *message)
 		header->secret = 5;
 	}
 	if (message->files_len == 1) {
-		arenas[end] = message->files[0];
-		arenas[end]->refs++;
+		arenas[end & 1] = message->files[0];
+		arenas[end & 1]->refs++;
 	}
 	answer(end, (struct rpc_msg){.type = RPC_WELCOME, .promote_after_calls = 16, .promote_after_bytes = 65536},
 	       &registry, 1);
 }
 
+static struct object *memory_new(size_t len)
+{
+	struct object *object = object_new(KIND_MEMORY);
+
+	object->refs++;
+	object->len = len;
+	object->memory = calloc(1, len);
+	object->seals = 0x6; /* F_SEAL_SHRINK, F_SEAL_GROW */
+	object->shared = true;
+	return object;
+}
+
+/* The claimer's channel is with the provider, as the offerer's is: each of them has a segment. */
+static void stand_between(int end, struct rpc_msg *attach, struct rpc_msg *told, const struct rpc_msg *claim,
+                          struct message *message)
+{
+	struct object *offered = offer.files[0], *second = memory_new(offered->len);
+	struct relay_app apps[2];
+	int mine = offer.end & 1, theirs = end & 1;
+
+	memcpy(second->memory, offered->memory, offsetof(struct channel_segment, pad));
+	segments[theirs] = second;
+	apps[mine] = (struct relay_app){offer.files[1], offer.files[2], offer.record.bell_index};
+	apps[theirs] = (struct relay_app){message->files[0], message->files[1], claim->bell_index};
+	for (int i = 0; i < 2; i++) {
+		apps[i].bell->refs++;
+		apps[i].page->refs++;
+	}
+	if (!relay_life) {
+		relay_life = object_new(KIND_LIFE);
+		relay_life->refs++;
+		relay_bell = object_new(KIND_BELL);
+		relay_bell->refs++;
+		relay_bell->count = 1ull << 62;
+		relay_page = memory_new(4096);
+	}
+	relay_open(segments, places, apps);
+	attach->flags = told->flags = ATTACH_RELAYED;
+	memset(attach->bell_page_id, 7, sizeof(attach->bell_page_id));
+	memset(told->bell_page_id, 7, sizeof(told->bell_page_id));
+	attach->bell_index = told->bell_index = 0;
+	answer(end, *attach, (struct object *const[]){second, relay_bell, relay_page, relay_life}, 4);
+	answer(offer.end, *told, (struct object *const[]){relay_bell, relay_page, relay_life}, 3);
+}
+
 static void claimed(int end, const struct rpc_msg *claim, struct message *message)
 {
-	if (!offer.made) {
+	if (!offer.made || !((end ^ offer.end) & 1)) {
 		refuse(end, claim->token, REFUSAL_NO_OFFER);
 		return;
 	}
@@ -97,10 +147,16 @@ static void claimed(int end, const struct rpc_msg *claim, struct message *messag
 	told.flags = 0;
 	memcpy(told.segment_id, offer.record.segment_id, sizeof(told.segment_id));
 	trace("    provider: pairs");
-	segment = offer.files[0];
-	segment->refs++;
-	answer(end, attach, offer.files, 3);
-	answer(1 - end, told, message->files, 2);
+	offer.files[0]->refs++;
+	segments[0] = segments[1] = offer.files[0];
+	places[offer.end & 1] = 0;
+	places[end & 1] = 1;
+	if (provider_relays) {
+		stand_between(end, &attach, &told, claim, message);
+	} else {
+		answer(end, attach, offer.files, 3);
+		answer(offer.end, told, message->files, 2);
+	}
 	offer_drop();
 }
 
@@ -126,6 +182,7 @@ void provider_move(int end)
 			break;
 		}
 		offer.made = true;
+		offer.end = end;
 		offer.record = record;
 		for (int i = 0; i < 3; i++) {
 			offer.files[i] = message->files[i];
@@ -154,28 +211,32 @@ const struct conn_slot *provider_slot(int end)
 void provider_dies(void)
 {
 	trace("    provider: dies");
+	relay_dies();
 	offer_drop();
 	registry = NULL; /* the page stays mapped, and nobody writes it any more */
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < ENDS; i++)
 		if (provider_lines[i]) {
 			line_end(provider_lines[i]);
 			provider_lines[i] = NULL;
 		}
 }
 
-struct channel_segment *provider_segment(void)
+struct channel_segment *provider_segment(int side, int *place)
 {
-	return segment ? (struct channel_segment *)segment->memory : NULL;
+	*place = places[side];
+	return segments[side] ? (struct channel_segment *)segments[side]->memory : NULL;
 }
 
 void provider_order(int end, bool promote)
 {
 	const struct conn_slot *slot = provider_slot(end);
 
-	if (!slot || !registry || !provider_lines[end] || provider_lines[end]->line.hung_up)
+	if (!slot || !registry)
 		return;
 	trace("    provider: end %d is to %s", end, promote ? "promote" : "demote");
 	++*registry_word(offsetof(struct registry_header, orders));
-	answer(end, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
+	for (int i = end; i < ENDS; i += 2) /* who of the family has the connection follows it */
+		if (provider_lines[i] && !provider_lines[i]->line.hung_up)
+			answer(i, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
 	++*registry_word(offsetof(struct registry_header, orders));
 }

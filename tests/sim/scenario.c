@@ -4,7 +4,8 @@
  *   0.send 1.close@7 0.recv net
  *
  * A command of an end is done whole; with @7 it is interrupted at its seventh point (a system call, a word that both ends
- * have) for the next word. Between words the provider has answered; TCP brings what is under way with `net` only. At the end
+ * have) for the next word. Between words the provider has answered; TCP brings what is under way with `net` only, and
+ * a provider between (`relay=1`) carries what it has with `carry`. At the end
  * both programs send a little more, where they can, and read to the end.
  */
 #include "scenario.h"
@@ -15,8 +16,9 @@
 #include "channel.h"
 #include "layout.h"
 #include "provider.h"
+#include "relay.h"
 
-static const char *given[2];
+static const char *given[ENDS];
 static bool finishing;
 static bool never_interrupted, more = true;
 static int64_t tick = MS / 10; /* between two commands */
@@ -30,24 +32,33 @@ void scenario_program(struct program *mine, struct end *end)
 {
 	while (mine->fd >= 0) {
 		given[end->index] = NULL;
+		mine->between = true;
 		block(may_go_on, end, NEVER);
 		if (finishing)
 			break;
+		mine->between = false;
 		program_do(mine, given[end->index]);
 	}
+	mine->between = false;
 	if (mine->fd >= 0 && more)
 		program_do(mine, "more");
 }
 
 static void provider_settles(void)
 {
-	for (int i = 0; i < 2;)
+	for (int i = 0; i < ENDS;)
 		if (provider_can(i)) {
 			provider_move(i);
 			i = 0;
 		} else {
 			i++;
 		}
+}
+
+static void relay_settles(void)
+{
+	while (relay_can())
+		relay_move();
 }
 
 static void network_settles(void)
@@ -102,7 +113,7 @@ static void order(int i, const char *command)
 {
 	if (busy(i))
 		sleeps_out(i);
-	if (ends[i].over || busy(i))
+	if (!ends[i].started || ends[i].over || busy(i))
 		return;
 	now += tick;
 	given[i] = command;
@@ -114,6 +125,7 @@ static void become_promoted(void)
 	for (int turn = 0; turn < 40 && !(on_ring(0) && on_ring(1)); turn++) {
 		order(turn & 1, turn & 2 ? "recv" : "byte");
 		network_settles();
+		relay_settles();
 	}
 	for (int i = 0; i < 2; i++)
 		order(i, "recv");
@@ -124,14 +136,15 @@ static void become_promoted(void)
 /* The tail of its ring goes back to what the peer has read: only who breaks the rules does that. */
 static void tail_back(int i)
 {
-	struct channel_segment *segment = provider_segment();
+	int place;
+	struct channel_segment *segment = provider_segment(i, &place);
 
 	if (!segment)
 		return;
 	trace("%d: its tail goes back", i);
-	programs[i].hostile = true;
+	sides[i].hostile = true;
 	ends[i].over = true; /* and does nothing more */
-	segment->producer[i].tail = segment->consumer[i].head;
+	segment->producer[place].tail = segment->consumer[place].head;
 }
 
 static void configure(const char *word)
@@ -146,6 +159,8 @@ static void configure(const char *word)
 		more = value; /* whether both send once more at the end */
 	else if (strncmp(word, "tick", 4) == 0)
 		tick = value;
+	else if (strncmp(word, "relay", 5) == 0)
+		provider_relays = value;
 	else if (strncmp(word, "tcp", 3) == 0)
 		tcp_out_max = tcp_in_max = (size_t)value;
 	else
@@ -169,21 +184,25 @@ static void word_do(char *word)
 		become_promoted();
 	else if (strcmp(word, "lost") == 0)
 		provider_dies();
+	else if (strcmp(word, "carry") == 0)
+		relay_settles();
+	else if (strcmp(word, "leave") == 0)
+		relay_leave();
 	else if (strcmp(word, "time") == 0)
 		now += 2000 * MS;
-	else if (word[0] != '0' + i || i < 0 || i > 1 || word[1] != '.')
+	else if (word[0] != '0' + i || i < 0 || i >= ENDS || word[1] != '.')
 		fail("what is %s?", word);
 	else if (strcmp(word + 2, "tail") == 0)
 		tail_back(i);
 	else if (strcmp(word + 2, "demote") == 0 || strcmp(word + 2, "promote") == 0)
-		provider_order(i, word[2] == 'p');
+		provider_order(i & 1, word[2] == 'p');
 	else
 		order(i, word + 2);
 	if (interrupted && points_left >= 0) {
 		never_interrupted = true;
 		points_left = -1;
 	}
-	for (int end = 0; end < 2; end++)
+	for (int end = 0; end < ENDS; end++)
 		if (!interrupted || end != i)
 			go_on(end);
 	provider_settles();
@@ -208,7 +227,7 @@ bool scenario_run(char *text)
 		if (never_interrupted)
 			return false;
 		if (!interrupts)
-			for (int i = 0; i < 2; i++)
+			for (int i = 0; i < ENDS; i++)
 				go_on(i);
 	}
 	finishing = true;

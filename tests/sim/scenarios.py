@@ -8,28 +8,38 @@ from typing import Final
 
 STIMULI: Final = (
     "send", "big", "recv", "some", "peek", "poll", "shut", "shutrd", "close", "linger", "abort", "kill", "demote",
-    "promote", "pass", "exec",
+    "promote", "pass", "exec", "fork", "whole",
 )  # fmt: skip
 ORDERS: Final = ("demote", "promote")  # the provider's: no call that could be interrupted
 BEFORE: Final = (
     "promoted",
     "promoted 0.send 1.send",
-    "promoted 0.demote 0.poll 1.send",  # on its way back, one direction each
+    "promoted 0.demote 0.nap 1.send",  # on its way back, one direction each
     "",  # not offered yet
     "0.send net 1.send",  # offered and not claimed
     "promoted 0.send 1.shut",
+    "relay=1 promoted 0.send 1.send",  # the provider stands between
+    "promoted 0.fork 0.send 1.send",  # two processes at one end
 )
 
 
 def orders(depth: int, before: Iterable[str] = BEFORE) -> Iterator[str]:
-    """Every order of `depth` stimuli of both ends, and of TCP's network."""
-    words = ["net", *(f"{end}.{word}" for end in (0, 1) for word in STIMULI)]
-    for first, *rest in product(before, *[words] * depth):
-        yield " ".join(["way0=3 way1=3", first, *rest])
+    """Every order of `depth` stimuli of all ends, of TCP's network, and of a provider between."""
+    for first in before:
+        ends = (0, 1, 2) if "0.fork" in first else (0, 1)
+        words = [
+            "net",
+            *(["carry"] if "relay" in first else []),
+            *(f"{end}.{word}" for end in ends for word in STIMULI),
+        ]
+        for rest in product(words, repeat=depth):
+            yield " ".join(["way0=3 way1=3", first, *rest])
 
 
 def pairs(before: Iterable[str] = BEFORE) -> Iterator[str]:
     """Every stimulus of one end, interrupted at every point by each of the other's; then TCP brings what it has."""
-    for first, end, one, other in product(before, (0, 1), STIMULI, STIMULI):
-        if one not in ORDERS:
-            yield f"way0=3 way1=3 {first} {end}.{one}@* {1 - end}.{other} net"
+    for first in before:
+        ends = ((0, 2), (2, 0), (1, 2)) if "0.fork" in first else ((0, 1), (1, 0))
+        for (end, at_once), one, other in product(ends, STIMULI, STIMULI):
+            if one not in ORDERS:
+                yield f"way0=3 way1=3 {first} {end}.{one}@* {at_once}.{other} net"

@@ -4,14 +4,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "process.h"
 #include "provider.h"
+#include "relay.h"
 
-#define STACK (512u << 10)
-
-struct end ends[2] = {{.index = 0}, {.index = 1}};
+struct end ends[ENDS] = {{.index = 0}, {.index = 1}, {.index = 2}, {.index = 3}};
 struct end *current;
 int64_t now = 1000ll * 1000 * MS;
-uint32_t preempt_one_in, calm;
+uint32_t preempt_one_in, death_one_in, calm;
+void (*dies)(void);
 int points_left = -1;
 uint64_t moves;
 static ucontext_t scheduler;
@@ -31,6 +32,8 @@ void point(void)
 {
 	if (!current || calm)
 		return;
+	if (death_one_in && chance(death_one_in))
+		dies();
 	if (points_left >= 0 ? points_left-- == 0 : chance(preempt_one_in))
 		switch_away();
 }
@@ -65,11 +68,17 @@ void kill_end(struct end *end)
 	fds_close(end->index, false);
 }
 
+void end_over(void)
+{
+	current->over = true;
+	switch_away();
+	abort(); /* nobody resumes it */
+}
+
 static void begin(int index)
 {
 	ends[index].run(&ends[index]);
-	ends[index].over = true;
-	switch_away();
+	end_over();
 }
 
 void end_resume(struct end *end)
@@ -77,11 +86,13 @@ void end_resume(struct end *end)
 	if (!end->started) {
 		end->started = true;
 		getcontext(&end->context);
-		end->context.uc_stack.ss_sp = malloc(STACK);
+		end->stack = malloc(STACK);
+		end->context.uc_stack.ss_sp = end->stack;
 		end->context.uc_stack.ss_size = STACK;
 		end->context.uc_link = NULL;
 		makecontext(&end->context, (void (*)(void))begin, 1, end->index);
 	}
+	process_enter(end);
 	current = end;
 	swapcontext(&scheduler, &end->context);
 	current = NULL;
@@ -89,29 +100,35 @@ void end_resume(struct end *end)
 
 bool end_can_run(const struct end *end)
 {
-	return !end->over && (!end->ready || now >= end->deadline || end->ready(end->argument));
+	return (end->started || end->index < 2) && !end->over && (!end->ready || now >= end->deadline || end->ready(end->argument));
 }
 
 void schedule(void (*idle)(void))
 {
-	while (!ends[0].over || !ends[1].over) {
-		int able[2 + NETWORK_MOVES + 2], n = 0;
+	for (;;) {
+		int able[ENDS + NETWORK_MOVES + ENDS + 1], n = 0, alive = 0;
 
-		for (int i = 0; i < 2; i++)
+		for (int i = 0; i < ENDS; i++) {
+			alive += (ends[i].started || i < 2) && !ends[i].over;
 			if (end_can_run(&ends[i]))
 				able[n++] = i;
+		}
+		if (!alive)
+			return;
 		for (int i = 0; i < NETWORK_MOVES; i++)
 			if (network_can(i))
-				able[n++] = 2 + i;
-		for (int i = 0; i < 2; i++)
+				able[n++] = ENDS + i;
+		for (int i = 0; i < ENDS; i++)
 			if (provider_can(i))
-				able[n++] = 2 + NETWORK_MOVES + i;
+				able[n++] = ENDS + NETWORK_MOVES + i;
+		if (relay_can())
+			able[n++] = ENDS + NETWORK_MOVES + ENDS;
 		moves++;
 		if (!n) {
 			idle();
 			int64_t next = NEVER;
-			for (int i = 0; i < 2; i++)
-				if (!ends[i].over && ends[i].deadline < next)
+			for (int i = 0; i < ENDS; i++)
+				if (ends[i].started && !ends[i].over && ends[i].deadline < next)
 					next = ends[i].deadline;
 			if (next == NEVER)
 				return;
@@ -125,11 +142,13 @@ void schedule(void (*idle)(void))
 			continue;
 		}
 		int which = able[choose((uint32_t)n)];
-		if (which < 2)
+		if (which < ENDS)
 			end_resume(&ends[which]);
-		else if (which < 2 + NETWORK_MOVES)
-			network_move(which - 2);
+		else if (which < ENDS + NETWORK_MOVES)
+			network_move(which - ENDS);
+		else if (which == ENDS + NETWORK_MOVES + ENDS)
+			relay_move();
 		else
-			provider_move(which - 2 - NETWORK_MOVES);
+			provider_move(which - ENDS - NETWORK_MOVES);
 	}
 }

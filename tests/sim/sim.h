@@ -33,20 +33,25 @@ void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /* ---- ends and time (sched.c) ---- */
+#define ENDS 4 /* two, and a child of each: 2 of 0, 3 of 1 */
+#define STACK (512u << 10)
 struct end {
 	int index;
 	ucontext_t context;
+	uint8_t *stack; /* a child's is at the same place */
 	void (*run)(struct end *end);
 	bool started, over; /* over: it has returned, or was killed */
 	/* while it is blocked */
 	bool (*ready)(void *argument);
-	void *argument;
+	void *argument; /* looked at while another process is in place: not on its stack */
 	int64_t deadline;
 };
-extern struct end ends[2];
+extern struct end ends[ENDS];
 extern struct end *current; /* NULL: the scheduler */
 extern int64_t now;
 extern uint32_t preempt_one_in; /* 0: never */
+extern uint32_t death_one_in;   /* at a point, in the midst of a call; 0: never */
+extern void (*dies)(void);
 extern int points_left;         /* the scheduler takes over after so many points; -1: by chance */
 extern uint32_t calm;           /* above 0: nothing else happens */
 extern uint64_t moves;
@@ -55,11 +60,12 @@ void give_way(void); /* between two calls */
 bool block(bool (*ready)(void *argument), void *argument, int64_t deadline); /* false: the time is up */
 void schedule(void (*idle)(void)); /* until all is over; idle(): nothing can move but the clock */
 void kill_end(struct end *end);
+void end_over(void) __attribute__((noreturn)); /* the current one */
 bool end_can_run(const struct end *end);
 void end_resume(struct end *end);
 
 /* ---- the kernel (kernel.c) ---- */
-enum kind { KIND_TCP = 1, KIND_LISTENER, KIND_LINE, KIND_BELL, KIND_SET, KIND_MEMORY, KIND_LOG, KIND_OTHER };
+enum kind { KIND_TCP = 1, KIND_LISTENER, KIND_LINE, KIND_BELL, KIND_SET, KIND_MEMORY, KIND_LOG, KIND_LIFE, KIND_OTHER };
 
 struct fifo {
 	uint8_t *data;
@@ -80,6 +86,7 @@ struct tcp {
 	bool no_space;
 	int error;
 	struct linger linger;
+	size_t low_water; /* SO_RCVLOWAT */
 	uint64_t acked, received;
 	uint16_t port;
 };
@@ -115,7 +122,7 @@ struct object {
 	bool nonblock;
 	struct tcp tcp;
 	struct line line;
-	uint64_t count;     /* of a bell */
+	uint64_t count;     /* of a bell; of a life, a pipe: that it has ended */
 	struct item *items; /* of a set */
 	uint8_t *memory;
 	size_t len;
@@ -129,6 +136,7 @@ void *kernel_find(const char *name);   /* what dlsym() tells the shim */
 struct object *fd_object(int fd);
 int fd_new(struct object *object, int lowest, int end, bool cloexec);
 void fds_close(int end, bool cloexec_only);
+void fds_fork(int parent, int child);
 struct object *object_new(enum kind kind);
 void object_put(struct object *object);
 bool network_can(int which);
@@ -137,7 +145,7 @@ void network_move(int which);
 bool memory_shared(const void *address);
 void line_end(struct object *line);
 void line_send(struct object *line, const void *data, size_t len, struct object *const *files, int files_len);
-extern struct object *provider_lines[2];
+extern struct object *provider_lines[ENDS];
 extern struct object *connection[2]; /* the two sockets */
 
 /* system calls, for a program without a shim */

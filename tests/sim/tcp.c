@@ -132,6 +132,12 @@ void tcp_closed(struct tcp *tcp) /* tcp_close */
 	tcp_fin(tcp);
 }
 
+/* tcp_epollin_ready: enough, or no room for more */
+static bool tcp_enough(const struct tcp *tcp, size_t target)
+{
+	return tcp->in.len && (tcp->in.len >= target || tcp->in.len >= tcp->in_max);
+}
+
 /* The moves of the network: data, FIN, acknowledgement and reset, from each of both. */
 enum { MOVE_DATA, MOVE_FIN, MOVE_ACK, MOVE_RESET };
 
@@ -181,7 +187,8 @@ static void tcp_deliver(struct tcp *tcp)
 	} else {
 		tcp->unacked += len;
 	}
-	wake(to->object, EPOLLIN | EPOLLPRI | EPOLLRDNORM | EPOLLRDBAND);
+	if (tcp_enough(to, to->low_water)) /* tcp_data_ready */
+		wake(to->object, EPOLLIN | EPOLLPRI | EPOLLRDNORM | EPOLLRDBAND);
 }
 
 static void tcp_deliver_fin(struct tcp *tcp)
@@ -231,11 +238,17 @@ int tcp_take_error(struct tcp *tcp)
 	return error;
 }
 
+struct awaited {
+	const struct tcp *tcp;
+	size_t more_than;
+};
+
 static bool tcp_readable(void *argument)
 {
-	const struct tcp *tcp = argument;
+	const struct awaited *awaited = argument;
+	const struct tcp *tcp = awaited->tcp;
 
-	return tcp->in.len || tcp->done || tcp->error || tcp->shut_rd || tcp->dead;
+	return tcp->in.len > awaited->more_than || tcp->done || tcp->error || tcp->shut_rd || tcp->dead;
 }
 
 /* tcp_recvmsg */
@@ -249,8 +262,9 @@ ssize_t tcp_receive(struct object *object, const struct iovec *iov, size_t iov_l
 		fail("recv with flags %#x", (unsigned)flags);
 	for (size_t i = 0; i < iov_len; i++)
 		wanted += iov[i].iov_len;
+	size_t target = flags & MSG_WAITALL || tcp->low_water > wanted ? wanted : tcp->low_water ? tcp->low_water : 1;
 	for (;;) {
-		size_t skip = done, from = 0;
+		size_t skip = flags & MSG_PEEK ? 0 : done, from = 0;
 		for (size_t i = 0; i < iov_len && from < tcp->in.len; i++) {
 			if (skip >= iov[i].iov_len) {
 				skip -= iov[i].iov_len;
@@ -265,8 +279,8 @@ ssize_t tcp_receive(struct object *object, const struct iovec *iov, size_t iov_l
 		}
 		if (!(flags & MSG_PEEK))
 			fifo_drop(&tcp->in, from);
-		done += from;
-		if (done && (done == wanted || !(flags & MSG_WAITALL) || quiet || (flags & MSG_PEEK)))
+		done = flags & MSG_PEEK ? from : done + from;
+		if (done && (done >= target || quiet))
 			return (ssize_t)done;
 		if (done && (tcp->error || tcp->dead || tcp->shut_rd))
 			return (ssize_t)done;
@@ -280,7 +294,9 @@ ssize_t tcp_receive(struct object *object, const struct iovec *iov, size_t iov_l
 			return failed(ENOTCONN);
 		if (quiet)
 			return failed(EAGAIN);
-		block(tcp_readable, tcp, NEVER);
+		static struct awaited at_work[ENDS];
+		at_work[current->index] = (struct awaited){tcp, tcp->in.len};
+		block(tcp_readable, &at_work[current->index], NEVER);
 	}
 }
 
@@ -330,7 +346,7 @@ uint32_t tcp_bits(struct tcp *tcp) /* tcp_poll */
 		bits |= EPOLLHUP;
 	if (tcp->shut_rd)
 		bits |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
-	if (tcp->in.len)
+	if (tcp_enough(tcp, tcp->low_water))
 		bits |= EPOLLIN | EPOLLRDNORM;
 	if (tcp->shut_wr || tcp_writable(tcp))
 		bits |= EPOLLOUT | EPOLLWRNORM;

@@ -73,9 +73,10 @@ static void fin_heard(struct conn *conn, bool known, bool told)
 	/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
 	if (known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
 		bits |= SLOT_PEER_GONE;
-		/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). */
+		/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). One that has
+		 * recalled it has passed the socket on, and who has it now is the kernel's to judge. */
 		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !told &&
-		    channel_tx_unread(&conn->channel) != 0) {
+		    !(conn_notice(conn) & CHANNEL_RECALL) && channel_tx_unread(&conn->channel) != 0) {
 			/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
 			word_store(slot->error, shut ? EPIPE : ECONNRESET);
 			bits |= SLOT_RESET;

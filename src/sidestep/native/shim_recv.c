@@ -153,6 +153,9 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 		return STEP_ERROR;
 	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
 		error = take_error(conn);
+	/* the kernel tells it once, and a provider between knows of none that is ours: what is asked next has ended */
+	if ((error == ECONNRESET || error == ETIMEDOUT) && conn_relayed(conn))
+		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	errno = error;
 	return error == 0 ? STEP_END : error == EAGAIN ? STEP_EMPTY : STEP_ERROR;
 }

@@ -233,10 +233,13 @@ static int wait_set(struct conn *conn, int fd)
 static int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
 {
 	struct epoll_event events[8];
-	int at = wait_set(conn, fd), native = 0;
+	/* below the low-water mark the kernel tells no set of bytes, and a call may want fewer, or the last few of many */
+	bool untold = word_load(conn->slot->rx_low_water) > 1 && !rx_by_ring(conn->slot);
+	int at = untold ? -1 : wait_set(conn, fd), native = 0;
 
 	if (at < 0) {
-		struct pollfd pollfd = {.fd = fd, .events = POLLIN | POLLRDHUP};
+		/* an end that is withheld stays true, and would keep us awake */
+		struct pollfd pollfd = {.fd = conn_end_withheld(conn) ? -1 : fd, .events = POLLIN | POLLRDHUP};
 		int64_t nap = now_ns() + NO_BELL_POLL_NS;
 		int n = sleep_poll(&pollfd, 1, deadline < nap ? deadline : nap, signals, NULL);
 		*error = n < 0 ? errno : 0;

@@ -1,0 +1,517 @@
+/*
+ * operation.c - what a program can do with its end of the connection: one call each, or a few that belong together, and what
+ * must come of it.
+ */
+#include "operation.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <setjmp.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "channel.h"
+#include "layout.h"
+#include "process.h"
+#include "provider.h"
+
+#define LOOK_EVERY 30000 /* ns; more than LOOK_EVERY_NS of the shim */
+
+static jmp_buf exec_place[ENDS];
+static uint8_t buffers[ENDS][SIZE_LARGEST];
+
+/* How far the connection has come. */
+void look(const struct program *mine)
+{
+	int i = mine->index & 1;
+	const struct conn_slot *slot = provider_slot(i);
+	static bool promoted[2], back[2];
+
+	if (!slot || mine->stranger)
+		return;
+	bool now_promoted = slot->state == STATE_PROMOTED;
+	seen[SEEN_AGAIN] |= now_promoted && back[i];
+	promoted[i] |= now_promoted;
+	back[i] |= promoted[i] && !now_promoted;
+	seen[SEEN_PROMOTED] |= promoted[i];
+	seen[SEEN_BACK] |= back[i];
+	seen[SEEN_RELAYED] |= now_promoted && provider_relays;
+	seen[SEEN_PASSED] |= promoted[i] && mine->side->passed;
+	seen[SEEN_SHARED] |= promoted[i] && mine->side->holders > 1;
+}
+
+/* ---- bytes ---- */
+size_t some_size(void)
+{
+	switch (choose(5)) {
+	case 0: return 1;
+	case 1: return 1 + choose(100);
+	case 2: return 1 + choose(5000);
+	default: return 1 + choose(SIZE_LARGEST);
+	}
+}
+
+static int pieces(uint8_t *buf, size_t len, struct iovec iov[4])
+{
+	int n = 0;
+
+	while (len && n < 3) {
+		size_t part = choose(2) ? len : choose((uint32_t)len + 1);
+		iov[n++] = (struct iovec){buf, part};
+		buf += part;
+		len -= part;
+	}
+	iov[n++] = (struct iovec){buf, len};
+	return n;
+}
+
+/* What was sent, or -1 with errno. */
+ssize_t do_send(struct program *mine, size_t len, bool quiet)
+{
+	int i = mine->index, flags = MSG_NOSIGNAL | (quiet ? MSG_DONTWAIT : 0);
+	struct stream *stream = &mine->side->streams[mine->process];
+	uint8_t *buf = buffers[i];
+	struct iovec iov[4];
+	ssize_t n;
+	uint32_t how = choose(quiet && !mine->nonblock ? 2 : 4);
+
+	for (size_t at = 0; at < len; at++)
+		buf[at] = pattern(i & 1, mine->process, stream->sent + at);
+	stream_begins(mine->side, mine->process, len);
+	trace("%d: send %zu%s", i, len, quiet ? " quiet" : "");
+	mine->naps = 0;
+	if (!quiet && !mine->nonblock)
+		mine->waits_for = POLLOUT;
+	if (how == 0) {
+		n = CALL(mine, ssize_t, send, (int, const void *, size_t, int))(mine->fd, buf, len, flags);
+	} else if (how == 2) {
+		n = CALL(mine, ssize_t, write, (int, const void *, size_t))(mine->fd, buf, len);
+	} else {
+		int iov_len = pieces(buf, len, iov);
+		struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)iov_len};
+		n = how == 1 ? CALL(mine, ssize_t, sendmsg, (int, const struct msghdr *, int))(mine->fd, &message, flags)
+		             : CALL(mine, ssize_t, writev, (int, const struct iovec *, int))(mine->fd, iov, iov_len);
+	}
+	mine->waits_for = 0;
+	trace("%d: sent %zd%s%s", i, n, n < 0 ? " " : "", n < 0 ? strerrorname_np(errno) : "");
+	stream_moved(mine->side, mine->process, n > 0 ? (size_t)n : 0);
+	if (n < 0)
+		judge_error(mine, "send", errno);
+	if (n == 0)
+		fail("end %d: send returns 0", i);
+	return n;
+}
+
+static ssize_t receive(struct program *mine, uint8_t *buf, size_t len, int flags)
+{
+	struct iovec iov[4];
+
+	if (choose(2))
+		return flags ? CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, buf, len, flags)
+		             : CALL(mine, ssize_t, read, (int, void *, size_t))(mine->fd, buf, len);
+	int iov_len = pieces(buf, len, iov);
+	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)iov_len};
+	return flags ? CALL(mine, ssize_t, recvmsg, (int, struct msghdr *, int))(mine->fd, &message, flags)
+	             : CALL(mine, ssize_t, readv, (int, const struct iovec *, int))(mine->fd, iov, iov_len);
+}
+
+/* The peer has ended, or the connection has: a read of all need not get all. */
+static bool could_end(const struct program *mine)
+{
+	const struct side *peer = &sides[1 - (mine->index & 1)];
+
+	return peer->shut_wr || peer->closing || peer->killed || peer->aborted || mine->side->shut_rd || mine->side->told_reset ||
+	       reset_excused(mine->side);
+}
+
+/* What was received; 0 the end, or -1 with errno. */
+ssize_t do_recv(struct program *mine, size_t len, int flags)
+{
+	int i = mine->index;
+	uint8_t *buf = buffers[i];
+	bool quiet = mine->nonblock || (flags & MSG_DONTWAIT), whole = (flags & MSG_WAITALL) && !quiet;
+
+	if (mine->side->forked) { /* another process may read in the midst of it */
+		flags &= ~MSG_WAITALL;
+		whole = false;
+	}
+
+	memset(buf, 0xee, len);
+	trace("%d: recv %zu%s%s%s", i, len, quiet ? " quiet" : "", flags & MSG_PEEK ? " peek" : "",
+	      flags & MSG_WAITALL ? " all" : "");
+	mine->naps = 0;
+	if (!quiet)
+		mine->waits_for = POLLIN;
+	mine->wanted = whole ? len : mine->side->low_water && len < mine->side->low_water ? len : 0;
+	judge_read_begins(mine);
+	ssize_t n = receive(mine, buf, len, flags);
+	mine->waits_for = 0;
+	mine->wanted = 0;
+	trace("%d: received %zd%s%s, %llu in all", i, n, n < 0 ? " " : "", n < 0 ? strerrorname_np(errno) : "",
+	      (unsigned long long)(mine->side->received + (n > 0 && !(flags & MSG_PEEK) ? (uint64_t)n : 0)));
+	if (n > 0)
+		judge_bytes(mine, buf, (size_t)n, (size_t)n < len, flags & MSG_PEEK);
+	else if (n == 0)
+		judge_end(mine);
+	else
+		judge_error(mine, "recv", errno);
+	if (n > 0 && whole && (size_t)n < len && !(flags & MSG_PEEK) && !could_end(mine))
+		fail("end %d: %zd of %zu bytes that are all waited for", i, n, len);
+	judge_read_over(mine);
+	return n;
+}
+
+void do_count(struct program *mine)
+{
+	const struct side *peer = &sides[1 - (mine->index & 1)];
+	uint64_t before = mine->side->received; /* another process may read meanwhile */
+	int number = 0;
+
+	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
+	if ((uint64_t)number > side_offered(peer) - before + mine->told_end)
+		fail("end %d: FIONREAD %d", mine->index, number);
+}
+
+void do_low_water(struct program *mine, int low)
+{
+	trace("%d: SO_RCVLOWAT %d", mine->index, low);
+	mine->side->low_water = (size_t)low;
+	if (CALL(mine, int, setsockopt, (int, int, int, const void *, socklen_t))(mine->fd, SOL_SOCKET, SO_RCVLOWAT, &low,
+	                                                                           sizeof(low)) < 0)
+		fail("end %d: setsockopt: %s", mine->index, strerrorname_np(errno));
+}
+
+/* ---- ends ---- */
+void do_shutdown(struct program *mine, int how)
+{
+	mine->side->shut_wr |= how != SHUT_RD;
+	mine->side->shut_rd |= how != SHUT_WR;
+	mine->naps = 0;
+	trace("%d: shutdown %d", mine->index, how);
+	if (CALL(mine, int, shutdown, (int, int))(mine->fd, how) < 0 && errno != ENOTCONN)
+		fail("end %d: shutdown: %s", mine->index, strerrorname_np(errno));
+}
+
+/* It is about to let go of the socket. */
+static void lets_go(struct program *mine)
+{
+	int unread = 0;
+
+	if (!--mine->side->holders) {
+		calm++;
+		if (!mine->side->passed && !mine->side->forked && !mine->side->aborted)
+			CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &unread);
+		calm--;
+		mine->side->left_unread = unread > 0;
+		mine->side->closing = true;
+	}
+	mine->no_more = mine->closed = true;
+	mine->naps = 0;
+}
+
+void do_close(struct program *mine)
+{
+	trace("%d: close", mine->index);
+	lets_go(mine);
+	if (CALL(mine, int, close, (int))(mine->fd) < 0)
+		fail("end %d: close: %s", mine->index, strerrorname_np(errno));
+	mine->fd = -1;
+}
+
+void do_exit(struct program *mine)
+{
+	trace("%d: exit", mine->index);
+	lets_go(mine);
+	CALL(mine, void, _exit, (int))(0);
+}
+
+/* Another number, and the first is closed. */
+void do_dup(struct program *mine)
+{
+	int copy = CALL(mine, int, dup, (int))(mine->fd);
+
+	trace("%d: %d is %d now", mine->index, mine->fd, copy);
+	if (copy < 0 || CALL(mine, int, close, (int))(mine->fd) < 0)
+		fail("end %d: dup: %s", mine->index, strerrorname_np(errno));
+	mine->fd = copy;
+}
+
+/* ---- waiting ---- */
+static short by_select(struct program *mine, short events, int timeout)
+{
+	fd_set in, out;
+	struct timeval limit = {timeout / 1000, timeout % 1000 * 1000};
+
+	FD_ZERO(&in);
+	FD_ZERO(&out);
+	if (events & POLLIN)
+		FD_SET(mine->fd, &in);
+	if (events & POLLOUT)
+		FD_SET(mine->fd, &out);
+	int n = CALL(mine, int, select, (int, fd_set *, fd_set *, fd_set *, struct timeval *))(
+		mine->fd + 1, &in, &out, NULL, timeout < 0 ? NULL : &limit);
+	short told = (short)((FD_ISSET(mine->fd, &in) ? POLLIN : 0) | (FD_ISSET(mine->fd, &out) ? POLLOUT : 0));
+	trace("%d: select %#x for %d: %d, %#x", mine->index, (unsigned)events, timeout, n, (unsigned)told);
+	if (n != ((told & POLLIN) != 0) + ((told & POLLOUT) != 0))
+		fail("end %d: select returns %d with %#x", mine->index, n, (unsigned)told);
+	judge_told(mine, (uint16_t)events, (uint16_t)told);
+	return told;
+}
+
+static short do_poll(struct program *mine, short events, int timeout)
+{
+	struct pollfd item = {.fd = mine->fd, .events = events};
+	int n = CALL(mine, int, poll, (struct pollfd *, nfds_t, int))(&item, 1, timeout);
+
+	trace("%d: poll %#x for %d: %#x", mine->index, (unsigned)events, timeout, (unsigned)item.revents);
+	if (n < 0 || (n == 0) != (item.revents == 0) || (item.revents & POLLNVAL))
+		fail("end %d: poll returns %d with %#x", mine->index, n, (unsigned)item.revents);
+	judge_told(mine, (uint16_t)events, (uint16_t)item.revents);
+	return item.revents;
+}
+
+/* Who goes to sleep hears the provider. */
+void do_nap(struct program *mine)
+{
+	do_poll(mine, POLLIN, 1);
+}
+
+static const uint32_t set_flags[WAYS] = {
+	[BY_EDGE] = EPOLLET, [BY_EDGE_ONESHOT] = EPOLLET | EPOLLONESHOT, [BY_LEVEL_ONESHOT] = EPOLLONESHOT};
+
+void set_register(struct program *mine, int op, uint32_t events)
+{
+	struct epoll_event event = {.events = events | set_flags[mine->way], .data.u64 = 0x1234567800000000ull};
+
+	mine->events = events;
+	trace("%d: epoll_ctl %d %#x", mine->index, op, event.events);
+	if (CALL(mine, int, epoll_ctl, (int, int, int, struct epoll_event *))(mine->epfd, op, mine->fd, &event) < 0)
+		fail("end %d: epoll_ctl: %s", mine->index, strerrorname_np(errno));
+}
+
+static uint32_t set_wait(struct program *mine, int timeout)
+{
+	struct epoll_event event = {0};
+	int n = CALL(mine, int, epoll_wait, (int, struct epoll_event *, int, int))(mine->epfd, &event, 1, timeout);
+
+	trace("%d: epoll_wait for %d: %d, %#x", mine->index, timeout, n, event.events);
+	if (n < 0 || n > 1 || (n == 1 && event.data.u64 != 0x1234567800000000ull))
+		fail("end %d: epoll_wait returns %d", mine->index, n);
+	judge_told(mine, mine->events, event.events);
+	return n ? event.events : 0;
+}
+
+/* What poll and a set say is what the next call does; nothing else happens in between. */
+void do_agree(struct program *mine)
+{
+	uint8_t byte;
+	const struct side *peer = &sides[1 - (mine->index & 1)];
+
+	calm++;
+	now += LOOK_EVERY; /* the shim need not have asked TCP just now */
+	short told = do_poll(mine, POLLIN | POLLOUT | POLLRDHUP, 0);
+	if ((by_select(mine, POLLIN, 0) & POLLIN) != (told & POLLIN) && !(told & (POLLERR | POLLHUP)))
+		fail("end %d: poll tells %#x, and select does not agree", mine->index, (unsigned)told);
+	if (mine->way == BY_LEVEL) {
+		set_register(mine, EPOLL_CTL_MOD, EPOLLIN);
+		uint32_t by_set = set_wait(mine, 0);
+		if ((by_set & POLLIN) != (told & POLLIN))
+			fail("end %d: poll tells %#x, and the set %#x", mine->index, (unsigned)told, by_set);
+	}
+	/* who sends to a peer that is gone is told of room, and hears from TCP in a moment what became of it */
+	bool gone = peer->closing || peer->killed;
+	if ((told & POLLOUT) && !gone && !mine->no_more && choose(2)) {
+		if (do_send(mine, 1, true) < 0 && errno == EAGAIN)
+			fail("end %d: poll tells %#x, and send waits", mine->index, (unsigned)told);
+		calm--;
+		return;
+	}
+	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
+	trace("%d: poll says %#x, recv %zd %s", mine->index, (unsigned)told, n, n < 0 ? strerrorname_np(errno) : "");
+	if (n < 0)
+		judge_error(mine, "recv", errno);
+	int number = 0;
+	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
+	/* below the low-water mark there is something to read, of which nothing is told */
+	bool below = n > 0 && number > 0 && (size_t)number < mine->side->low_water;
+	if (waits == (bool)(told & (POLLIN | POLLERR)) && !below)
+		fail("end %d: poll tells %#x, and recv %s", mine->index, (unsigned)told, waits ? "waits" : "does not");
+	calm--;
+}
+
+/* Waits for POLLIN, POLLOUT or both in its own way; what was told. */
+uint32_t do_wait(struct program *mine, short events, int timeout)
+{
+	uint32_t told;
+
+	mine->naps = 0;
+	if (timeout < 0)
+		mine->waits_for = events;
+	if (mine->way == BY_RECV || mine->way == BY_POLL) {
+		uint32_t how = choose(3);
+		told = (uint32_t)(uint16_t)(how == 2 ? by_select(mine, events, timeout)
+		                                     : do_poll(mine, events | (how ? POLLRDHUP : 0), timeout));
+	} else {
+		if (mine->way == BY_LEVEL || mine->way == BY_LEVEL_ONESHOT || mine->way == BY_EDGE_ONESHOT)
+			set_register(mine, EPOLL_CTL_MOD, (uint32_t)events | (choose(2) ? EPOLLRDHUP : 0));
+		told = set_wait(mine, timeout);
+	}
+	mine->waits_for = 0;
+	return told;
+}
+
+/* What it has not read is in the ring, and was not recalled. */
+static bool ring_keeps(int side)
+{
+	int place;
+	const struct channel_segment *segment = provider_segment(side, &place);
+
+	if (!segment || segment->producer[1 - place].tail == segment->consumer[1 - place].head)
+		return false;
+	const struct channel_side *peer = &segment->side[1 - place];
+	return (peer->tx_back & 3) != CHANNEL_RECALLED && (peer->tx_follows & 3) != CHANNEL_RECALLED;
+}
+
+/* From now on a program without a shim has the socket. */
+static void is_strangers(struct program *mine)
+{
+	/*
+	 * Known: another process of the family goes on with a ring whose bytes cannot be asked for again, as the peer has ended
+	 * its direction or sends by TCP behind them. It is not to be reset for an exec of a child that may never read: so a
+	 * stranger that does read misses them.
+	 */
+	if (mine->side->holders > 1 && ring_keeps(mine->index & 1))
+		mine->side->blind = true;
+	mine->stranger = true;
+	mine->passing = false;
+	if (mine->way > BY_POLL)
+		mine->way = BY_POLL;
+}
+
+void do_pass(struct program *mine)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))}};
+	struct iovec iov = {"x", 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	int line = fd_new(object_new(KIND_LINE), 0, mine->index, true);
+
+	trace("%d: passes the socket on", mine->index);
+	mine->side->passed = mine->passing = true;
+	look(mine);
+	memcpy(CMSG_DATA(&control.header), &mine->fd, sizeof(int));
+	if (CALL(mine, ssize_t, sendmsg, (int, const struct msghdr *, int))(line, &message, 0) != 1)
+		fail("end %d: sendmsg: %s", mine->index, strerrorname_np(errno));
+	int theirs = fd_new(connection[mine->index & 1], 0, mine->index, false);
+	object_put(connection[mine->index & 1]); /* the message's */
+	if (CALL(mine, int, close, (int))(mine->fd) < 0)
+		fail("end %d: close: %s", mine->index, strerrorname_np(errno));
+	mine->fd = theirs;
+	is_strangers(mine);
+}
+
+void do_exec(struct program *mine)
+{
+	static char *const none[] = {NULL};
+
+	trace("%d: exec", mine->index);
+	mine->side->passed = mine->passing = true;
+	look(mine);
+	if (setjmp(exec_place[mine->index]) == 0)
+		CALL(mine, int, execve, (const char *, char *const *, char *const *))("/bin/true", none, none);
+	fds_close(mine->index, true);
+	is_strangers(mine);
+}
+
+void exec_done(void)
+{
+	longjmp(exec_place[current->index], 1);
+}
+
+/* It is no more: what it had of the socket is as the kernel has left it. */
+static void gone(struct program *mine)
+{
+	struct side *side = mine->side;
+
+	if (!mine->closed)
+		side->holders--;
+	if (!side->holders) { /* also who dies in the midst of the last close */
+		side->killed = true;
+		side->left_unread = false;
+	}
+	mine->no_more = mine->closed = true;
+	mine->passing = false;
+	kill_end(current);
+	end_over();
+}
+
+void do_kill(struct program *mine)
+{
+	trace("%d: is killed", mine->index);
+	gone(mine);
+}
+
+void program_dies(void)
+{
+	struct program *mine = &programs[current->index];
+
+	if (!mine->ready)
+		return;
+	trace("%d: dies in the midst", mine->index);
+	seen[SEEN_DIED] = true;
+	if (mine->reading) {
+		mine->side->reading--;
+		mine->side->blind = true;
+	}
+	gone(mine);
+}
+
+void do_fork(struct program *mine, void (*child)(struct program *mine))
+{
+	struct program *theirs = &programs[mine->index + 2];
+
+	if (mine->side->low_water > 1) /* a read that waits for more is of several pieces, with another's in between */
+		do_low_water(mine, 1);
+	trace("%d: forks %d", mine->index, mine->index + 2);
+	*theirs = *mine;
+	theirs->index = mine->index + 2;
+	theirs->process = 1;
+	mine->side->forked = true;
+	mine->side->holders++;
+	seen[SEEN_FORKED] = true;
+	look(mine);
+	mine->ready = false; /* it does not die half forked */
+	if (process_fork(mine->library) == 0) {
+		child(theirs); /* never to return: these frames are the parent's as well */
+		end_over();
+	}
+	mine->ready = true;
+}
+
+void do_abort(struct program *mine, bool by_linger)
+{
+	const struct linger reset = {.l_onoff = 1};
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	mine->side->aborted = true;
+	mine->side->disconnected |= !by_linger;
+	mine->no_more = true;
+	if (by_linger) {
+		trace("%d: SO_LINGER 0", mine->index);
+		CALL(mine, int, setsockopt, (int, int, int, const void *, socklen_t))
+		(mine->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	} else {
+		trace("%d: connect(AF_UNSPEC)", mine->index);
+		CALL(mine, int, connect, (int, const struct sockaddr *, socklen_t))(mine->fd, &none, sizeof(none));
+	}
+	do_close(mine);
+}
+

@@ -1,0 +1,33 @@
+/* operation.h - what a program can do with its end of the connection; see operation.c. */
+#ifndef SIDESTEP_SIM_OPERATION_H
+#define SIDESTEP_SIM_OPERATION_H
+
+#include "program.h"
+
+#define SIZE_LARGEST 40000
+
+/* A call of this program: the shim's, or the kernel's own for a program without a shim. */
+#define CALL(program, result, name, types) \
+	((result(*) types)((program)->stranger ? kernel_find(#name) : dlsym((program)->library, #name)))
+
+void look(const struct program *mine); /* how far the connection has come */
+size_t some_size(void);
+ssize_t do_send(struct program *mine, size_t len, bool quiet);
+ssize_t do_recv(struct program *mine, size_t len, int flags);
+void do_shutdown(struct program *mine, int how);
+void do_close(struct program *mine);
+void set_register(struct program *mine, int op, uint32_t events);
+void do_agree(struct program *mine);
+uint32_t do_wait(struct program *mine, short events, int timeout);
+void do_nap(struct program *mine);
+void do_count(struct program *mine);
+void do_low_water(struct program *mine, int low);
+void do_pass(struct program *mine);
+void do_exec(struct program *mine);
+void do_dup(struct program *mine);
+void do_kill(struct program *mine);
+void do_fork(struct program *mine, void (*child)(struct program *mine));
+void do_exit(struct program *mine);
+void do_abort(struct program *mine, bool by_linger);
+
+#endif

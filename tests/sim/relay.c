@@ -1,0 +1,426 @@
+/*
+ * relay.c - a provider between the two ends, as a third actor: what provider/relay.py does, with a protocol that copies.
+ *
+ * Each move is one step of a turn there (hand words on, carry some bytes, give room back, find who is gone), at some moment
+ * that the scheduler chooses: so bytes and words arrive late, and not all at once. Not here: hints, what asks a reader to
+ * ring (the relay looks by itself), and the far half of a provider, far.py. The names are those of relay.py.
+ */
+#include "relay.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel.h"
+#include "kernel.h"
+#include "layout.h"
+#include "provider.h"
+
+enum { HAND_ON, PUMP, PUMP_BACK, RELEASE, RELEASE_BACK, LOOK, STEPS };
+
+struct channel { /* with one application */
+	struct channel_side *local;
+	const struct channel_side *remote;
+	_Atomic uint64_t *sent, *read; /* ours: the tail of our ring, and what the application has read of it */
+	const _Atomic uint64_t *tail;  /* of the application's */
+	_Atomic uint64_t *received;    /* its room that was given back */
+	const _Atomic uint32_t *wanted;
+	uint8_t *out;
+	const uint8_t *in;
+	uint32_t out_len, in_len;
+	_Atomic uint32_t *remote_back; /* how its direction ends */
+};
+
+static struct relay_side {
+	struct channel channel;
+	struct relay_app app;
+	uint64_t rung, held;
+	bool gone;
+	/* of the direction that comes from this application, what has been handed on to the other */
+	bool ready_told, switched, demote_told, recalled, frozen, finished, back_told, end_told, closed_told;
+} sides_of[2];
+static bool exists, is_open, lost, left, dead, weaker;
+static uint32_t quiet; /* steps that changed nothing since something else did */
+static bool changed;   /* by the step at work */
+struct object *relay_life, *relay_bell, *relay_page;
+
+static struct relay_side *other_of(const struct relay_side *side)
+{
+	return &sides_of[side == &sides_of[0]];
+}
+
+static void ring(struct relay_side *side)
+{
+	uint64_t word = *(const uint64_t *)(side->app.page->memory + side->app.bell_index * 64);
+
+	changed = true;
+	if ((word & 0xffff) && side->rung != word >> 16) {
+		side->rung = word >> 16;
+		side->app.bell->count--;
+		wake(side->app.bell, EPOLLOUT);
+	}
+}
+
+static void channel_of(struct channel *channel, struct object *object, int place)
+{
+	struct channel_segment *segment = (struct channel_segment *)object->memory;
+	uint8_t *rings[2] = {object->memory + CHANNEL_HEADER_SIZE,
+	                     object->memory + CHANNEL_HEADER_SIZE + segment->ring_size[0]};
+	int ours = 1 - place;
+
+	*channel = (struct channel){
+		.local = &segment->side[ours],
+		.remote = &segment->side[place],
+		.sent = &segment->producer[ours].tail,
+		.read = &segment->consumer[ours].head,
+		.tail = &segment->producer[place].tail,
+		.received = &segment->consumer[place].head,
+		.wanted = &segment->producer[place].want_space,
+		.out = rings[ours],
+		.in = rings[place],
+		.out_len = segment->ring_size[ours],
+		.in_len = segment->ring_size[place],
+		.remote_back = &segment->side[place].tx_back,
+	};
+}
+
+void relay_open(struct object *const segments[2], const int places[2], const struct relay_app apps[2])
+{
+	exists = true;
+	for (int i = 0; i < 2; i++) {
+		sides_of[i] = (struct relay_side){.app = apps[i], .rung = UINT64_MAX};
+		channel_of(&sides_of[i].channel, segments[i], places[i]);
+	}
+	quiet = 0;
+}
+
+/* ---- what the sides are ---- */
+static bool is_closed(const struct relay_side *side)
+{
+	return side->gone || (side->channel.remote->notice & CHANNEL_CLOSED);
+}
+
+static bool is_final(const struct relay_side *side)
+{
+	return is_closed(side) || side->channel.remote->shut_wr;
+}
+
+static uint32_t back_of(const struct relay_side *side)
+{
+	return side->channel.remote->tx_back & 3;
+}
+
+static bool has_ended(const struct relay_side *side)
+{
+	const struct channel *channel = &side->channel;
+	bool ending = side->frozen || is_final(side) || back_of(side) == CHANNEL_BACK;
+
+	return ending && (side->frozen || *channel->received + side->held == *channel->tail);
+}
+
+static uint64_t space(const struct relay_side *side)
+{
+	return side->channel.out_len - (*side->channel.sent - *side->channel.read);
+}
+
+static void drop(void)
+{
+	lost = true;
+	for (int i = 0; i < 2; i++) {
+		sides_of[i].channel.local->notice |= CHANNEL_OVER;
+		ring(&sides_of[i]);
+	}
+}
+
+static void reset(const char *reason)
+{
+	if (lost)
+		return;
+	trace("    relay: resets: %s", reason);
+	weaker |= strcmp(reason, "recall") == 0;
+	for (int i = 0; i < 2; i++) {
+		sides_of[i].channel.local->notice |= CHANNEL_RESET;
+		ring(&sides_of[i]);
+	}
+	drop();
+}
+
+static void violation(const struct relay_side *side, const char *what)
+{
+	fail("end %d breaks the rules, as the provider sees it: %s", side == &sides_of[1], what);
+}
+
+/* ---- the end of a direction ---- */
+static bool decide(struct relay_side *target, uint32_t value)
+{
+	struct channel *channel = &target->channel;
+
+	if (channel_decide(&channel->local->tx_back, 1, value) == CHANNEL_RECALLED && channel->remote->rx_frozen != *channel->sent)
+		reset("recall");
+	return !lost;
+}
+
+static void tell_end(struct relay_side *source, struct relay_side *target)
+{
+	struct channel *channel = &target->channel;
+
+	if (source->frozen && !is_final(source))
+		return;
+	if (back_of(source) == CHANNEL_BACK && !source->back_told) {
+		source->back_told = true;
+		channel->local->tx_back_at = *channel->sent;
+		if (!decide(target, CHANNEL_BACK))
+			return;
+		ring(target);
+	}
+	if (!is_final(source) || (source->end_told && (source->closed_told || !is_closed(source))))
+		return;
+	if (!(source->end_told || source->back_told || source->frozen) && !decide(target, CHANNEL_ENDED))
+		return;
+	if (source->channel.remote->shut_wr)
+		channel->local->shut_wr = 1;
+	if (is_closed(source)) {
+		source->closed_told = true;
+		channel->local->notice |= CHANNEL_CLOSED;
+	}
+	source->end_told = true;
+	channel->local->tx_fin_at = *channel->sent;
+	channel->local->tx_fin = 1;
+	ring(target);
+}
+
+static void recall(struct relay_side *source, struct relay_side *target)
+{
+	if (channel_decide(&source->channel.local->tx_back, 1, CHANNEL_RECALLED) != CHANNEL_RECALLED)
+		violation(source, "recalls what was decided otherwise");
+	uint64_t frozen = source->channel.remote->rx_frozen;
+	if (frozen < *target->channel.received || frozen > *source->channel.sent)
+		violation(source, "recalls what is not there");
+	target->channel.local->rx_frozen = frozen;
+	uint32_t stands = channel_decide(target->channel.remote_back, 1, CHANNEL_RECALLED);
+	if (stands != CHANNEL_RECALLED && *target->channel.tail != frozen) {
+		reset("recall"); /* it has gone back by itself, or ended, and will not send again */
+		return;
+	}
+	target->frozen = true;
+	target->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
+	source->channel.local->handed_on |= CHANNEL_HANDED_ASKED;
+	ring(target);
+}
+
+static void cut_short(struct relay_side *source, struct relay_side *target)
+{
+	uint64_t arrived = *target->channel.sent;
+
+	if (target->ready_told) {
+		source->channel.local->rx_frozen = arrived;
+		if (channel_decide(source->channel.remote_back, 1, CHANNEL_RECALLED) != CHANNEL_RECALLED)
+			return;
+		source->frozen = true;
+		source->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
+		ring(source);
+	}
+	source->back_told = true;
+	target->channel.local->tx_back_at = arrived;
+	channel_decide(&target->channel.local->tx_back, 1, CHANNEL_BACK);
+	ring(target);
+}
+
+/* ---- steps ---- */
+static void switch_told(struct relay_side *source, struct relay_side *target)
+{
+	if (!target->ready_told)
+		violation(source, "sends by ring without consent");
+	source->switched = true;
+	target->channel.local->tx_switch_offset = source->channel.remote->tx_switch_offset;
+	target->channel.local->tx_switched = 1;
+	source->channel.local->handed_on |= CHANNEL_HANDED_SWITCH;
+	ring(target);
+	ring(source);
+}
+
+static void hand_on_from(struct relay_side *source, struct relay_side *target)
+{
+	const struct channel_side *words = source->channel.remote;
+
+	if (left && target->channel.remote->rx_ready && !(source->switched || source->back_told))
+		cut_short(source, target);
+	if (words->rx_ready && !(source->ready_told || left)) {
+		source->ready_told = true;
+		source->channel.local->handed_on |= CHANNEL_HANDED_READY;
+		target->channel.local->rx_ready = 1;
+		ring(target);
+	}
+	if (words->tx_switched && !source->switched)
+		switch_told(source, target);
+	if ((words->notice & CHANNEL_RECALL) && !source->recalled) {
+		source->recalled = true;
+		recall(source, target);
+	} else if ((words->notice & CHANNEL_DEMOTE) && !source->demote_told) {
+		source->demote_told = true;
+		target->channel.local->notice |= CHANNEL_DEMOTE;
+		source->channel.local->handed_on |= CHANNEL_HANDED_ASKED;
+		ring(target);
+	}
+	if (back_of(source) == CHANNEL_BACK && words->tx_back_at != *source->channel.tail)
+		violation(source, "goes back at another count than it has sent");
+	if ((is_final(source) || words->tx_back) && *source->channel.tail && !(source->switched || source->frozen))
+		violation(source, "has sent by ring and never gone there");
+	if (lost)
+		return;
+	bool unread = !target->frozen && *target->channel.tail != *source->channel.read;
+	if (is_closed(source) && (source->finished || !space(target)) && unread)
+		reset("unread");
+	else if (source->finished)
+		tell_end(source, target);
+}
+
+static void hand_on(void)
+{
+	if (!is_open) {
+		if (!sides_of[0].channel.remote->attached || !sides_of[1].channel.remote->attached)
+			return;
+		is_open = true;
+		for (int i = 0; i < 2; i++) {
+			sides_of[i].channel.local->attached = 1;
+			ring(&sides_of[i]);
+		}
+	}
+	for (int i = 0; i < 2; i++)
+		if (sides_of[1 - i].channel.remote->fin_seen && !is_final(&sides_of[i]))
+			sides_of[i].gone = changed = true;
+	for (int i = 0; i < 2 && !lost; i++)
+		hand_on_from(&sides_of[i], &sides_of[1 - i]);
+}
+
+static void pump(struct relay_side *source, struct relay_side *target)
+{
+	struct channel *in = &source->channel, *out = &target->channel;
+	uint64_t from = *in->received + source->held, there = *in->tail - from, room = space(target);
+	uint64_t len = source->frozen || !source->switched ? 0 : there < room ? there : room;
+
+	if (len && choose(2))
+		len = 1 + choose((uint32_t)len);
+	for (uint64_t i = 0; i < len; i++)
+		out->out[(*out->sent + i) & (out->out_len - 1)] = in->in[(from + i) & (in->in_len - 1)];
+	if (len) {
+		trace("    relay: %llu bytes to %d", (unsigned long long)len, target == &sides_of[1]);
+		*out->sent += len;
+		source->held += len;
+		ring(target);
+	}
+	if (has_ended(source) && !source->finished)
+		source->finished = changed = true;
+}
+
+/* Gives back to `source` the room of what the application of `target` has read. */
+static void release(struct relay_side *source)
+{
+	uint64_t read = *other_of(source)->channel.read - *source->channel.received;
+	uint64_t len = read < source->held ? read : source->held;
+
+	if (!len)
+		return;
+	*source->channel.received += len;
+	source->held -= len;
+	changed = true;
+	if (*source->channel.wanted)
+		ring(source);
+}
+
+/* Asks the kernel about ends whose process has left. */
+static void look_for_gone(void)
+{
+	for (int i = 0; i < 2; i++)
+		if (!sides_of[i].gone && connection[i]->tcp.orphan && (!provider_lines[i] || provider_lines[i]->line.hung_up))
+			sides_of[i].gone = changed = true;
+	if (sides_of[0].gone && sides_of[1].gone)
+		drop();
+}
+
+static void step(int which)
+{
+	switch (which) {
+	case HAND_ON: hand_on(); break;
+	case PUMP:
+	case PUMP_BACK: pump(&sides_of[which - PUMP], &sides_of[1 - (which - PUMP)]); break;
+	case RELEASE:
+	case RELEASE_BACK: release(&sides_of[which - RELEASE]); break;
+	default: look_for_gone();
+	}
+	bool over = (sides_of[0].end_told && sides_of[1].end_told) || (is_closed(&sides_of[0]) && is_closed(&sides_of[1]));
+	if (over && !lost)
+		drop();
+}
+
+/* What the applications say has changed since the last look. */
+static bool news(void)
+{
+	static struct said {
+		struct channel_side words;
+		uint64_t tail, read;
+		bool orphan, hung_up;
+	} last[2];
+	bool found = false;
+
+	for (int i = 0; i < 2; i++) {
+		const struct channel *channel = &sides_of[i].channel;
+		struct said said;
+		memset(&said, 0, sizeof(said));
+		memcpy(&said.words, channel->remote, sizeof(said.words));
+		said.tail = *channel->tail;
+		said.read = *channel->read;
+		said.orphan = connection[i]->tcp.orphan;
+		said.hung_up = !provider_lines[i] || provider_lines[i]->line.hung_up;
+		found |= memcmp(&said, &last[i], sizeof(said)) != 0;
+		last[i] = said;
+	}
+	return found;
+}
+
+bool relay_can(void)
+{
+	if (!exists || lost || dead)
+		return false;
+	if (news())
+		quiet = 0;
+	return quiet != (1u << STEPS) - 1;
+}
+
+void relay_move(void)
+{
+	int which = (int)choose(STEPS);
+
+	while (quiet & 1u << which)
+		which = (which + 1) % STEPS;
+	changed = false;
+	step(which);
+	quiet = changed ? 0 : quiet | 1u << which;
+}
+
+void relay_leave(void)
+{
+	if (!exists || lost || dead || left)
+		return;
+	trace("    relay: leaves");
+	left = true;
+	for (int i = 0; i < 2; i++) {
+		sides_of[i].channel.local->notice |= CHANNEL_DEMOTE;
+		ring(&sides_of[i]);
+	}
+	quiet = 0;
+}
+
+void relay_dies(void)
+{
+	if (!exists || dead)
+		return;
+	dead = true;
+	relay_life->count = 1;
+	wake(relay_life, WAKES_ALL);
+}
+
+bool relay_excuses(void)
+{
+	return weaker || (exists && dead);
+}

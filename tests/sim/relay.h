@@ -1,0 +1,21 @@
+/* relay.h - a provider between the two ends; see relay.c. */
+#ifndef SIDESTEP_SIM_RELAY_H
+#define SIDESTEP_SIM_RELAY_H
+
+#include "sim.h"
+
+struct relay_app { /* what an application has sent for its channel */
+	struct object *bell, *page;
+	uint32_t bell_index;
+};
+
+/* From now on it stands between: of each side the segment, and which place in it is the application's. */
+void relay_open(struct object *const segments[2], const int places[2], const struct relay_app apps[2]);
+bool relay_can(void);
+void relay_move(void);
+void relay_leave(void); /* the protocol goes */
+void relay_dies(void);
+bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/mechanisms.md */
+extern struct object *relay_life, *relay_bell, *relay_page;
+
+#endif
