@@ -25,9 +25,8 @@ struct channel { /* with one application */
 	const _Atomic uint64_t *tail;  /* of the application's */
 	_Atomic uint64_t *received;    /* its room that was given back */
 	const _Atomic uint32_t *wanted;
-	uint8_t *out;
-	const uint8_t *in;
-	uint32_t out_len, in_len;
+	struct channel_ring out, in;
+	const struct channel_producer *in_line; /* where what comes in lies */
 	_Atomic uint32_t *remote_back; /* how its direction ends */
 };
 
@@ -64,9 +63,15 @@ static void ring(struct relay_side *side)
 static void channel_of(struct channel *channel, struct object *object, int place)
 {
 	struct channel_segment *segment = (struct channel_segment *)object->memory;
-	uint8_t *rings[2] = {object->memory + CHANNEL_HEADER_SIZE,
-	                     object->memory + CHANNEL_HEADER_SIZE + segment->ring_size[0]};
+	struct channel_ring rings[2];
+	uint8_t *at = object->memory + CHANNEL_HEADER_SIZE;
 	int ours = 1 - place;
+
+	for (int i = 0; i < 2; i++) {
+		uint32_t size = segment->ring_size[i], spill_size = size > CHANNEL_SPILL ? size : CHANNEL_SPILL;
+		rings[i] = (struct channel_ring){at, at + size, size, spill_size};
+		at += size + spill_size;
+	}
 
 	*channel = (struct channel){
 		.local = &segment->side[ours],
@@ -78,8 +83,7 @@ static void channel_of(struct channel *channel, struct object *object, int place
 		.wanted = &segment->producer[place].want_space,
 		.out = rings[ours],
 		.in = rings[place],
-		.out_len = segment->ring_size[ours],
-		.in_len = segment->ring_size[place],
+		.in_line = &segment->producer[place],
 		.remote_back = &segment->side[place].tx_back,
 	};
 }
@@ -120,7 +124,7 @@ static bool has_ended(const struct relay_side *side)
 
 static uint64_t space(const struct relay_side *side)
 {
-	return side->channel.out_len - (*side->channel.sent - *side->channel.read);
+	return side->channel.out.size - (*side->channel.sent - *side->channel.read);
 }
 
 static void drop(void)
@@ -302,7 +306,8 @@ static void pump(struct relay_side *source, struct relay_side *target)
 	if (len && choose(2))
 		len = 1 + choose((uint32_t)len);
 	for (uint64_t i = 0; i < len; i++)
-		out->out[(*out->sent + i) & (out->out_len - 1)] = in->in[(from + i) & (in->in_len - 1)];
+		*channel_place(&out->out, 0, 0, 0, *out->sent + i, &(size_t){1}) =
+			*channel_place(&in->in, in->in_line->ring_from, in->in_line->ring_to, in->in_line->spill_base, from + i, &(size_t){1});
 	if (len) {
 		trace("    relay: %llu bytes to %d", (unsigned long long)len, target == &sides_of[1]);
 		*out->sent += len;

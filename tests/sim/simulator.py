@@ -29,11 +29,12 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 OUTPUT: Final = ROOT / "build" / "native-tests"
+SPILL: Final = "-DCHANNEL_SPILL=32768u"  # small, so that it is full and wraps
 SHIM_FLAGS: Final = (
     "-std=gnu11", "-O1", "-g", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-fno-semantic-interposition",
-    "-U_FORTIFY_SOURCE", "-fsanitize=thread", "-w", "-DCHANNEL_SPILL=32768u",
+    "-U_FORTIFY_SOURCE", "-fsanitize=thread", "-w", SPILL,
 )  # fmt: skip
-SIM_FLAGS: Final = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
+SIM_FLAGS: Final = (SPILL, "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
 WRAPPED: Final = re.compile(r"^WRAP\([^,]+, (\w+),", re.MULTILINE)
 TIMEOUT_S: Final = 3600
 
