@@ -310,13 +310,13 @@ static void test_rings_do_not_touch_each_other(void)
 	for (int side = 0; side < 2; side++) {
 		uint32_t size = ends[side].channel.tx.size;
 		CHECK(end_send(&ends[side], (uint64_t)side, 0, SIZE_MAX) == size);
-		CHECK(channel_tx_spill(&ends[side].channel));
+		CHECK(channel_tx_spill(&ends[side].channel, SIZE_MAX));
 		CHECK(end_send(&ends[side], (uint64_t)side, size, SIZE_MAX) == CHANNEL_SPILL - size);
 	}
 	for (int turn = 0; turn < 20000; turn++) {
 		int side = (int)dice_below(&dice, 2);
 		size_t len = end_receive(&ends[1 - side], (uint64_t)side, position[side], 1 + dice_below(&dice, 300));
-		CHECK(channel_tx_space(&ends[side].channel, SIZE_MAX) >= 0 && channel_tx_spill(&ends[side].channel));
+		CHECK(channel_tx_space(&ends[side].channel, SIZE_MAX) >= 0 && channel_tx_spill(&ends[side].channel, SIZE_MAX));
 		CHECK(end_send(&ends[side], (uint64_t)side, position[side] + CHANNEL_SPILL, len) == len);
 		position[side] += len;
 	}
@@ -371,7 +371,7 @@ static void test_trim_spill_gives_pages_back(void)
 	struct channel_end *end = &ends[0].channel;
 	for (int turn = 0; turn < 5; turn++) {
 		sent += end_send(&ends[0], 1, sent, SIZE_MAX);
-		CHECK(channel_tx_spill(end));
+		CHECK(channel_tx_spill(end, SIZE_MAX));
 		sent += end_send(&ends[0], 1, sent, SIZE_MAX);
 		CHECK(sent - received == CHANNEL_SPILL && !channel_trim_spill(end));
 		while (sent - received > PAGE / 2)
@@ -559,7 +559,7 @@ static void spilling_spill(struct spilling *s)
 	bool more = limit > calm && !(s->spilled && s->limit >= limit);
 
 	CHECK(channel_tx_space(&s->ends[0].channel, SIZE_MAX) >= 0); /* a fresh head */
-	CHECK(channel_tx_spill(&s->ends[0].channel) == more);
+	CHECK(channel_tx_spill(&s->ends[0].channel, SIZE_MAX) == more);
 	if (more) {
 		s->limit = limit;
 		s->ring_end = s->spilled ? s->ring_end : s->sent;
@@ -729,7 +729,7 @@ static void test_a_ring_in_the_midst_of_a_spill(void)
 		spilling_send(&s, SIZE_MAX);
 		CHECK(s.sent - s.received == CHANNEL_SPILL);
 		spilling_look(&s);
-		CHECK(!channel_tx_spill(&s.ends[0].channel)); /* that is all */
+		CHECK(!channel_tx_spill(&s.ends[0].channel, SIZE_MAX)); /* that is all */
 		spilling_receive(&s, PAGE - 1);
 		spilling_settle(&s); /* a byte of the ring is unread: it stays behind */
 		CHECK(s.spilled && s.ends[0].own.ring_to);
@@ -785,7 +785,7 @@ static void test_room_max_bounds_what_is_unread(void)
 		spilling_check(&s);
 		/* lowered, it takes nothing back, and has no room to give until it is read */
 		s.ends[0].own.room_max = 1;
-		CHECK(channel_tx_peek(&s.ends[0].channel) == 0 && !channel_tx_spill(&s.ends[0].channel));
+		CHECK(channel_tx_peek(&s.ends[0].channel) == 0 && !channel_tx_spill(&s.ends[0].channel, SIZE_MAX));
 		spilling_look(&s);
 		spilling_close(&s);
 	}
@@ -800,9 +800,9 @@ static void test_a_place_is_in_bounds_for_any_words(void)
 	const struct channel_ring *ring = &ends[0].channel.tx;
 	for (int turn = 0; turn < 300000; turn++) {
 		uint64_t near = dice_roll(&dice), from = hostile_value(&dice, near), to = hostile_value(&dice, from),
-		         at = hostile_value(&dice, dice_below(&dice, 2) ? from : to);
+		         at = hostile_value(&dice, dice_below(&dice, 2) ? from : to), base = hostile_value(&dice, at);
 		size_t asked = 1 + dice_below(&dice, 3 * CHANNEL_SPILL), len = asked;
-		uint8_t *place = channel_place(ring, from, to, at, &len);
+		uint8_t *place = channel_place(ring, from, to, base, at, &len);
 		bool in_ring = lies_in(place, ring->data, ring->size);
 		CHECK(len >= 1 && len <= asked);
 		CHECK(in_ring ? lies_in(place + len - 1, ring->data, ring->size)
@@ -810,7 +810,7 @@ static void test_a_place_is_in_bounds_for_any_words(void)
 		                    lies_in(place + len - 1, ring->spill, ring->spill_size));
 		/* and all of these bytes lie where each of them does */
 		size_t off = dice_below(&dice, len), one = 1;
-		CHECK(at + off < at || channel_place(ring, from, to, at + off, &one) == place + off);
+		CHECK(at + off < at || channel_place(ring, from, to, base, at + off, &one) == place + off);
 	}
 	ends_close(ends);
 }
@@ -831,7 +831,7 @@ static void talk(struct end *end, int side, uint64_t seed, bool spills)
 	while (sent < TALK_LEN || received < TALK_LEN) {
 		if (spills && dice_below(&dice, 20) == 0) {
 			CHECK(channel_tx_space(&end->channel, SIZE_MAX) >= 0);
-			channel_tx_spill(&end->channel);
+			channel_tx_spill(&end->channel, SIZE_MAX);
 		}
 		if (spills && dice_below(&dice, 4) == 0) {
 			bool before = end->own.ring_to;
@@ -948,7 +948,7 @@ static void spill_or_settle(struct channel_end *end, unsigned turn)
 {
 	CHECK(channel_tx_space(end, SIZE_MAX) >= 0);
 	if (turn % 3)
-		channel_tx_spill(end);
+		channel_tx_spill(end, SIZE_MAX);
 	else
 		channel_tx_settle(end);
 }
@@ -1050,7 +1050,7 @@ static void look_everywhere(struct end *end)
 		channel_tx_put(channel, (size_t)space - len, bytes, len);
 		channel_tx_publish(channel, (size_t)space);
 	}
-	channel_tx_spill(channel);
+	channel_tx_spill(channel, SIZE_MAX);
 	channel_trim_spill(channel);
 }
 
@@ -1065,7 +1065,7 @@ static void test_hostile_words_one_at_a_time(void)
 			uint64_t before = dice_below(&dice, PAGE), after = dice_below(&dice, PAGE);
 			uint64_t sent = end_send(&ends[1], 1, 0, before);
 			if (dice_below(&dice, 2)) {
-				CHECK(channel_tx_spill(&ends[1].channel));
+				CHECK(channel_tx_spill(&ends[1].channel, SIZE_MAX));
 				sent += end_send(&ends[1], 1, sent, 2 * PAGE);
 			}
 			uint64_t received = end_receive(&ends[0], 1, 0, after);
@@ -1164,10 +1164,10 @@ static void test_own_words_that_do_not_fit_stay_in_bounds(void)
 		struct end ends[2];
 		ends_open(ends, PAGE, PAGE, NULL);
 		end_send(&ends[0], 1, 0, dice_below(&dice, PAGE));
-		_Atomic uint64_t *own[] = {&ends[0].own.ring_from, &ends[0].own.ring_to, &ends[0].own.limit,
-		                           &ends[0].own.room_max, &ends[0].own.tail, &ends[0].own.head_seen};
+		_Atomic uint64_t *own[] = {&ends[0].own.ring_from, &ends[0].own.ring_to, &ends[0].own.limit, &ends[0].own.room_max,
+		                           &ends[0].own.spill_base, &ends[0].own.tail, &ends[0].own.head_seen};
 		for (uint64_t more = 1 + dice_below(&dice, 4); more; more--)
-			*own[dice_below(&dice, turn % 2 ? 6 : 4)] = hostile_value(&dice, PAGE);
+			*own[dice_below(&dice, turn % 2 ? 7 : 5)] = hostile_value(&dice, PAGE);
 		int64_t space = channel_tx_space(&ends[0].channel, 2 * CHANNEL_SPILL);
 		size_t room = channel_tx_tell(&ends[0].channel);
 		CHECK(space == -ECONNRESET || (space >= 0 && space <= CHANNEL_SPILL), "%lld", (long long)space);

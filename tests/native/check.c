@@ -65,6 +65,7 @@ struct channel_own own_of(struct own_words *words)
 		.head_seen = &words->head_seen,
 		.ring_from = &words->ring_from,
 		.ring_to = &words->ring_to,
+		.spill_base = &words->spill_base,
 		.limit = &words->limit,
 		.room_max = &words->room_max,
 	};
@@ -171,7 +172,8 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 	WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
 	WORD(side[i].tx_fin_at), WORD(side[i].handed_on), WORD(side[i].tx_follows), WORD(side[i].hint)
 #define RING(i) \
-	WORD(producer[i].tail), WORD(producer[i].ring_from), WORD(producer[i].ring_to), WORD(producer[i].want_space), \
+	WORD(producer[i].tail), WORD(producer[i].ring_from), WORD(producer[i].ring_to), WORD(producer[i].spill_base), \
+	WORD(producer[i].want_space), \
 	WORD(producer[i].cpu), WORD(consumer[i].head), WORD(consumer[i].cpu), WORD(consumer[i].room_max)
 
 const struct header_word header_words[] = {

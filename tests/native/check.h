@@ -43,7 +43,7 @@ static inline uint8_t stream_byte(uint64_t seed, uint64_t position)
 
 /* One side's own words, which the peer cannot reach. */
 struct own_words {
-	_Atomic uint64_t tail, head, head_seen, ring_from, ring_to, limit, room_max;
+	_Atomic uint64_t tail, head, head_seen, ring_from, ring_to, spill_base, limit, room_max;
 };
 struct channel_own own_of(struct own_words *words);
 

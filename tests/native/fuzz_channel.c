@@ -145,7 +145,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			case 0: channel_trim(&end); break;
 			case 1: channel_trim_spill(&end); break;
 			case 2: channel_tx_settle(&end); break;
-			default: channel_tx_spill(&end);
+			default: channel_tx_spill(&end, SIZE_MAX);
 			}
 			break;
 		default:
