@@ -199,6 +199,7 @@ _ORDERED: Final[dict[str, tuple[Callable[[list[Connection]], bool], bool]]] = {
     "tcp": (_on_tcp, False),
     "tcp!": (_on_tcp, True),
     "left": (lambda ends: ends[0].tx.path == "tcp", False),
+    "joined": (lambda ends: ends[0].tx.path == "ring", False),
     "on": (lambda ends: all(end.promoted for end in ends), False),
     "again": (_promoted_again, False),
     "again!": (_promoted_again, True),

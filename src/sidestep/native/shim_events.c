@@ -160,11 +160,11 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 	return ready | (kernel_bits & (EPOLLHUP | EPOLLERR));
 }
 
-/* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring or behind it. */
+/* Bytes of the ring that a read can return beside `queued` ones of TCP, from before the ring, behind it, or both. */
 size_t conn_ring_unread(struct conn *conn, size_t queued)
 {
-	bool next = rx_by_ring(conn->slot) || rx_ring_next(conn, queued);
-	size_t there = next ? channel_rx_tell(&conn->channel) : 0;
+	bool readable = rx_by_ring(conn->slot) || rx_ring_among(conn, queued);
+	size_t there = readable ? channel_rx_tell(&conn->channel) : 0;
 
 	return there == SIZE_MAX ? 0 : there;
 }

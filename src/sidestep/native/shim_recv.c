@@ -116,7 +116,7 @@ static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_
 		full_fence();
 		if (unlikely(conn_tcp_read(conn)))
 			conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
-	} else if (wanted && rx_ring_next(conn, len)) {
+	} else if (wanted && rx_ring_among(conn, len)) {
 		int64_t there = channel_rx_avail(&conn->channel);
 		if (there > 0)
 			*moved += ring_read(call, at + len, (size_t)there < wanted ? (size_t)there : wanted);

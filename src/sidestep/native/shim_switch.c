@@ -231,14 +231,16 @@ bool rx_divided(const struct conn *conn)
 	                                conn_peer_switched(conn));
 }
 
-/* Whether the ring goes on where TCP ends, `queued` bytes from here. */
-bool rx_ring_next(const struct conn *conn, size_t queued)
+/*
+ * Whether the ring's bytes stand behind those that TCP holds, `queued` of them, or among them: ahead of what the peer has sent
+ * since it went back.
+ */
+bool rx_ring_among(const struct conn *conn, size_t queued)
 {
 	const struct channel_side *remote = conn->channel.remote;
 
 	return !rx_over(conn->slot) && conn_peer_switched(conn) &&
-	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) ==
-	           word_load(conn->slot->rx_tcp_bytes) + queued;
+	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) - word_load(conn->slot->rx_tcp_bytes) <= queued;
 }
 
 /*

@@ -308,6 +308,48 @@ static void demoted_at_both_ends_with_bytes_unread(void)
 	unread(BOTH);
 }
 
+/* The peer sends by TCP from now on, and has not sent a byte yet. */
+static void peer_leaves(struct pair *pair)
+{
+	struct pair turned = {.port = pair->peer_port, .peer_port = pair->port};
+	order("demote", pair, PEERS);
+	do
+		peer(pair, ACT_POLL, POLLIN, 1); /* it hears of it in a call that sends nothing */
+	while (choice.warm && !choice.shaken && !ask_runner("left", &turned));
+}
+
+/* The peer sends by ring from now on, and has not sent a byte yet. */
+static void peer_joins(struct pair *pair)
+{
+	struct pair turned = {.port = pair->peer_port, .peer_port = pair->port};
+	int unread;
+	order("promote", pair, PEERS);
+	do {
+		peer(pair, ACT_POLL, POLLIN, 1);
+		NEED(ioctl(pair->fd, FIONREAD, &unread) == 0); /* we consent to it in a call that reads nothing */
+	} while (choice.warm && !choice.shaken && !ask_runner("joined", &turned));
+}
+
+/* Nothing is read while the peer goes to the ring and back: bytes of TCP, of the ring, and of TCP again are one queue. */
+static void unread_of_both_ways(void)
+{
+	struct pair *pair = open_pair();
+	for (int turn = 0; turn < TURNS; turn++) {
+		to_tcp(pair, PEERS);
+		peer_put(pair, SOME);
+		say("of TCP: %d", arrived(pair, SOME));
+		peer_joins(pair);
+		peer_put(pair, SOME);
+		say("and of the ring: %d", arrived(pair, 2 * SOME));
+		peer_leaves(pair);
+		peer_put(pair, SOME);
+		say("and of TCP again: %d", arrived(pair, 3 * SOME));
+		say_bytes("all of it", pair, data, recv(pair->fd, data, sizeof data, MSG_DONTWAIT));
+		to_ring(pair, PEERS);
+	}
+	use(pair);
+}
+
 static void demoted_in_a_large_read(void)
 {
 	struct pair *pair = open_pair();
@@ -341,16 +383,6 @@ static void orders_amid_traffic(void)
 }
 
 /* -- the end of the stream -- */
-
-/* The peer sends by TCP from now on, and has not sent a byte yet. */
-static void peer_leaves(struct pair *pair)
-{
-	struct pair turned = {.port = pair->peer_port, .peer_port = pair->port};
-	order("demote", pair, PEERS);
-	do
-		peer(pair, ACT_POLL, POLLIN, 1); /* it hears of it in a call that sends nothing */
-	while (choice.warm && !choice.shaken && !ask_runner("left", &turned));
-}
 
 static void half_closed_here(void)
 {
@@ -523,6 +555,7 @@ const struct scene scenes_demote[] = {
 	SCENE(demoted_with_bytes_unread),
 	SCENE(peer_demoted_with_bytes_unread),
 	SCENE(demoted_at_both_ends_with_bytes_unread),
+	SCENE(unread_of_both_ways),
 	SCENE(demoted_in_a_large_read),
 	SCENE(orders_amid_traffic),
 	SCENE(half_closed_here),
