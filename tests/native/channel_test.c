@@ -392,8 +392,15 @@ static void test_trim_spill_gives_pages_back(void)
 		CHECK(blocks_of(fd) >= 2 * page); /* the header and the ring are kept */
 		CHECK(end_receive(&ends[1], 1, received, SIZE_MAX) == 100);
 		received = sent;
+		/* both, though what follows would go to the spill */
+		sent += end_send(&ends[0], 1, sent, SIZE_MAX);
+		CHECK(channel_tx_spill(end));
+		sent += end_send(&ends[0], 1, sent, SIZE_MAX);
+		received += end_receive(&ends[1], 1, received, SIZE_MAX);
+		CHECK(received == sent && blocks_of(fd) >= spill);
 		channel_trim(end);
 		CHECK(blocks_of(fd) == page);
+		channel_tx_settle(end);
 	}
 	ends_close(ends);
 	close(fd);
