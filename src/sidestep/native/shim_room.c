@@ -15,6 +15,18 @@ enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* what it tells: linux/socket.h 
 #define STEPS_MAX 32
 #define WINDOW_FIRST 65536u     /* what a receiver takes that has not read yet: half of tcp_rmem's default, tcp(7) */
 
+/* Whether a process that lives has reserved the room behind the tail. One that was killed has not. */
+bool conn_reserved(const struct conn *conn)
+{
+	struct conn_slot *slot = conn->slot;
+	uint32_t pid = (uint32_t)(atomic_load(&slot->tx_reserver) >> 32);
+
+	if (pid == shim_pid || !task_dead(pid, true))
+		return true;
+	slot_clear(slot, SLOT_RESERVED);
+	return false;
+}
+
 /* What has to be free before somebody who waits for room is told of it. */
 size_t room_wanted(const struct conn *conn)
 {

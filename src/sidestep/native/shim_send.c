@@ -8,18 +8,6 @@
 
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 
-/* Whether a process that lives has reserved the room behind the tail. One that was killed has not. */
-bool conn_reserved(const struct conn *conn)
-{
-	struct conn_slot *slot = conn->slot;
-	uint32_t pid = (uint32_t)(atomic_load(&slot->tx_reserver) >> 32);
-
-	if (pid == shim_pid || !task_dead(pid, true))
-		return true;
-	slot_clear(slot, SLOT_RESERVED);
-	return false;
-}
-
 bool reserved_by_self(const struct conn *conn)
 {
 	return atomic_load(&conn->slot->tx_reserver) == ((uint64_t)shim_pid << 32 | self.tid);

@@ -102,13 +102,7 @@ class Provider:
         self._selector = selectors.DefaultSelector()
         self._services = ProviderServices(self._selector, clock, partial(self._tell, writer=Source.MODULES))
         self._network: Network | None = None
-        owners = frozenset({0, os.geteuid()}) if settings.system else None
-        self._policy = PolicyFiles(
-            settings.policy, log=partial(self._tell, writer=Source.PROVIDER), on_change=self._follow_policy,
-            owners=owners,
-        )  # fmt: skip
-        if (policy_fd := self._policy.fileno()) is not None:
-            self._services.watch(policy_fd, self._policy.handle_readable)
+        self._policy = self._policy_of(settings)
         self._users = Users(system=settings.system, policy=self._policy_pairs)
         self._crowd = Crowd(self._users.share, self._clients_max)
         self._lineage = Lineage(self._services, processes_max=room.lineage)
@@ -116,22 +110,53 @@ class Provider:
             OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
             partial(_installed, PROTOCOLS_GROUP), self._services, self._on_broken_module, self._on_started_module,
         )  # fmt: skip
-        self._transports: Transports = Modules(
-            OffloadTransport, partial(_installed, TRANSPORTS_GROUP), self._services, self._on_broken_module,
-            self._on_started_module,
-        )  # fmt: skip
+        self._transports: Transports = self._transports_installed()
         self._services.transports_known = self._transports
         self._services.remote = settings.remote
-        self._modules: dict[str, Protocols | Transports] = {
-            "protocol": self._protocols,
-            "transport": self._transports,
-        }
+        self._modules: dict[str, Protocols | Transports] = {"protocol": self._protocols, "transport": self._transports}
         self.decisions = Decisions(
             self._protocols, lambda: self._policy.policy, self._router, time.time, settings.remote
         )
         self._relays = Relays(self._services, self.counters, relays_max=room.relays, guarded=self._call)
         self._waiting = Waiting(self._selector, self._services, self._relays)
-        self._pairing = Pairing(
+        self._pairing = self._pairing_of(settings, room)
+        self._services.find_end = self._pairing.await_end
+        self._crews = Crews(
+            settings.workers, settings.remote, self._services, self.counters,
+            partial(self._tell, writer=Source.MODULES),
+        )  # fmt: skip
+        self._services.hires = self._crews.hire
+        self._services.listeners = self._listeners = Listeners(self.decisions, self.counters)
+        self._services.names = names = Names(self._netns_cookie)
+        self._reaching = Reaching(protocols=self._protocols, users=self._users, counters=self.counters, send=self._send)
+        self._explicit = self._explicit_of(room, names)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._watch_sockets()
+
+    def _transports_installed(self) -> Transports:
+        return Modules(
+            OffloadTransport, partial(_installed, TRANSPORTS_GROUP), self._services, self._on_broken_module,
+            self._on_started_module,
+        )  # fmt: skip
+
+    def _watch_sockets(self) -> None:
+        for sock in (self._listener, self._wake_reader, self._wake_writer):
+            sock.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+
+    def _policy_of(self, settings: ProviderSettings) -> PolicyFiles:
+        owners = frozenset({0, os.geteuid()}) if settings.system else None
+        policy = PolicyFiles(
+            settings.policy, log=partial(self._tell, writer=Source.PROVIDER), on_change=self._follow_policy,
+            owners=owners,
+        )  # fmt: skip
+        if (policy_fd := policy.fileno()) is not None:
+            self._services.watch(policy_fd, policy.handle_readable)
+        return policy
+
+    def _pairing_of(self, settings: ProviderSettings, room: capacity.Room) -> Pairing:
+        return Pairing(
             settings,
             registry=self._registry,
             protocols=self._protocols,
@@ -145,34 +170,16 @@ class Provider:
             users=self._users,
             services=self._services,
             proofs_max=room.proofs,
-            clock=clock,
+            clock=self._clock,
             send=self._send,
             relays=self._relays,
         )
-        self._services.find_end = self._pairing.await_end
-        self._crews = Crews(
-            settings.workers, settings.remote, self._services, self.counters,
-            partial(self._tell, writer=Source.MODULES),
+
+    def _explicit_of(self, room: capacity.Room, names: Names) -> ExplicitSockets:
+        return ExplicitSockets(
+            protocols=self._protocols, decisions=self.decisions, services=self._services, counters=self.counters,
+            netns_cookie=self._netns_cookie, leases_max=room.leases, reaching=self._reaching, names=names,
         )  # fmt: skip
-        self._services.hires = self._crews.hire
-        self._services.listeners = self._listeners = Listeners(self.decisions, self.counters)
-        self._services.names = names = Names(self._netns_cookie)
-        self._reaching = Reaching(protocols=self._protocols, users=self._users, counters=self.counters, send=self._send)
-        self._explicit = ExplicitSockets(
-            protocols=self._protocols,
-            decisions=self.decisions,
-            services=self._services,
-            counters=self.counters,
-            netns_cookie=self._netns_cookie,
-            leases_max=room.leases,
-            reaching=self._reaching,
-            names=names,
-        )
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        for sock in (listener, self._wake_reader, self._wake_writer):
-            sock.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ)
 
     # ---- the loop ----
 
