@@ -32,6 +32,7 @@ from ways import WAIT_S, World
 from hosts import NETWORK, hosts, need_namespaces
 from raw_iwarp import Ended
 from sidestep.config import RemoteSettings
+from sidestep.native import layout
 from sidestep.provider import far
 from sidestep.remote import link, promotion
 from sidestep.switch.link import Say
@@ -186,14 +187,10 @@ def _overfill(liar: Liar) -> None:
     """More than there is room for, while the program reads nothing."""
     liar.switched()
     with _standing_still(liar.world):
-        liar.say(Say.DATA, liar_ring(liar), bytes(liar_ring(liar)))
+        for _ in range(0, layout.CHANNEL_SPILL, 1 << 18):
+            liar.say(Say.DATA, 1 << 18, bytes(1 << 18))
         liar.say(Say.DATA, 1, b"x")
         liar.peer.left()
-
-
-def liar_ring(_liar: Liar) -> int:
-    """Bytes of the ring by which the program reads."""
-    return 256 << 10
 
 
 _OPEN, _ONCE, _NEVER = Liar.attached, Liar.both_ways, None
@@ -215,7 +212,7 @@ LIES: dict[Say | str, list[tuple[str, str, Lie]]] = {
         ("by who has not switched", "link_data", _then(Liar.invited, (Say.DATA, 10))),
         ("none", "link_data", _then(Liar.switched, (Say.DATA, 0))),
         ("2^64 - 1 bytes", "link_data", _then(Liar.switched, (Say.DATA, 2**64 - 1))),
-        ("more than the ring", "link_data", _then(Liar.switched, (Say.DATA, 1 << 20))),
+        ("more than the ring", "link_data", _then(Liar.switched, (Say.DATA, layout.CHANNEL_SPILL + 1))),
         ("more than there is room for", "link_data", _overfill),
         ("behind the end", "link_data", _then(_ONCE, (Say.SHUT, 4), (Say.DATA, 1))),
     ],
