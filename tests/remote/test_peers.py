@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -111,6 +113,13 @@ def cable() -> Iterator[Cable]:
                 for address in addresses:
                     ip(f"addr add {address}/24 dev eth0")
                 ip(f"addr add {HERE6 if host is here else THERE6}/64 dev eth0 nodad")
+        for host in (here, there):  # else the first question for a neighbour is lost, and the next comes after a second
+            with host.inside():
+                while (
+                    b"state UP"
+                    not in subprocess.run(["ip", "link", "show", "eth0"], capture_output=True, check=True).stdout
+                ):
+                    time.sleep(0.01)
         loop = Clock()
         stack.callback(loop.close)
         yield Cable(stack, loop, here, there)
