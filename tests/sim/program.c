@@ -306,10 +306,19 @@ static uint32_t set_wait(struct program *mine, int timeout)
 	return n ? event.events : 0;
 }
 
-/* What poll and a set say is what the next call does; nothing else happens in between. */
+/* Whether nothing of what the peer has sent is still with TCP, nor waits to be sent again. */
+static bool all_arrived(const struct program *mine)
+{
+	const struct program *peer = peer_of(mine);
+
+	return connection[index_of(peer)]->tcp.out.len == 0 && !mine->passed && !peer->passed && !mine->shut_rd &&
+	       !peer->hostile && !peer->killed && !reset_excused(mine);
+}
+
+/* What poll and a set say, and FIONREAD counts, is what the next call does; nothing else happens in between. */
 static void do_agree(struct program *mine)
 {
-	uint8_t byte;
+	int number = 0;
 
 	calm++;
 	now += LOOK_EVERY; /* the shim need not have asked TCP just now */
@@ -328,13 +337,22 @@ static void do_agree(struct program *mine)
 		calm--;
 		return;
 	}
-	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
+	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, buffers[index_of(mine)], SIZE_LARGEST,
+	                                                                  MSG_PEEK | MSG_DONTWAIT);
 	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
-	trace("%d: poll says %#x, recv %zd", index_of(mine), (unsigned)told, n);
+	trace("%d: poll says %#x, FIONREAD %d, recv %zd", index_of(mine), (unsigned)told, number, n);
 	if (n < 0)
 		judge_error(mine, "recv", errno);
 	if (waits == (bool)(told & (POLLIN | POLLERR)))
 		fail("end %d: poll tells %#x, and recv %s", index_of(mine), (unsigned)told, waits ? "waits" : "does not");
+	if ((n >= 0 || waits) && (n > 0 ? n : 0) != (number < SIZE_LARGEST ? number : SIZE_LARGEST))
+		fail("end %d: FIONREAD %d, and a look sees %zd", index_of(mine), number, n);
+	if (n > 0)
+		judge_bytes(mine, buffers[index_of(mine)], (size_t)n, false, true);
+	if ((n > 0 || waits) && all_arrived(mine) && mine->received + (uint64_t)number < peer_of(mine)->sent)
+		fail("end %d: FIONREAD %d at %llu, and all %llu have arrived", index_of(mine), number,
+		     (unsigned long long)mine->received, (unsigned long long)peer_of(mine)->sent);
 	calm--;
 }
 

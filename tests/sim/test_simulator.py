@@ -42,7 +42,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 
 
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
-FLOORS: Final = {"promoted": 100, "back": 50, "again": 4, "passed": 4, "reset": 50}
+FLOORS: Final = {"promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50}
 
 
 def test_every_state_is_reached(shim: Simulator) -> None:
@@ -93,6 +93,10 @@ ONCE_WRONG: Final = {
     "a read is short at a round in which nothing went by ring, and taken for the end": (
         "more=0 tcp=20000 0.byte net 1.byte net 0.some 0.send 1.poll 0.poll 1.poll 0.poll "
         "1.demote 1.poll 0.poll 0.send 0.shut 1.shut net 1.both 1.all"
+    ),
+    "what the ring holds between two lots of TCP's is not counted by FIONREAD, nor seen by a look": (
+        "more=0 tcp=20000 0.byte net 1.byte net 0.some 0.send net 1.poll 0.peek 1.peek 0.peek 1.peek "
+        "0.send 0.demote 0.block 1.byte net 0.send net 1.poll 1.poll 1.poll"
     ),
     "a hang-up is told without that the end can be read": (
         "way1=3 promoted 1.shut net 0.recv 0.send 1.wait 1.recv 0.close tick=0 1.wait net 1.wait"
