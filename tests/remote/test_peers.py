@@ -115,10 +115,7 @@ def cable() -> Iterator[Cable]:
                 ip(f"addr add {HERE6 if host is here else THERE6}/64 dev eth0 nodad")
         for host in (here, there):  # else the first question for a neighbour is lost, and the next comes after a second
             with host.inside():
-                while (
-                    b"state UP"
-                    not in subprocess.run(["ip", "link", "show", "eth0"], capture_output=True, check=True).stdout
-                ):
+                while b"state UP" not in subprocess.check_output(["ip", "link", "show", "eth0"]):
                     time.sleep(0.01)
         loop = Clock()
         stack.callback(loop.close)

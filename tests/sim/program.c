@@ -25,8 +25,434 @@ uint64_t operations;
 uint32_t stimuli;
 bool seen[SEEN];
 
+<<<<<<< HEAD
 static void program_live(struct program *mine);
 static void child_run(struct program *mine);
+=======
+/* A call of this program: the shim's, or the kernel's own for a program without a shim. */
+#define CALL(program, result, name, types) \
+	((result(*) types)((program)->stranger ? kernel_find(#name) : dlsym((program)->library, #name)))
+
+static struct program *peer_of(const struct program *program)
+{
+	return &programs[program == &programs[0]];
+}
+
+static int index_of(const struct program *program)
+{
+	return program == &programs[1];
+}
+
+static uint8_t pattern(int end, uint64_t at)
+{
+	return (uint8_t)((at * 0x9E3779B97F4A7C15ull >> 56) + (uint64_t)end);
+}
+
+/* ---- what may be told ---- */
+
+/* The connection may end by a reset for this end: the peer did what makes one, or left bytes unread. */
+static bool reset_excused(const struct program *mine)
+{
+	const struct program *peer = peer_of(mine);
+
+	/* who gets the socket next cannot read what a ring holds that nobody can be asked for any more: see conn_abandon() */
+	if (mine->passed || peer->passed || peer->hostile)
+		return true;
+	return peer->aborted || mine->aborted || (mine->shut_rd && mine->shut_wr && peer->offered > mine->received) ||
+	       ((peer->closing || peer->killed || (peer->shut_rd && peer->shut_wr)) && mine->offered > peer->received);
+}
+
+static void judge_error(struct program *mine, const char *call, int error)
+{
+	int i = index_of(mine);
+
+	if (error == EAGAIN || (error == EPIPE && mine->shut_wr))
+		return;
+	if ((error == EPIPE || error == ENOTCONN) && mine->told_reset)
+		return;
+	if ((error == ECONNRESET || error == EPIPE) && reset_excused(mine)) {
+		mine->told_reset = seen[SEEN_RESET] = true;
+		return;
+	}
+	if (error == ENOTCONN && (mine->aborted || (mine->passed && reset_excused(mine)))) {
+		mine->told_reset = seen[SEEN_RESET] = true;
+		return;
+	}
+	fail("end %d: %s fails: %s", i, call, strerrorname_np(error));
+}
+
+static void judge_end(struct program *mine)
+{
+	const struct program *peer = peer_of(mine);
+
+	if (mine->shut_rd || mine->told_reset || mine->aborted)
+		return;
+	if (!peer->shut_wr && !peer->closing && !peer->killed)
+		fail("end %d: end of stream, and the peer has not ended", index_of(mine));
+	if (connection[index_of(mine)]->tcp.was_reset)
+		fail("end %d: end of stream, and it was a reset", index_of(mine));
+	/* Known: who is killed cannot send again what an end that passed its socket on had not read. */
+	if (mine->received != peer->sent && !(mine->passed && peer->killed))
+		fail("end %d: false end of stream at %llu of %llu", index_of(mine), (unsigned long long)mine->received,
+		     (unsigned long long)peer->sent);
+	mine->told_end = true;
+}
+
+static void judge_bytes(struct program *mine, const uint8_t *data, size_t len, bool is_short, bool peek)
+{
+	const struct program *peer = peer_of(mine);
+	int i = index_of(mine);
+
+	if (mine->told_end)
+		fail("end %d: bytes after the end of stream", i);
+	if (mine->received + len > peer->offered)
+		fail("end %d: %zu bytes at %llu, and only %llu were sent", i, len, (unsigned long long)mine->received,
+		     (unsigned long long)peer->offered);
+	for (size_t at = 0; at < len; at++)
+		if (data[at] != pattern(1 - i, mine->received + at))
+			fail("end %d: wrong byte at %llu", i, (unsigned long long)(mine->received + at));
+	if (peek)
+		return;
+	mine->received += len;
+	/* libuv takes a short read for the end once it has been told of a hang-up */
+	if (is_short && mine->hung_up && mine->received < peer->sent && !reset_excused(mine))
+		fail("end %d: false end of stream: hung up, and a short read at %llu of %llu", i,
+		     (unsigned long long)mine->received, (unsigned long long)peer->sent);
+}
+
+/* `asked` of poll, or of a set, and what was told. */
+static void judge_told(struct program *mine, uint32_t asked, uint32_t told)
+{
+	mine->ending |= told & (POLLRDHUP | POLLHUP | POLLERR);
+	mine->hung_up |= told & POLLHUP;
+	if (told & ~(asked | POLLHUP | POLLERR))
+		fail("end %d: told of %#x, asked for %#x", index_of(mine), told, asked);
+	/* tcp_poll: only a socket that was disconnected hangs up and has nothing to read */
+	if ((told & POLLHUP) && (asked & POLLIN) && !(told & POLLIN) && !mine->aborted && !mine->passed)
+		fail("end %d: told of a hang-up, and not that it can be read: %#x", index_of(mine), told);
+}
+
+/* ---- operations ---- */
+
+/* How far the connection has come. */
+static void look(const struct program *mine)
+{
+	const struct conn_slot *slot = provider_slot(index_of(mine));
+	static bool promoted[2], back[2];
+	int i = index_of(mine);
+
+	if (!slot || mine->stranger)
+		return;
+	bool now_promoted = slot->state == STATE_PROMOTED;
+	seen[SEEN_AGAIN] |= now_promoted && back[i];
+	promoted[i] |= now_promoted;
+	back[i] |= promoted[i] && !now_promoted;
+	seen[SEEN_PROMOTED] |= promoted[i];
+	seen[SEEN_BACK] |= back[i];
+	seen[SEEN_PASSED] |= promoted[i] && mine->passed;
+}
+
+static size_t some_size(void)
+{
+	switch (choose(5)) {
+	case 0: return 1;
+	case 1: return 1 + choose(100);
+	case 2: return 1 + choose(5000);
+	default: return 1 + choose(SIZE_LARGEST);
+	}
+}
+
+static int pieces(uint8_t *buf, size_t len, struct iovec iov[4])
+{
+	int n = 0;
+
+	while (len && n < 3) {
+		size_t part = choose(2) ? len : choose((uint32_t)len + 1);
+		iov[n++] = (struct iovec){buf, part};
+		buf += part;
+		len -= part;
+	}
+	iov[n++] = (struct iovec){buf, len};
+	return n;
+}
+
+/* What was sent, or -1 with errno. */
+static ssize_t do_send(struct program *mine, size_t len, bool quiet)
+{
+	int i = index_of(mine), flags = MSG_NOSIGNAL | (quiet ? MSG_DONTWAIT : 0);
+	uint8_t *buf = buffers[i];
+	struct iovec iov[4];
+	ssize_t n;
+
+	for (size_t at = 0; at < len; at++)
+		buf[at] = pattern(i, mine->sent + at);
+	mine->offered = mine->sent + len;
+	trace("%d: send %zu%s", i, len, quiet ? " quiet" : "");
+	if (!quiet)
+		mine->waits_for = POLLOUT;
+	if (choose(2)) {
+		n = CALL(mine, ssize_t, send, (int, const void *, size_t, int))(mine->fd, buf, len, flags);
+	} else {
+		int iov_len = pieces(buf, len, iov);
+		struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)iov_len};
+		n = CALL(mine, ssize_t, sendmsg, (int, const struct msghdr *, int))(mine->fd, &message, flags);
+	}
+	mine->waits_for = 0;
+	trace("%d: sent %zd%s%s", i, n, n < 0 ? " " : "", n < 0 ? strerrorname_np(errno) : "");
+	if (n > 0)
+		mine->sent += (uint64_t)n;
+	mine->offered = mine->sent;
+	if (peer_of(mine)->received > mine->sent)
+		fail("end %d: the peer has read more than was sent", i);
+	if (n < 0)
+		judge_error(mine, "send", errno);
+	if (n == 0)
+		fail("end %d: send returns 0", i);
+	return n;
+}
+
+/* What was received; 0 the end, or -1 with errno. */
+static ssize_t do_recv(struct program *mine, size_t len, int flags)
+{
+	int i = index_of(mine);
+	uint8_t *buf = buffers[i];
+	struct iovec iov[4];
+	bool quiet = mine->nonblock || (flags & MSG_DONTWAIT), whole = choose(2);
+	ssize_t n;
+	int iov_len = whole ? 1 : pieces(buf, len, iov);
+
+	memset(buf, 0xee, len);
+	trace("%d: recv %zu%s%s", i, len, quiet ? " quiet" : "", flags & MSG_PEEK ? " peek" : "");
+	if (!quiet)
+		mine->waits_for = POLLIN;
+	if (whole && !flags) {
+		n = CALL(mine, ssize_t, read, (int, void *, size_t))(mine->fd, buf, len);
+	} else if (whole) {
+		n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, buf, len, flags);
+	} else {
+		struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)iov_len};
+		n = CALL(mine, ssize_t, recvmsg, (int, struct msghdr *, int))(mine->fd, &message, flags);
+	}
+	mine->waits_for = 0;
+	trace("%d: received %zd%s%s, %llu in all", i, n, n < 0 ? " " : "", n < 0 ? strerrorname_np(errno) : "",
+	      (unsigned long long)(mine->received + (n > 0 && !(flags & MSG_PEEK) ? (uint64_t)n : 0)));
+	if (n > 0)
+		judge_bytes(mine, buf, (size_t)n, (size_t)n < len, flags & MSG_PEEK);
+	else if (n == 0)
+		judge_end(mine);
+	else
+		judge_error(mine, "recv", errno);
+	return n;
+}
+
+static void do_shutdown(struct program *mine, int how)
+{
+	int i = index_of(mine);
+
+	mine->shut_wr |= how != SHUT_RD;
+	mine->shut_rd |= how != SHUT_WR;
+	trace("%d: shutdown %d", i, how);
+	if (CALL(mine, int, shutdown, (int, int))(mine->fd, how) < 0 && errno != ENOTCONN)
+		fail("end %d: shutdown: %s", i, strerrorname_np(errno));
+}
+
+static void do_close(struct program *mine)
+{
+	trace("%d: close", index_of(mine));
+	mine->closing = true;
+	mine->no_more = true;
+	if (CALL(mine, int, close, (int))(mine->fd) < 0)
+		fail("end %d: close: %s", index_of(mine), strerrorname_np(errno));
+	mine->fd = -1;
+}
+
+static short do_poll(struct program *mine, short events, int timeout)
+{
+	struct pollfd item = {.fd = mine->fd, .events = events};
+	int n = CALL(mine, int, poll, (struct pollfd *, nfds_t, int))(&item, 1, timeout);
+
+	trace("%d: poll %#x for %d: %#x", index_of(mine), (unsigned)events, timeout, (unsigned)item.revents);
+	if (n < 0 || (n == 0) != (item.revents == 0) || (item.revents & POLLNVAL))
+		fail("end %d: poll returns %d with %#x", index_of(mine), n, (unsigned)item.revents);
+	judge_told(mine, (uint16_t)events, (uint16_t)item.revents);
+	return item.revents;
+}
+
+static const uint32_t set_flags[WAYS] = {
+	[BY_EDGE] = EPOLLET, [BY_EDGE_ONESHOT] = EPOLLET | EPOLLONESHOT, [BY_LEVEL_ONESHOT] = EPOLLONESHOT};
+
+static void set_register(struct program *mine, int op, uint32_t events)
+{
+	struct epoll_event event = {.events = events | set_flags[mine->way], .data.u64 = 0x1234567800000000ull};
+
+	mine->events = events;
+	trace("%d: epoll_ctl %d %#x", index_of(mine), op, event.events);
+	if (CALL(mine, int, epoll_ctl, (int, int, int, struct epoll_event *))(mine->epfd, op, mine->fd, &event) < 0)
+		fail("end %d: epoll_ctl: %s", index_of(mine), strerrorname_np(errno));
+}
+
+static uint32_t set_wait(struct program *mine, int timeout)
+{
+	struct epoll_event event = {0};
+	int n = CALL(mine, int, epoll_wait, (int, struct epoll_event *, int, int))(mine->epfd, &event, 1, timeout);
+
+	trace("%d: epoll_wait for %d: %d, %#x", index_of(mine), timeout, n, event.events);
+	if (n < 0 || n > 1 || (n == 1 && event.data.u64 != 0x1234567800000000ull))
+		fail("end %d: epoll_wait returns %d", index_of(mine), n);
+	judge_told(mine, mine->events, event.events);
+	return n ? event.events : 0;
+}
+
+/* Whether nothing of what the peer has sent is still with TCP, nor waits to be sent again. */
+static bool all_arrived(const struct program *mine)
+{
+	const struct program *peer = peer_of(mine);
+
+	return connection[index_of(peer)]->tcp.out.len == 0 && !mine->passed && !peer->passed && !mine->shut_rd &&
+	       !peer->hostile && !peer->killed && !reset_excused(mine);
+}
+
+/* What poll and a set say, and FIONREAD counts, is what the next call does; nothing else happens in between. */
+static void do_agree(struct program *mine)
+{
+	int number = 0;
+
+	calm++;
+	now += LOOK_EVERY; /* the shim need not have asked TCP just now */
+	short told = do_poll(mine, POLLIN | POLLOUT | POLLRDHUP, 0);
+	if (mine->way == BY_LEVEL) {
+		set_register(mine, EPOLL_CTL_MOD, EPOLLIN);
+		uint32_t by_set = set_wait(mine, 0);
+		if ((by_set & POLLIN) != (told & POLLIN))
+			fail("end %d: poll tells %#x, and the set %#x", index_of(mine), (unsigned)told, by_set);
+	}
+	/* who sends to a peer that is gone is told of room, and hears from TCP in a moment what became of it */
+	bool gone = peer_of(mine)->closing || peer_of(mine)->killed;
+	if ((told & POLLOUT) && !gone && !mine->no_more && choose(2)) {
+		if (do_send(mine, 1, true) < 0 && errno == EAGAIN)
+			fail("end %d: poll tells %#x, and send waits", index_of(mine), (unsigned)told);
+		calm--;
+		return;
+	}
+	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
+	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, buffers[index_of(mine)], SIZE_LARGEST,
+	                                                                  MSG_PEEK | MSG_DONTWAIT);
+	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
+	trace("%d: poll says %#x, FIONREAD %d, recv %zd", index_of(mine), (unsigned)told, number, n);
+	if (n < 0)
+		judge_error(mine, "recv", errno);
+	if (waits == (bool)(told & (POLLIN | POLLERR)))
+		fail("end %d: poll tells %#x, and recv %s", index_of(mine), (unsigned)told, waits ? "waits" : "does not");
+	if ((n >= 0 || waits) && (n > 0 ? n : 0) != (number < SIZE_LARGEST ? number : SIZE_LARGEST))
+		fail("end %d: FIONREAD %d, and a look sees %zd", index_of(mine), number, n);
+	if (n > 0)
+		judge_bytes(mine, buffers[index_of(mine)], (size_t)n, false, true);
+	if ((n > 0 || waits) && all_arrived(mine) && mine->received + (uint64_t)number < peer_of(mine)->sent)
+		fail("end %d: FIONREAD %d at %llu, and all %llu have arrived", index_of(mine), number,
+		     (unsigned long long)mine->received, (unsigned long long)peer_of(mine)->sent);
+	calm--;
+}
+
+/* Waits for POLLIN, POLLOUT or both in its own way; what was told. */
+static uint32_t do_wait(struct program *mine, short events, int timeout)
+{
+	uint32_t told;
+
+	if (timeout < 0)
+		mine->waits_for = events;
+	if (mine->way == BY_RECV || mine->way == BY_POLL) {
+		told = (uint32_t)(uint16_t)do_poll(mine, events | (choose(2) ? POLLRDHUP : 0), timeout);
+	} else {
+		if (mine->way == BY_LEVEL || mine->way == BY_LEVEL_ONESHOT || mine->way == BY_EDGE_ONESHOT)
+			set_register(mine, EPOLL_CTL_MOD, (uint32_t)events | (choose(2) ? EPOLLRDHUP : 0));
+		told = set_wait(mine, timeout);
+	}
+	mine->waits_for = 0;
+	return told;
+}
+
+/* From now on a program without a shim has the socket. */
+static void is_strangers(struct program *mine)
+{
+	mine->stranger = true;
+	if (mine->way > BY_POLL)
+		mine->way = BY_POLL;
+}
+
+static void do_pass(struct program *mine)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))}};
+	struct iovec iov = {"x", 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	int line = fd_new(object_new(KIND_LINE), 0, index_of(mine), true);
+
+	trace("%d: passes the socket on", index_of(mine));
+	mine->passed = true;
+	look(mine);
+	memcpy(CMSG_DATA(&control.header), &mine->fd, sizeof(int));
+	if (CALL(mine, ssize_t, sendmsg, (int, const struct msghdr *, int))(line, &message, 0) != 1)
+		fail("end %d: sendmsg: %s", index_of(mine), strerrorname_np(errno));
+	int theirs = fd_new(connection[index_of(mine)], 0, index_of(mine), false);
+	object_put(connection[index_of(mine)]); /* the message's */
+	if (CALL(mine, int, close, (int))(mine->fd) < 0)
+		fail("end %d: close: %s", index_of(mine), strerrorname_np(errno));
+	mine->fd = theirs;
+	is_strangers(mine);
+}
+
+static void do_exec(struct program *mine)
+{
+	static char *const none[] = {NULL};
+
+	trace("%d: exec", index_of(mine));
+	mine->passed = true;
+	look(mine);
+	if (setjmp(exec_place[index_of(mine)]) == 0)
+		CALL(mine, int, execve, (const char *, char *const *, char *const *))("/bin/true", none, none);
+	fds_close(index_of(mine), true);
+	is_strangers(mine);
+}
+
+void exec_done(void)
+{
+	longjmp(exec_place[current->index], 1);
+}
+
+static bool never(void *unused)
+{
+	return unused != NULL;
+}
+
+static void do_kill(struct program *mine)
+{
+	trace("%d: is killed", index_of(mine));
+	mine->killed = mine->no_more = true;
+	kill_end(current);
+	block(never, NULL, NEVER);
+}
+
+static void do_abort(struct program *mine, bool by_linger)
+{
+	const struct linger reset = {.l_onoff = 1};
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	mine->aborted = true;
+	mine->no_more = true;
+	if (by_linger) {
+		trace("%d: SO_LINGER 0", index_of(mine));
+		CALL(mine, int, setsockopt, (int, int, int, const void *, socklen_t))
+		(mine->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	} else {
+		trace("%d: connect(AF_UNSPEC)", index_of(mine));
+		CALL(mine, int, connect, (int, const struct sockaddr *, socklen_t))(mine->fd, &none, sizeof(none));
+	}
+	do_close(mine);
+}
+>>>>>>> hang
 
 static void rare(struct program *mine)
 {

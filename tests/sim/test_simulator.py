@@ -46,7 +46,7 @@ def test_seeds(shim: Simulator, chunk: int) -> None:
 
 # Of some 750 seeds, so many at least: what occurs seldom is soon not tried at all.
 FLOORS: Final = {
-    "promoted": 100, "back": 50, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
+    "promoted": 100, "back": 30, "again": 4, "passed": 4, "reset": 50, "forked": 25, "shared": 7, "died": 40,
     "relayed": 12,
 }  # fmt: skip
 
@@ -109,6 +109,10 @@ ONCE_WRONG: Final = {
     "through a provider, a reader waits for ever after it was told of a reset of its own": (
         "relay=1 more=0 0.byte net 1.byte net 1.shut net 0.byte 1.poll carry 1.recv 1.shutrd "
         "0.send net 1.recv 1.recv 1.poll"
+    ),
+    "what the ring holds between two lots of TCP's is not counted by FIONREAD, nor seen by a look": (
+        "more=0 tcp=20000 0.byte net 1.byte net 0.some 0.send net 1.poll 0.peek 1.peek 0.peek 1.peek "
+        "0.send 0.demote 0.block 1.byte net 0.send net 1.poll 1.poll 1.poll"
     ),
     "a hang-up is told without that the end can be read": (
         "way1=3 promoted 1.shut net 0.recv 0.send 1.wait 1.recv 0.close tick=0 1.wait net 1.wait"

@@ -102,7 +102,29 @@ static enum step rx_ended(struct conn *conn)
 	return errno ? STEP_ERROR : STEP_END;
 }
 
-/* rx_lock held. `len` bytes have come by TCP; a look goes on into the ring. */
+/*
+ * rx_lock held. A look has seen `first` bytes of TCP, and `ringed` of the ring behind them. Where the ring ends it goes on by
+ * TCP, whose queue begins with those `first` still. The bytes that it sees beside.
+ */
+static size_t look_behind(const struct call *call, size_t at, size_t first, size_t ringed)
+{
+	struct conn *conn = call->conn;
+	size_t seen = first + ringed, wanted = call->total - at - seen;
+
+	/* the peer may have written more before it went back */
+	if (!wanted || !conn_peer_back(conn) ||
+	    atomic_load(&conn->channel.remote->tx_back_at) != atomic_load(conn->channel.own.head) + ringed)
+		return 0;
+	struct iovec rest[128];
+	int front = iov_from(call->iov, call->iov_len, at, first, rest);
+	int back = iov_from(call->iov, call->iov_len, at + seen, wanted, rest + front);
+	struct msghdr message = {.msg_iov = rest, .msg_iovlen = (size_t)(front + back)};
+	ssize_t n = raw_recvmsg(call->fd, &message, (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
+	keep_error(conn, n);
+	return n > (ssize_t)first ? (size_t)n - first : 0;
+}
+
+/* rx_lock held. `len` bytes have come by TCP; a look goes on into the ring, and behind it. */
 static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_t *moved)
 {
 	struct conn *conn = call->conn;
@@ -118,8 +140,8 @@ static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_
 			conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
 	} else if (wanted && rx_ring_among(conn, len)) {
 		int64_t there = channel_rx_avail(&conn->channel);
-		if (there > 0)
-			*moved += ring_read(call, at + len, (size_t)there < wanted ? (size_t)there : wanted);
+		size_t ringed = there > 0 ? ring_read(call, at + len, (size_t)there < wanted ? (size_t)there : wanted) : 0;
+		*moved += ringed + look_behind(call, at, len, ringed);
 	}
 	return STEP_DONE;
 }
@@ -189,16 +211,7 @@ static enum step ring_taken(const struct call *call, size_t at, size_t there, si
 		return STEP_DONE;
 	uint64_t head = atomic_load(conn->channel.own.head);
 	channel_tell(&conn->channel.tail_told, head + there);
-	/* the peer may have written more before it went back */
-	if (taken < wanted && conn_peer_back(conn) && atomic_load(&conn->channel.remote->tx_back_at) == head + taken) {
-		struct iovec rest[64];
-		struct msghdr message = {
-			.msg_iov = rest,
-			.msg_iovlen = (size_t)iov_from(call->iov, call->iov_len, at + taken, wanted - taken, rest)};
-		ssize_t n = raw_recvmsg(call->fd, &message, (call->flags & (MSG_PEEK | MSG_TRUNC)) | MSG_DONTWAIT);
-		keep_error(call->conn, n);
-		*moved += n > 0 ? (size_t)n : 0;
-	}
+	*moved += look_behind(call, at, 0, taken);
 	return STEP_DONE;
 }
 

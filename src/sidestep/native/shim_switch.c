@@ -221,7 +221,7 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 	return rx_over(slot);
 }
 
-/* The next bytes are on one path and those after them on the other: no call sees them together. */
+/* The next bytes are on one path and those after them on the other: no wait is for both together. */
 bool rx_divided(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;

@@ -344,6 +344,11 @@ static void unread_of_both_ways(void)
 		peer_leaves(pair);
 		peer_put(pair, SOME);
 		say("and of TCP again: %d", arrived(pair, 3 * SOME));
+		say_bytes("a look", &(struct pair){.in = pair->in}, data, recv(pair->fd, data, sizeof data, MSG_PEEK));
+		struct iovec parts[] = {{data, SOME / 2}, {data + SOME / 2, SOME}, {data + SOME / 2 + SOME, SOME}};
+		struct msghdr some = {.msg_iov = parts, .msg_iovlen = 3};
+		memset(data, 0, 3 * SOME);
+		say_bytes("in pieces", &(struct pair){.in = pair->in}, data, recvmsg(pair->fd, &some, MSG_PEEK));
 		say_bytes("all of it", pair, data, recv(pair->fd, data, sizeof data, MSG_DONTWAIT));
 		to_ring(pair, PEERS);
 	}
