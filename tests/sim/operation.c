@@ -305,10 +305,30 @@ static uint32_t set_wait(struct program *mine, int timeout)
 	return n ? event.events : 0;
 }
 
-/* What poll and a set say is what the next call does; nothing else happens in between. */
+/* FIONREAD counts what a look sees. How many bytes that is. */
+static int look_agrees(struct program *mine, ssize_t *n, bool *waits)
+{
+	uint8_t *buf = buffers[mine->index];
+	int number = 0;
+
+	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
+	*n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, buf, SIZE_LARGEST, MSG_PEEK | MSG_DONTWAIT);
+	*waits = *n < 0 && (errno == EAGAIN || errno == ENOTCONN);
+	trace("%d: FIONREAD %d, recv %zd %s", mine->index, number, *n, *n < 0 ? strerrorname_np(errno) : "");
+	if (*n < 0)
+		judge_error(mine, "recv", errno);
+	if ((*n >= 0 || *waits) && (*n > 0 ? *n : 0) != (number < SIZE_LARGEST ? number : SIZE_LARGEST))
+		fail("end %d: FIONREAD %d, and a look sees %zd", mine->index, number, *n);
+	if (*n > 0)
+		judge_bytes(mine, buf, (size_t)*n, false, true);
+	return number;
+}
+
+/* What poll and a set say, and FIONREAD, is what the next call does; nothing else happens in between. */
 void do_agree(struct program *mine)
 {
-	uint8_t byte;
+	bool waits;
+	ssize_t n;
 	const struct side *peer = &sides[1 - (mine->index & 1)];
 
 	calm++;
@@ -330,13 +350,8 @@ void do_agree(struct program *mine)
 		calm--;
 		return;
 	}
-	ssize_t n = CALL(mine, ssize_t, recv, (int, void *, size_t, int))(mine->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-	bool waits = n < 0 && (errno == EAGAIN || errno == ENOTCONN);
-	trace("%d: poll says %#x, recv %zd %s", mine->index, (unsigned)told, n, n < 0 ? strerrorname_np(errno) : "");
-	if (n < 0)
-		judge_error(mine, "recv", errno);
-	int number = 0;
-	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
+	trace("%d: poll says %#x", mine->index, (unsigned)told);
+	int number = look_agrees(mine, &n, &waits);
 	/* below the low-water mark there is something to read, of which nothing is told */
 	bool below = n > 0 && number > 0 && (size_t)number < mine->side->low_water;
 	if (waits == (bool)(told & (POLLIN | POLLERR)) && !below)
