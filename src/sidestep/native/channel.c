@@ -69,6 +69,22 @@ bool channel_stays(int fd)
 	       fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
 }
 
+/* Where a program keeps all its memory in RAM (mlockall, MCL_FUTURE), a mapping is filled at once, but one without access. */
+static void *map_untouched(int fd, size_t len)
+{
+	void *at = mmap(NULL, len, PROT_NONE, MAP_SHARED, fd, 0);
+
+	if (at == MAP_FAILED)
+		return NULL;
+	(void)munlock(at, len);
+	if (mprotect(at, len, PROT_READ | PROT_WRITE) == 0)
+		return at;
+	int failed = errno;
+	munmap(at, len);
+	errno = failed;
+	return NULL;
+}
+
 int channel_map(struct channel_end *end, int fd, int side, const struct channel_own *own)
 {
 	struct stat st;
@@ -83,8 +99,8 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 	if (st.st_size < (off_t)segment_len(CHANNEL_RING_MIN, CHANNEL_RING_MIN) ||
 	    st.st_size > (off_t)segment_len(CHANNEL_RING_MAX, CHANNEL_RING_MAX))
 		return -EPROTO;
-	struct channel_segment *seg = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (seg == MAP_FAILED)
+	struct channel_segment *seg = map_untouched(fd, (size_t)st.st_size);
+	if (!seg)
 		return -errno;
 
 	/* Geometry is read once, through volatile so that the check and the use are of one load. */
