@@ -26,6 +26,8 @@ void conn_flush(struct conn *conn, int fd)
 		if (tx_is(slot, TX_RESEND))
 			tx_move(slot, TX_ON_RESENT);
 		slot_unlock(&slot->tx_lock);
+		word_store(slot->error, ECONNRESET); /* for another process that has the socket, too */
+		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 		shim_log("fd %d: reset, the bytes that the peer asked for again would not go out", fd);
 	}
 }
