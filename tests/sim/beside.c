@@ -202,6 +202,21 @@ bool memory_shared(const void *address)
 	return object && object->shared;
 }
 
+WRAP(int, munlock, const void *address, size_t len)
+{
+	(void)address;
+	(void)len;
+	return 0;
+}
+
+WRAP(int, mprotect, void *address, size_t len, int protection)
+{
+	(void)address;
+	(void)len;
+	(void)protection;
+	return 0; /* it may be read and written */
+}
+
 WRAP(int, munmap, void *address, size_t len)
 {
 	(void)address;

@@ -317,7 +317,8 @@ static int look_agrees(struct program *mine, ssize_t *n, bool *waits)
 	trace("%d: FIONREAD %d, recv %zd %s", mine->index, number, *n, *n < 0 ? strerrorname_np(errno) : "");
 	if (*n < 0)
 		judge_error(mine, "recv", errno);
-	if ((*n >= 0 || *waits) && (*n > 0 ? *n : 0) != (number < SIZE_LARGEST ? number : SIZE_LARGEST))
+	/* through a provider, what TCP holds may stand behind bytes that are still on their way */
+	if (!provider_relays && (*n >= 0 || *waits) && (*n > 0 ? *n : 0) != (number < SIZE_LARGEST ? number : SIZE_LARGEST))
 		fail("end %d: FIONREAD %d, and a look sees %zd", mine->index, number, *n);
 	if (*n > 0)
 		judge_bytes(mine, buf, (size_t)*n, false, true);

@@ -383,19 +383,35 @@ static bool news(void)
 	return found;
 }
 
+/* TCP is dead for an application that still waits for bytes of the ring, which would be there by now: far.py, _check_dead(). */
+static bool hopeless(void)
+{
+	for (int i = 0; i < 2; i++) {
+		const struct relay_side *from = &sides_of[1 - i];
+		if ((sides_of[i].channel.remote->fin_seen & CHANNEL_SEEN_RESET) && !is_closed(&sides_of[i]) &&
+		    !from->end_told && !from->back_told)
+			return true;
+	}
+	return false;
+}
+
 bool relay_can(void)
 {
 	if (!exists || lost || dead)
 		return false;
 	if (news())
 		quiet = 0;
-	return quiet != (1u << STEPS) - 1;
+	return quiet != (1u << STEPS) - 1 || hopeless();
 }
 
 void relay_move(void)
 {
 	int which = (int)choose(STEPS);
 
+	if (quiet == (1u << STEPS) - 1) {
+		reset("link_lost");
+		return;
+	}
 	while (quiet & 1u << which)
 		which = (which + 1) % STEPS;
 	changed = false;
