@@ -1,9 +1,10 @@
 /*
- * relay.c - a provider between the two ends, as a third actor: what provider/relay.py does, with a protocol that copies.
+ * relay.c - a provider between the two ends, as a third actor: what provider/relay.py and the two ends of far.py that it
+ * joins do for the applications, in one step instead of two, with a protocol that copies.
  *
  * Each move is one step of a turn there (hand words on, carry some bytes, give room back, find who is gone), at some moment
  * that the scheduler chooses: so bytes and words arrive late, and not all at once. Not here: hints, what asks a reader to
- * ring (the relay looks by itself), and the far half of a provider, far.py. The names are those of relay.py.
+ * ring (the relay looks by itself), the spill of a reader's ring, and what passes between the two ends of far.py.
  */
 #include "relay.h"
 
