@@ -49,6 +49,9 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		member->out_armed = true;
 		member->armed |= member->rx_ring && !rx_ring;
 	}
+	/* A read that went over to the ring has taken what TCP had still to tell; who counts by FIONREAD, as nginx does, knew only
+	 * of TCP's bytes, and waits to hear of the others. */
+	member->armed |= rx_ring && !member->rx_ring;
 	member->rx_ring = rx_ring;
 	uint32_t told = ready & (member->events | EPOLLERR | EPOLLHUP);
 
