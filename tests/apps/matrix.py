@@ -209,6 +209,16 @@ def staged(workdir: Path, after: str, ring_size: int | None = None, *, native: b
         yield stage
 
 
+def _settings(cell: Cell) -> dict[str, str]:
+    """Variables that a client needs.
+
+    Erlang/OTP 25 stands still, by kernel TCP as well, if a socket's output ends in the very input that makes the
+    schedulers poll it (the eleventh), and it hangs up later while an input is under way: what its poll thread hears
+    then takes it out of their set, and nobody puts it back (erts_check_io). In a cold exchange both may come together.
+    """
+    return {"ERL_FLAGS": "+IOs false"} if cell.client == "erlang" and not cell.warm else {}
+
+
 def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, place: Path) -> Outcome:
     """Run a client against the server; `place`, which is made, is left behind only where something was wrong."""
     place.mkdir(parents=True)
@@ -223,8 +233,8 @@ def exchange(stage: Stage, server: Server, argv: Sequence[str], cell: Cell, plac
     server.begin()
     begun = time.monotonic()
     client = Program([*argv, "client", str(server.port), str(cell.connections), str(place)],
-                     stage.env("client", SIDESTEP_LOG=str(log)), stage.workdir, f"client {cell.client}",
-                     subprocess.DEVNULL, LOG, place / "client.log")  # fmt: skip
+                     stage.env("client", SIDESTEP_LOG=str(log), **_settings(cell)), stage.workdir,
+                     f"client {cell.client}", subprocess.DEVNULL, LOG, place / "client.log")  # fmt: skip
     try:
         if cell.warm:
             if not cell.native:
