@@ -29,7 +29,8 @@ static int poller_fd(const struct poller *poller, nfds_t i)
 	return !conn || likely(conn_get(fd) == conn) ? fd : conn_fd(conn);
 }
 
-static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits, bool looked)
+/* `ready_kernel`: poller->kernel is what the kernel has been asked, or will be. */
+static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits, bool ready_kernel)
 {
 	struct conn *conn = poller->conns[i];
 	int fd = poller_fd(poller, i);
@@ -44,7 +45,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	}
 	/* it went back to TCP after the kernel had been asked, maybe for another entry of the same descriptor */
 	uint32_t room = (unsigned short)poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
-	if (unlikely(room && looked && !on_ring && !((unsigned short)poller->kernel[i].events & room)) &&
+	if (unlikely(room && ready_kernel && !on_ring && !((unsigned short)poller->kernel[i].events & room)) &&
 	    !tx_is(conn->slot, TX_RESEND)) {
 		struct pollfd native = {.fd = fd, .events = (short)room};
 		poller->kernel[i].events |= (short)room; /* it may sleep next */
@@ -55,41 +56,44 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	return ready & ((uint32_t)(unsigned short)poller->fds[i].events | POLLERR | POLLHUP);
 }
 
-/* Looks at the rings; with `look`, at the kernel too. Fills revents; the number of descriptors that have some, or -1. */
-static int poll_once(struct poller *poller, bool look)
+/* What the kernel is to watch. */
+static void poller_ask(struct poller *poller)
+{
+	for (nfds_t i = 0; i < poller->len; i++) {
+		poller->kernel[i] = (struct pollfd){.fd = poller_fd(poller, i), .events = poller->fds[i].events};
+		struct conn *conn = poller->conns[i];
+		if (conn && tx_is(conn->slot, TX_RESEND)) {
+			poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
+		} else if (conn) {
+			/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+			if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
+				poller->kernel[i].events |= POLLRDHUP;
+			if (tx_by_ring(conn->slot))
+				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
+		}
+		if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
+			poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
+		}
+		if (conn && conn_end_withheld(conn)) { /* the kernel would tell it for as long, and nobody could be told */
+			poller->kernel[i].events &= (short)~POLLRDHUP;
+			if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
+			    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
+				poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
+		}
+	}
+}
+
+enum look { LOOK_RINGS, LOOK_ASKED, LOOK_TOLD }; /* the kernel: does not count, will be asked, has answered */
+
+/* Fills revents; the number of descriptors that have some. */
+static int poller_tell(struct poller *poller, enum look look)
 {
 	int ready = 0;
 
-	if (look) {
-		for (nfds_t i = 0; i < poller->len; i++) {
-			poller->kernel[i] = (struct pollfd){.fd = poller_fd(poller, i), .events = poller->fds[i].events};
-			struct conn *conn = poller->conns[i];
-			if (conn && tx_is(conn->slot, TX_RESEND)) {
-				poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
-			} else if (conn) {
-				/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
-				if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
-					poller->kernel[i].events |= POLLRDHUP;
-				if (tx_by_ring(conn->slot))
-					poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
-			}
-			if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
-				poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-			}
-			if (conn && conn_end_withheld(conn)) { /* the kernel would tell it for as long, and nobody could be told */
-				poller->kernel[i].events &= (short)~POLLRDHUP;
-				if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
-				    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
-					poller->kernel[i].fd = -1; /* HUP cannot be declined, and no reset can follow it */
-			}
-		}
-		if (raw_poll(poller->kernel, poller->len, 0) < 0)
-			return -1;
-	}
 	for (nfds_t i = 0; i < poller->len; i++) {
-		uint32_t bits = look ? (unsigned short)poller->kernel[i].revents : 0;
+		uint32_t bits = look == LOOK_TOLD ? (unsigned short)poller->kernel[i].revents : 0;
 		if (poller->conns[i])
-			bits = conn_revents(poller, i, bits, look);
+			bits = conn_revents(poller, i, bits, look != LOOK_RINGS);
 		else if (poller->sets[i] && !(bits & POLLIN) && (poller->fds[i].events & POLLIN) &&
 		         set_has_ready(poller->sets[i]))
 			bits |= POLLIN;
@@ -169,16 +173,26 @@ struct poll_wait {
 	int64_t start, deadline, now;
 	uint64_t signals;
 	bool spun, slept;
+	uint32_t looks; /* questions to the kernel: one is the program's own */
 };
 
 static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
 static __thread int64_t looked_at; /* the kernel was */
 
-static int poll_look(struct poller *poller, struct poll_wait *wait, bool look)
+/* Looks at the rings; with `kernel`, at that too. How many descriptors have something, or -1. */
+static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 {
-	if (look)
-		looked_at = wait->now;
-	return poll_once(poller, look);
+	if (!kernel)
+		return poller_tell(poller, LOOK_RINGS);
+	looked_at = wait->now;
+	self.calls += wait->looks++ != 0;
+	poller_ask(poller);
+	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_tell(poller, LOOK_TOLD);
+}
+
+static bool look_is_due(const struct poll_wait *wait)
+{
+	return wait->now - looked_at > LOOK_EVERY_NS;
 }
 
 /* How many descriptors have something; 0: it is time to sleep. */
@@ -203,9 +217,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 		wait->now = spin.now;
 		if (spin.now >= wait->deadline)
 			return 0;
-		bool look = spin.now - looked_at > LOOK_EVERY_NS;
-		self.calls += look;
-		n = poll_look(poller, wait, look);
+		n = poll_look(poller, wait, look_is_due(wait));
 	} while (!n && self.signals == wait->signals && spin_on(&spin, peer_cpu, may_move));
 	if (n) {
 		spin_adapt(&spin_budget, 0);
@@ -243,7 +255,8 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 			self_life_watch(poller->conns[i]);
 	for (int i = 0; i < sleep.len; i++)
 		bell_sleep_begin(sleep.bells[i]);
-	int n = poll_once(poller, true);
+	poller_ask(poller);
+	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
 		poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
 		int64_t until = sleep_deadline(wait->deadline, wait->now);
@@ -254,6 +267,7 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 		failed = errno;
 		pthread_cleanup_pop(0);
 		wait->slept = true;
+		self.calls += wait->looks++ != 0;
 		if (k > 0)
 			poll_woken(poller);
 	}
@@ -265,9 +279,12 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	errno = failed;
 	if (k < 0 && failed != EINTR)
 		return -1;
+	looked_at = wait->now;
+	if (k > 0 && (n = poller_tell(poller, LOOK_TOLD)))
+		return n;
 	if (k >= 0 && self.signals == wait->signals)
 		return 0;
-	n = poll_once(poller, true);
+	n = poll_look(poller, wait, true);
 	errno = EINTR;
 	return n ? n : -1;
 }
@@ -275,35 +292,28 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t signals)
 {
 	struct poll_wait wait = {.deadline = deadline_after(timeout_ns), .signals = signals};
-	bool first = true;
 
 	wait.now = wait.start = now_ns();
 	pthread_testcancel();
 	if (atomic_load_explicit(&rpc_pending, memory_order_relaxed))
 		rpc_poll();
-	for (;;) {
-		/* rings first: an answer that is there costs no call at all */
-		bool look = !first || poller->others || wait.now - looked_at > LOOK_EVERY_NS;
-		int n = poll_look(poller, &wait, look);
-		if (n == 0 && !look && timeout_ns == 0)
-			n = poll_look(poller, &wait, true);
-		if (n && wait.slept)
-			count_wait(poller, false, wait.spun, true);
-		if (n || timeout_ns == 0)
-			return n;
-		if (first && (n = poll_spin(poller, &wait)))
-			return n;
-		first = false;
-		if (self.signals != signals) {
-			errno = EINTR;
-			return -1;
-		}
+	/* rings first: an answer that is there costs no call at all */
+	int n = poll_look(poller, &wait, poller->others);
+	if (!poller->others && (n ? look_is_due(&wait) : timeout_ns == 0))
+		n = poll_look(poller, &wait, true);
+	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
+		return n;
+	while (self.signals == signals) {
 		if (wait.now >= wait.deadline) /* the kernel, too, looks once more; another's turn on this CPU can outlast a short timeout */
-			return poll_once(poller, true);
+			return poll_look(poller, &wait, true);
 		n = poll_sleep(poller, &wait);
+		if (n > 0 && wait.slept)
+			count_wait(poller, false, wait.spun, true);
 		if (n)
 			return n;
 	}
+	errno = EINTR;
+	return -1;
 }
 
 /* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as sitters. */
