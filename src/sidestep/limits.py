@@ -172,8 +172,9 @@ ROUTE_CACHE_AGE_S: Final = 1.0  # seconds: the kernel does not announce redirect
 ROUTE_SETTLE_S: Final = 0.05  # seconds after a change in which answers are not remembered: it may only be under way
 SYSFS_ENTRIES_MAX: Final = 1024  # devices, ports, or GIDs of a port that are looked at; the rest is as if not there
 
-# Explicit sockets. The C side checks the first (shim_rpc.c); a test compares them.
+# Explicit sockets. The C side checks the first two (shim_rpc.c); a test compares them.
 EXPLICIT_ASK_TIMEOUT_S: Final = 3.0  # seconds a call waits for the provider's answer; then it goes on as without one
+EXPLICIT_NAMED_TIMEOUT_S: Final = 30.0  # the same where a protocol is named, but for connect(): then the call fails
 EXPLICIT_BINDS_PER_USER_MAX: Final = 256  # ports held for one user; more are native only; a named protocol: ENOBUFS
 EXPLICIT_BINDS_TOTAL_MAX: Final = 1024  # of all users, a descriptor each; the next one as above
 ERRNO_END: Final = 4096  # errnos are below: what a protocol raises beyond it is told as EIO

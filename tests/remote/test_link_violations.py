@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from sdp_by_hand import HandPeer, Mid, RefusedError, ask_port, hello_ib
+from sdp_by_hand import HandPeer, RefusedError, ask_port, hello_ib
 from talking import PORT, ends_well, line, promoted, serving, talking
 from ways import WAIT_S, World
 
 from hosts import NETWORK, hosts, need_namespaces
 from raw_iwarp import Ended
+from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.native import layout
 from sidestep.provider import far
@@ -46,18 +47,23 @@ _SIOCOUTQ: Final = 0x5411  # linux/sockios.h
 _ROUNDS: Final = 50
 VISIT: Final = 7
 RING: Final = 1 << 16  # bytes of what the liar says are its rings
+READ_STEP: Final = RING // 4  # bytes read that are worth a word
 _DISCARD: Final = f"""
 import socket, sys
 with socket.create_server((sys.argv[1], {PORT + 1})) as listener:
     print("listens", flush=True)
     while True:
         with listener.accept()[0] as connection:
+            connection.settimeout({WAIT_S})
             connection.sendall(connection.recv(1))
+            left = {READ_STEP}
             try:
-                while connection.recv(1 << 16):
-                    pass
+                while piece := connection.recv(left):
+                    left = left - len(piece) or {READ_STEP}
+                    if left == {READ_STEP}:
+                        print("read", flush=True)
             except OSError as error:
-                print(error.strerror, flush=True)
+                print(error, flush=True)
 """
 
 
@@ -354,7 +360,11 @@ def test_what_may_be_said_a_thousand_times(world: World, word: Say) -> None:
 
 
 def test_who_takes_no_words_is_given_up(world: World) -> None:
-    """LINK_WORDS_MAX: the liar sends on and on, and grants no credit for what it is told."""
+    """LINK_WORDS_MAX: of what is read it is told, and never grants the credit that a word needs.
+
+    It sends no more before all is read, so that each READ_STEP brings a word; and it keeps to its own credit, else
+    iWARP would end the stream wherever the provider is slower than the liar (RFC 5041 7.1: no receive is left).
+    """
     with ExitStack() as closing:
         server = world.there.popen(
             [sys.executable, "-c", _DISCARD, world.there.address], stdout=subprocess.PIPE, text=True
@@ -365,12 +375,13 @@ def test_who_takes_no_words_is_given_up(world: World) -> None:
         logged = len(world.log())
         liar = Liar(world, closing, PORT + 1, echoes=False)
         liar.switched()
-        liar.peer.bufs = 0
+        liar.peer.bufs = 2  # §9.3: enough for what brings the liar credit, and never for payload
         liar.peer.refreshes = False
-        piece = bytes(liar.peer.remote_size - 16 - WORD.size)
-        with suppress(OSError):
-            for _ in range(4000):  # nor does it wait for credit of its own: none can come
-                liar.peer.say(Mid.DATA, payload=WORD.pack(Say.DATA, len(piece)) + piece)
+        with suppress(Ended, OSError):
+            for _ in range(2 * limits.LINK_WORDS_MAX):
+                liar.say(Say.DATA, READ_STEP, bytes(READ_STEP))
+                if line(server) != "read":
+                    break
         assert world.logs("[link_words]", logged), world.log()[logged:]
 
 

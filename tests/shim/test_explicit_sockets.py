@@ -215,6 +215,25 @@ print(outcome(explicit, AF_INET_OFFLOAD, IPPROTO_SDP), flush=True)
     assert asked["explicit_asked{OPEN}"] == 2
 
 
+def test_a_named_protocol_is_waited_for_longer_than_one_that_can_be_done_without(with_protocols: Sidestep) -> None:
+    """A provider that is only slow, as on a busy machine, is not taken for none."""
+    begin = 'told("ready")\nprint("asks", flush=True)\n'
+    named = Talking(with_protocols, begin + "told(outcome(explicit, AF_INET_OFFLOAD, IPPROTO_SDP))")
+    unnamed = Talking(with_protocols, begin + 'told(outcome(explicit().bind, ("127.0.0.1", 0)))')
+    assert [each.hear() for each in (named, unnamed)] == ["ready", "ready"]
+    os.kill(with_protocols.provider_pid, signal.SIGSTOP)
+    try:
+        for each in (named, unnamed):
+            each.go_on()
+            assert each.hear() == "asks"
+        assert unnamed.hear() == "ok"  # EXPLICIT_ASK_TIMEOUT_S later
+    finally:
+        os.kill(with_protocols.provider_pid, signal.SIGCONT)
+    assert named.hear() == "ok"
+    named.end()
+    unnamed.end()
+
+
 # ---- promotion ----
 
 

@@ -73,9 +73,10 @@ def test_no_ip_header_holds_the_protocol() -> None:
 
 def test_the_shim_waits_as_long_as_the_limits_say() -> None:
     text = (Path(layout.__file__).parent / "shim_rpc.c").read_text()
-    found = re.search(r"#define ASK_TIMEOUT_NS (\d+)", text)
-    assert found is not None
-    assert int(found[1]) == limits.EXPLICIT_ASK_TIMEOUT_S * 10**9
+    for name, limit_s in (("ASK", limits.EXPLICIT_ASK_TIMEOUT_S), ("NAMED", limits.EXPLICIT_NAMED_TIMEOUT_S)):
+        found = re.search(rf"#define {name}_TIMEOUT_NS (\d+)", text)
+        assert found is not None
+        assert int(found[1]) == limit_s * 10**9
 
 
 def test_a_header_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
  * The descriptor is a TCP socket of the kernel from birth, and begins every connection as one; what differs is kept beside
  * it (struct explicit). A direct socket is pinned. An explicit one asks the provider before it connects, and for a port
  * after it has bound that natively, so that native TCP and the offload protocols share one space of ports; each waits for
- * the answer, for three seconds at most. Its connections are offered at once.
+ * the answer, for three seconds at most; who names a protocol asks when it is opened, too, and waits longer, but for
+ * connect(). Its connections are offered at once.
  *
  * Who keeps a port for the protocols is told by a pipe, the lease: the provider reads its end when the last process that
  * holds the socket has closed it, died, or executed another program, which knows the socket as an ordinary one.

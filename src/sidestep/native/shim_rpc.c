@@ -15,6 +15,7 @@
 #define UNTOLD_EVERY_NS 20000000     /* and, where no answer is told, the socket this often */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
 #define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
+#define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: who names a protocol cannot do without */
 #define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
 
@@ -198,6 +199,18 @@ static int ask_take(int64_t now, int64_t deadline)
 }
 
 /*
+ * shim_lock held. How long an answer is waited for. Who names a protocol has nothing to go on with, so a busy machine must
+ * not look as if there were no provider. A connect() has a time of its own: it may be one that does not block. A provider
+ * that has been waited for in vain gets no more time than others before it says something.
+ */
+static int64_t patience(const struct rpc_msg *record)
+{
+	if (record->protocol && record->flags != ASK_CONNECT && !asks_stalled)
+		return NAMED_TIMEOUT_NS;
+	return ASK_TIMEOUT_NS + record->wait_ms * 1000000ll;
+}
+
+/*
  * The wait holds no lock, and takes in whatever comes meanwhile. Signal handlers run during it, and may ask, too; the calls
  * that ask cannot be interrupted in the kernel either, so it goes on after them.
  */
@@ -206,7 +219,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 	struct conn *done[PENDING_MAX];
 	int at = -1, failed = -EAGAIN, saved = errno;
 	uint64_t token = 0;
-	int64_t now = now_ns(), deadline = now + ASK_TIMEOUT_NS + record->wait_ms * 1000000ll;
+	int64_t now = now_ns(), deadline = 0;
 	bool sent = false;
 
 	while (failed == -EAGAIN) {
@@ -214,6 +227,8 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 		struct pollfd item = {.fd = -1, .events = POLLIN};
 		bool more = true;
 		shim_lock_take();
+		if (!deadline)
+			deadline = now + patience(record);
 		if (at < 0 && rpc_up())
 			at = ask_take(now, deadline);
 		if (at >= 0 && !token)
