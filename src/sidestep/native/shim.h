@@ -353,6 +353,7 @@ struct bell *bell_new_locked(void); /* shim_lock held */
 void thread_register(void);         /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);
+int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error);
 struct bell *bell_self(void); /* this thread's, made on first use; NULL when out of resources */
 void bell_unref(struct bell *bell);
 static inline void bell_sleep_begin(struct bell *bell)

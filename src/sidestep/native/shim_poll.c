@@ -239,6 +239,45 @@ static void poll_woken(struct poller *poller)
 			conn_life_look(poller->conns[i], &last);
 }
 
+/*
+ * One connection that is to be read, by ring: the set that a blocking receive sleeps on has its socket and its bell, and
+ * tells both in one call.
+ */
+static bool sleeps_as_receive(const struct poller *poller)
+{
+	return poller->len == 1 && poller->conns[0] && rx_by_ring(poller->conns[0]->slot) && poller->kernel[0].fd >= 0 &&
+	       (poller->kernel[0].events & POLLIN) && !(poller->kernel[0].events & ~(POLLIN | POLLRDNORM | POLLRDHUP));
+}
+
+/* Sleeps in the kernel. As its poll, but that the bells alone may have woken us. */
+static int sleep_told(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
+{
+	int64_t until = sleep_deadline(wait->deadline, wait->now);
+
+	if (sleeps_as_receive(poller)) {
+		int error = 0;
+		bool native = sleep_receiving(poller->conns[0], poller->kernel[0].fd, until, wait->signals, &error);
+		poller->kernel[0].revents = 0;
+		if (native)
+			raw_poll(poller->kernel, 1, 0);
+		errno = error;
+		return error ? -1 : 1;
+	}
+	int bell_fd = self_bell_fd(sleep->bells, sleep->len);
+	for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
+		if (poller->conns[i])
+			self_life_watch(poller->conns[i]);
+	poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
+	if ((bell_fd < 0 || sleep->truncated) && until - wait->now > NAP_NS)
+		until = wait->now + NAP_NS; /* no descriptor for the bells, or too many of them */
+	int k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
+	int failed = errno;
+	if (k > 0)
+		poll_woken(poller);
+	errno = failed;
+	return k;
+}
+
 /* Sleeps in the kernel, unless there is something: how many have. 0: look again; -1: as the kernel's poll, with errno. */
 static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 {
@@ -249,27 +288,17 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	conns_trim(wait->now);
 	self.full_until = 0;
 	collect_bells(poller, &sleep);
-	int bell_fd = self_bell_fd(sleep.bells, sleep.len);
-	for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
-		if (poller->conns[i])
-			self_life_watch(poller->conns[i]);
 	for (int i = 0; i < sleep.len; i++)
 		bell_sleep_begin(sleep.bells[i]);
 	poller_ask(poller);
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
-		poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
-		int64_t until = sleep_deadline(wait->deadline, wait->now);
-		if ((bell_fd < 0 || sleep.truncated) && until - wait->now > NAP_NS)
-			until = wait->now + NAP_NS; /* no descriptor for the bells, or too many of them */
 		pthread_cleanup_push(sleep_undo, &sleep);
-		k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
+		k = sleep_told(poller, wait, &sleep);
 		failed = errno;
 		pthread_cleanup_pop(0);
 		wait->slept = true;
 		self.calls += wait->looks++ != 0;
-		if (k > 0)
-			poll_woken(poller);
 	}
 	sleep_undo(&sleep);
 	if (n)

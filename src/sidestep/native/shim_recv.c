@@ -254,6 +254,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			return STEP_EMPTY;
 		if (look)
 			conn_probe(conn, fd); /* then look at the ring once more: what was sent before the FIN is there now */
+		look = false;
 	}
 }
 

@@ -230,7 +230,7 @@ static int wait_set(struct conn *conn, int fd)
 }
 
 /* Sleeps until the bell rings or the socket has something. >0: the socket has. */
-static int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
+int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
 {
 	struct epoll_event events[8];
 	/* below the low-water mark the kernel tells no set of bytes, and a call may want fewer, or the last few of many */
