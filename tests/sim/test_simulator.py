@@ -121,6 +121,9 @@ ONCE_WRONG: Final = {
     "a hang-up is told without that the end can be read": (
         "way1=3 promoted 1.shut net 0.recv 0.send 1.wait 1.recv 0.close tick=0 1.wait net 1.wait"
     ),
+    "and where a provider between has kept it back": (
+        "relay=1 until=2 way0=3 way1=3 promoted 0.send 1.demote carry 1.drain settle"
+    ),
     "who reads as much as FIONREAD has counted misses the edge of what the ring holds behind TCP's bytes": (
         "until=2 way0=3 way1=3 tcp=2000 0.byte net 1.byte net 1.some 0.recv 0.send net 0.more 1.peek 0.send 1.wait "
         "1.turn net 1.turn 1.drain settle"

@@ -25,6 +25,19 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 	return true;
 }
 
+/*
+ * What the kernel's entry has told of an end, and what it was not asked for, as it does not ask while the end is withheld: else
+ * a hang-up would be told without that it can be read.
+ */
+static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
+{
+	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
+
+	if (likely(!(kernel_bits & (EPOLLHUP | EPOLLERR))) || (member->in_kernel & EPOLLIN) || raw_poll(&native, 1, 0) <= 0)
+		return kernel_bits;
+	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
+}
+
 /* set lock held. Fills *event if the member has something to report now. */
 static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
 {
@@ -38,7 +51,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	/* before the look: what comes after it is an edge that has not been told */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	self.full_until = set->full_until;
-	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
+	uint32_t ready = conn_ready(conn, fd, end_whole(member, fd, kernel_bits), member->events);
 	if (unlikely(self.full_until))
 		set->full_until = self.full_until; /* this member may be looked at by nobody else until then */
 	bool rx_ring = rx_by_ring(conn->slot);
