@@ -61,6 +61,7 @@ struct thread {
 	struct {
 		uint64_t serial; /* of the conn; 0: free */
 		int fd;
+		bool edges; /* it tells those alone */
 	} watched[4]; /* sockets in wait_epfd */
 	siginfo_t *deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
 	bool registered;
