@@ -128,6 +128,9 @@ ONCE_WRONG: Final = {
         "relay=1 way0=0 way1=3 more=0 0.byte net 1.byte net 0.recv 1.recv 1.send 0.some carry 0.peek 1.recv carry "
         "0.shut 1.recv 0.block 1.close carry net 0.block 0.block 0.block settle"
     ),
+    "a poll that never waits does not hear that the provider between has died": (
+        "relay=1 more=0 promoted 0.send carry 1.recv 0.send lost 1.poll"
+    ),
     "who reads as much as FIONREAD has counted misses the edge of what the ring holds behind TCP's bytes": (
         "until=2 way0=3 way1=3 tcp=2000 0.byte net 1.byte net 1.some 0.recv 0.send net 0.more 1.peek 0.send 1.wait "
         "1.turn net 1.turn 1.drain settle"

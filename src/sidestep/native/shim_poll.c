@@ -174,10 +174,22 @@ struct poll_wait {
 static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
 static __thread int64_t looked_at; /* the kernel was */
 
+/* Whether providers between are still there: who never sleeps would not hear of it. */
+static void lives_look(struct poller *poller)
+{
+	const struct remote_bell *last = NULL;
+
+	for (nfds_t i = 0; i < poller->len; i++)
+		if (poller->conns[i])
+			conn_life_look(poller->conns[i], &last);
+}
+
 static int poll_look(struct poller *poller, struct poll_wait *wait, bool look)
 {
-	if (look)
+	if (look) {
 		looked_at = wait->now;
+		lives_look(poller);
+	}
 	return poll_once(poller, look);
 }
 
@@ -217,14 +229,10 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 /* The kernel has ended a sleep. */
 static void poll_woken(struct poller *poller)
 {
-	const struct remote_bell *last = NULL;
-
 	if (!poller->kernel[poller->len].revents)
 		return;
 	self_bells_clear();
-	for (nfds_t i = 0; i < poller->len; i++)
-		if (poller->conns[i])
-			conn_life_look(poller->conns[i], &last);
+	lives_look(poller);
 }
 
 /* Sleeps in the kernel, unless there is something: how many have. 0: look again; -1: as the kernel's poll, with errno. */
