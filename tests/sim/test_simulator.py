@@ -131,6 +131,13 @@ ONCE_WRONG: Final = {
     "a poll that never waits does not hear that the provider between has died": (
         "relay=1 more=0 promoted 0.send carry 1.recv 0.send lost 1.poll"
     ),
+    "who waits sleeps on over less than SO_RCVLOWAT of TCP's, with as much of the ring behind": (
+        "way0=3 way1=2 more=0 0.byte net 1.byte net 1.some 0.recv 1.water 0.byte 1.peek 0.send 1.drain net settle"
+    ),
+    "and has no edge of them": (
+        "until=2 way0=3 way1=3 tcp=2000 more=0 0.byte net 1.byte net 1.some 0.recv 1.water 0.send net 0.byte 1.peek "
+        "0.send 1.wait 1.turn 1.turn 1.turn net 1.drain settle"
+    ),
     "who reads as much as FIONREAD has counted misses the edge of what the ring holds behind TCP's bytes": (
         "until=2 way0=3 way1=3 tcp=2000 0.byte net 1.byte net 1.some 0.recv 0.send net 0.more 1.peek 0.send 1.wait "
         "1.turn net 1.turn 1.drain settle"

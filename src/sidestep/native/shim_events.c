@@ -27,6 +27,15 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 	return kernel_bits;
 }
 
+/*
+ * Below SO_RCVLOWAT the kernel wakes nobody for TCP's last bytes; those of the ring stand behind them, and have been told of
+ * before they could be read.
+ */
+bool rx_untold(const struct conn *conn)
+{
+	return unlikely(word_load(conn->slot->rx_low_water) > 1) && !rx_by_ring(conn->slot) && rx_divided(conn);
+}
+
 static bool has_data(struct conn *conn, size_t wanted)
 {
 	return channel_rx_tell(&conn->channel) >= wanted;
@@ -42,6 +51,7 @@ size_t low_water(struct conn *conn)
 	return low > conn->channel.rx.spill_size / 2 ? conn->channel.rx.spill_size / 2 : low;
 }
 
+#define UNTOLD_LOOK_NS 1000000
 #define READABLE (EPOLLIN | EPOLLRDNORM)
 #define WRITABLE (EPOLLOUT | EPOLLWRNORM)
 
@@ -75,6 +85,8 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		if (moved ? has_data(conn, low_water(conn))
 		          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
 			ready |= READABLE; /* the kernel alone would wait for the low-water mark */
+		else if (rx_untold(conn))
+			look_again_until(now_ns() + UNTOLD_LOOK_NS);
 	}
 	return ready;
 }

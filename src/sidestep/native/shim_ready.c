@@ -1,5 +1,8 @@
 /* shim_ready.c - what a set has to report: the events of its members, computed from rings, state and the kernel. */
 #include "shim_set.h"
+#include "shim_switch.h"
+
+#include <sys/ioctl.h>
 
 /*
  * Whether what is ready is news to who wants edges alone; it is none the next time. `tail` is of before the look. What comes
@@ -38,6 +41,19 @@ static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_b
 	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
 }
 
+/* Whether TCP has brought bytes since, of which the kernel tells nobody. */
+static bool came_untold(struct member *member, int fd)
+{
+	const struct conn *conn = member->conn;
+	uint64_t before = member->seen_tcp;
+	int queued = 0;
+
+	if (likely(!rx_untold(conn)) || real.ioctl(fd, FIONREAD, &queued) < 0)
+		return false;
+	member->seen_tcp = word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued;
+	return queued && member->seen_tcp != before;
+}
+
 /* set lock held. Fills *event if the member has something to report now. */
 static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
 {
@@ -50,6 +66,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		conn_progress(conn, fd);
 	/* before the look: what comes after it is an edge that has not been told */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
+	member->armed |= came_untold(member, fd);
 	self.full_until = set->full_until;
 	uint32_t ready = conn_ready(conn, fd, end_whole(member, fd, kernel_bits), member->events);
 	if (unlikely(self.full_until))
