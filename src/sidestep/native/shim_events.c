@@ -152,10 +152,11 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		conn_probe(conn, fd);
 	uint32_t ready = rx_events(conn, fd, kernel_bits);
 	ready |= tx_events(conn, fd, kernel_bits, interest & WRITABLE, was_ring);
+	/* before what they tell is told: an end that another thread hears in between is told whole the next time round */
+	uint32_t flags = word_load(slot->flags);
 	ready |= end_events(conn);
 	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
 	 * is on TCP. */
-	uint32_t flags = word_load(slot->flags);
 	uint32_t by_tcp = !rx_by_ring(slot) ? READABLE | EPOLLRDHUP | EPOLLPRI : 0;
 	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
 		by_tcp |= WRITABLE;
