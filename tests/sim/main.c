@@ -81,7 +81,7 @@ static void configure(int end)
 
 	program->way = ways[choose(7)];
 	program->nonblock = program->way != BY_RECV && choose(2);
-	program->until_short = choose(2);
+	program->until = (enum until)choose(UNTILS);
 	program->operations = choose(3) ? choose(60) : 60 + choose(200);
 }
 
@@ -143,10 +143,10 @@ static void run_seed(char *const paths[2], uint64_t seed)
 	provider_relays = stimuli & MAY_RELAY;
 	death_one_in = stimuli & MAY_DIE ? deaths[choose(3)] : 0;
 	trace("seed %llu: rings %s, spin %s us, promote after %s, TCP %zu and %zu, one in %u, stimuli %#x, "
-	      "ways %d and %d, short reads %d and %d",
+	      "ways %d and %d, read until %d and %d",
 	      (unsigned long long)seed, getenv("SIDESTEP_RING_SIZE"), getenv("SIDESTEP_SPIN_US"),
 	      getenv("SIDESTEP_PROMOTE_AFTER"), tcp_out_max, tcp_in_max, preempt_one_in, stimuli, programs[0].way,
-	      programs[1].way, programs[0].until_short, programs[1].until_short);
+	      programs[1].way, programs[0].until, programs[1].until);
 	schedule(program_idle);
 	programs_check();
 	count();

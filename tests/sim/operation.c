@@ -165,7 +165,8 @@ ssize_t do_recv(struct program *mine, size_t len, int flags)
 	return n;
 }
 
-void do_count(struct program *mine)
+/* How many bytes FIONREAD counts. */
+int do_count(struct program *mine)
 {
 	const struct side *peer = &sides[1 - (mine->index & 1)];
 	uint64_t before = mine->side->received; /* another process may read meanwhile */
@@ -174,6 +175,8 @@ void do_count(struct program *mine)
 	CALL(mine, int, ioctl, (int, unsigned long, ...))(mine->fd, FIONREAD, &number);
 	if ((uint64_t)number > side_offered(peer) - before + mine->told_end)
 		fail("end %d: FIONREAD %d", mine->index, number);
+	trace("%d: FIONREAD %d", mine->index, number);
+	return number;
 }
 
 void do_low_water(struct program *mine, int low)
@@ -353,11 +356,17 @@ void do_agree(struct program *mine)
 	}
 	trace("%d: poll says %#x", mine->index, (unsigned)told);
 	int number = look_agrees(mine, &n, &waits);
-	/* below the low-water mark there is something to read, of which nothing is told */
-	bool below = n > 0 && number > 0 && (size_t)number < mine->side->low_water;
+	/* below the low-water mark there is something to read, of which nothing is told; through a provider see look_agrees() */
+	bool below = n > 0 && number > 0 && (size_t)(provider_relays ? n : number) < mine->side->low_water;
 	if (waits == (bool)(told & (POLLIN | POLLERR)) && !below)
 		fail("end %d: poll tells %#x, and recv %s", mine->index, (unsigned)told, waits ? "waits" : "does not");
 	calm--;
+}
+
+void told_anew(struct program *mine)
+{
+	mine->readable = true;
+	mine->counted = -1;
 }
 
 /* Waits for POLLIN, POLLOUT or both in its own way; what was told. */
@@ -378,6 +387,8 @@ uint32_t do_wait(struct program *mine, short events, int timeout)
 		told = set_wait(mine, timeout);
 	}
 	mine->waits_for = 0;
+	if (told & (POLLIN | POLLERR | POLLHUP | POLLRDHUP))
+		told_anew(mine);
 	return told;
 }
 

@@ -56,6 +56,42 @@ static void rare(struct program *mine)
 		do_exec(mine);
 }
 
+/* ---- reading when told ---- */
+
+/*
+ * Whether a reader goes on that has got `n` bytes of `wanted`, and has not been told anew. As nginx does (ngx_unix_recv, with
+ * EPOLLRDHUP): a full read is followed by one FIONREAD, and what that has counted is read; so is all up to the end that it
+ * was told of. What comes later is to be told by an edge.
+ */
+static bool reads_on(struct program *mine, ssize_t n, ssize_t wanted)
+{
+	if (n < 0)
+		return false;
+	if (mine->until != UNTIL_COUNT)
+		return n == wanted || mine->until == UNTIL_NOTHING || mine->ending;
+	if (mine->counted >= 0) {
+		mine->counted -= (int)n;
+		if (mine->counted < 0) /* some have come since, with an edge */
+			return false;
+	} else if (n == wanted) {
+		mine->counted = do_count(mine);
+	}
+	if (n < wanted)
+		mine->counted = 0;
+	return mine->counted > 0 || mine->ending;
+}
+
+/* What was received, as by do_recv(). */
+static ssize_t read_once(struct program *mine, size_t wanted)
+{
+	ssize_t n = do_recv(mine, wanted, mine->nonblock ? 0 : MSG_DONTWAIT);
+
+	mine->readable = reads_on(mine, n, (ssize_t)wanted);
+	return n;
+}
+
+/* ---- at random ---- */
+
 /* The other process of its side, if there is one, is not in the midst of a call. */
 static bool undisturbed(const struct program *mine)
 {
@@ -71,7 +107,7 @@ static void operate(struct program *mine)
 	const struct side *side = mine->side, *peer = &sides[1 - (mine->index & 1)];
 	uint64_t unread = side_sent(peer) > side->received ? side_sent(peer) - side->received : 0;
 	/* unless the peer ends by a reset */
-	bool comes = unread && !mine->told_end && !side->blind && (!side->forked || programs[mine->index ^ 2].closed);
+	bool comes = unread && !mine->told_end && !side->told_reset && !side->blind && (!side->forked || programs[mine->index ^ 2].closed);
 	int all = choose(8) ? 0 : MSG_WAITALL;
 
 	operations++;
@@ -84,7 +120,14 @@ static void operate(struct program *mine)
 		break;
 	case 3:
 	case 4:
-	case 5: do_recv(mine, some_size(), MSG_DONTWAIT | all); break;
+	case 5:
+		if (mine->until != UNTIL_COUNT)
+			do_recv(mine, some_size(), MSG_DONTWAIT | all);
+		else if (mine->readable)
+			read_once(mine, some_size());
+		else
+			do_wait(mine, POLLIN, comes && unread >= side->low_water ? -1 : 0);
+		break;
 	case 6:
 		if (comes && unread >= side->low_water && unread <= SIZE_LARGEST)
 			do_recv(mine, all ? 1 + choose((uint32_t)unread) : some_size(), all);
@@ -129,7 +172,7 @@ static void finish_reading(struct program *mine)
 {
 	const struct side *side = mine->side, *peer = &sides[1 - (mine->index & 1)];
 	size_t left = mine->way == BY_RECV || side->shut_wr ? 0 : (choose(2) ? some_size() : 0);
-	bool readable = true, writable = true;
+	bool writable = true;
 
 	for (;;) {
 		operations++;
@@ -155,18 +198,14 @@ static void finish_reading(struct program *mine)
 			left -= n > 0 ? (size_t)n : 0;
 			continue;
 		}
-		if (readable) {
-			size_t wanted = some_size();
-			ssize_t n = do_recv(mine, wanted, mine->nonblock ? 0 : MSG_DONTWAIT);
-			if (n == 0)
+		if (mine->readable) {
+			if (read_once(mine, some_size()) == 0)
 				break;
-			readable = n > 0 && (n == (ssize_t)wanted || !mine->until_short || mine->ending);
 			continue;
 		}
 		uint32_t told = do_wait(mine, left ? POLLIN | POLLOUT : POLLIN, -1);
 		if (!told)
 			fail("end %d: waits for ever, and is told nothing", mine->index);
-		readable = told & (POLLIN | POLLERR | POLLHUP | POLLRDHUP);
 		writable = told & (POLLOUT | POLLERR | POLLHUP);
 	}
 	mine->no_more = true;
@@ -177,6 +216,22 @@ static bool could_read_all(const struct program *mine, size_t len)
 	return side_sent(&sides[1 - (mine->index & 1)]) >= mine->side->received + len;
 }
 
+/* One step of who reads when told. */
+static void turn(struct program *mine)
+{
+	if (mine->readable)
+		read_once(mine, 1500);
+	else
+		do_wait(mine, POLLIN, could_read_all(mine, 1) ? -1 : 0);
+}
+
+/* Reads what was sent, and waits to be told of it. */
+static void drain(struct program *mine)
+{
+	while (could_read_all(mine, 1) && !mine->told_end && !mine->told_reset && !mine->side->shut_rd && !mine->side->forked)
+		turn(mine);
+}
+
 /* A command of a scenario; none that would need something of a connection that has ended here. */
 void program_do(struct program *mine, const char *command)
 {
@@ -184,11 +239,21 @@ void program_do(struct program *mine, const char *command)
 		const char *name;
 		size_t len;
 	} sizes[] = {{"byte", 1}, {"send", 3000}, {"big", 20000}, {"more", 700}};
+	static const struct {
+		const char *name;
+		void (*does)(struct program *mine);
+	} plain[] = {{"turn", turn}, {"drain", drain}, {"nap", do_nap}, {"close", do_close}, {"exit", do_exit}, {"dup", do_dup},
+	             {"kill", do_kill}};
 
 	operations++;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
 		if (strcmp(command, sizes[i].name) == 0) {
 			do_send(mine, sizes[i].len, true);
+			return;
+		}
+	for (size_t i = 0; i < sizeof(plain) / sizeof(*plain); i++)
+		if (strcmp(command, plain[i].name) == 0) {
+			plain[i].does(mine);
 			return;
 		}
 	if (strcmp(command, "recv") == 0)
@@ -206,16 +271,12 @@ void program_do(struct program *mine, const char *command)
 		do_agree(mine);
 	else if (strcmp(command, "wait") == 0)
 		do_wait(mine, POLLIN, 0);
-	else if (strcmp(command, "nap") == 0)
-		do_nap(mine);
 	else if (strcmp(command, "both") == 0)
 		do_wait(mine, POLLIN | POLLOUT, 0);
 	else if (strcmp(command, "shut") == 0)
 		do_shutdown(mine, SHUT_WR);
 	else if (strcmp(command, "shutrd") == 0)
 		do_shutdown(mine, SHUT_RD);
-	else if (strcmp(command, "close") == 0)
-		do_close(mine);
 	else if (strcmp(command, "linger") == 0 || strcmp(command, "abort") == 0)
 		do_abort(mine, *command == 'l');
 	else if (strcmp(command, "first") == 0)
@@ -224,14 +285,8 @@ void program_do(struct program *mine, const char *command)
 		do_recv(mine, 2000, MSG_WAITALL | (could_read_all(mine, 2000) && !mine->side->forked ? 0 : MSG_DONTWAIT));
 	else if (strcmp(command, "water") == 0)
 		do_low_water(mine, 400);
-	else if (strcmp(command, "exit") == 0)
-		do_exit(mine);
 	else if (strcmp(command, "fork") == 0 && !mine->side->forked)
 		do_fork(mine, child_run);
-	else if (strcmp(command, "dup") == 0)
-		do_dup(mine);
-	else if (strcmp(command, "kill") == 0)
-		do_kill(mine);
 	else if (strcmp(command, "pass") == 0 && !mine->stranger)
 		do_pass(mine);
 	else if (strcmp(command, "exec") == 0 && !mine->stranger)
@@ -249,6 +304,7 @@ static void child_run(struct program *mine)
 		mine->way = ways[choose(4)];
 		mine->operations = choose(40);
 	}
+	told_anew(mine);
 	if (mine->way > BY_POLL) { /* the parent's set stays open and unused */
 		mine->epfd = CALL(mine, int, epoll_create1, (int))(0);
 		set_register(mine, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
@@ -303,6 +359,7 @@ void program_run(struct end *end)
 		mine->epfd = CALL(mine, int, epoll_create1, (int))(0);
 		set_register(mine, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP);
 	}
+	told_anew(mine);
 	mine->ready = true;
 	if (!scenario && (stimuli & MAY_ANY) && choose(2))
 		do_low_water(mine, 1 + (int)choose(500));

@@ -6,13 +6,16 @@
 
 enum way { BY_RECV, BY_POLL, BY_LEVEL, BY_EDGE, BY_EDGE_ONESHOT, BY_LEVEL_ONESHOT, WAYS };
 
+/* Which read is the last before it waits again: one that gets nothing, a short one, or as nginx does; see reads_on(). */
+enum until { UNTIL_NOTHING, UNTIL_SHORT, UNTIL_COUNT, UNTILS };
+
 /* A process at one side of the connection. */
 struct program {
 	struct side *side;
 	int index, process; /* of its end; of its side: 0, and the child 1 */
 	/* how it is */
 	enum way way;
-	bool until_short; /* an edge-triggered reader takes a short read for the last */
+	enum until until; /* an edge-triggered reader */
 	bool nonblock;
 	uint32_t operations;
 	void *library;
@@ -25,6 +28,8 @@ struct program {
 	bool closed;    /* the socket, or is gone */
 	uint32_t events; /* what its set is asked for */
 	bool hung_up;   /* told of POLLHUP */
+	bool readable;  /* has been told, and has not read until its last */
+	int counted;    /* by FIONREAD since it was told, and not read yet; -1: it has not asked */
 	bool told_end, told_reset, ending; /* ending: it was told of an end: a short read is not the last */
 	size_t read_after; /* see struct chunk */
 	bool reading;      /* is in such a call */

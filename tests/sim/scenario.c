@@ -5,7 +5,7 @@
  *
  * A command of an end is done whole; with @7 it is interrupted at its seventh point (a system call, a word that both ends
  * have) for the next word. Between words the provider has answered; TCP brings what is under way with `net` only, and
- * a provider between (`relay=1`) carries what it has with `carry`. At the end
+ * a provider between (`relay=1`) carries what it has with `carry`; with `settle` all moves that can. At the end
  * both programs send a little more, where they can, and read to the end.
  */
 #include "scenario.h"
@@ -153,8 +153,8 @@ static void configure(const char *word)
 
 	if (strncmp(word, "way", 3) == 0)
 		programs[end].way = (enum way)value;
-	else if (strncmp(word, "short", 5) == 0)
-		programs[0].until_short = programs[1].until_short = value;
+	else if (strncmp(word, "until", 5) == 0)
+		programs[0].until = programs[1].until = (enum until)value;
 	else if (strncmp(word, "more", 4) == 0)
 		more = value; /* whether both send once more at the end */
 	else if (strncmp(word, "tick", 4) == 0)
@@ -184,6 +184,8 @@ static void word_do(char *word)
 		become_promoted();
 	else if (strcmp(word, "lost") == 0)
 		provider_dies();
+	else if (strcmp(word, "settle") == 0)
+		schedule(program_idle);
 	else if (strcmp(word, "carry") == 0)
 		relay_settles();
 	else if (strcmp(word, "leave") == 0)

@@ -21,6 +21,15 @@ BEFORE: Final = (
     "relay=1 promoted 0.send 1.send",  # the provider stands between
     "promoted 0.fork 0.send 1.send",  # two processes at one end
 )
+# End 1 reads as nginx does, as much as FIONREAD has counted, and waits for edges: where it was told last, what follows.
+TOLD: Final = (
+    "0.byte net 1.byte net 1.some 0.recv 0.send net 0.more 1.peek 0.send 1.wait",  # of TCP's, and the ring's have come
+    "promoted 0.big 1.turn 1.wait",  # into the spill
+    "promoted 0.demote 0.nap 0.big 1.wait",  # on its way back
+    "promoted 0.demote 0.nap 0.send net 1.recv 0.promote 0.more 1.wait",  # and there again
+    "relay=1 promoted 0.send 1.turn 1.wait",
+)
+FOLLOWS: Final = ("net", "0.send", "0.big", "0.more", "0.demote", "0.promote", "1.turn", "1.peek", "1.demote")
 
 
 def orders(depth: int, before: Iterable[str] = BEFORE) -> Iterator[str]:
@@ -43,3 +52,11 @@ def pairs(before: Iterable[str] = BEFORE) -> Iterator[str]:
         for (end, at_once), one, other in product(ends, STIMULI, STIMULI):
             if one not in ORDERS:
                 yield f"way0=3 way1=3 {first} {end}.{one}@* {at_once}.{other} net"
+
+
+def told(depth: int) -> Iterator[str]:
+    """Every order of `depth` of what may follow; then the reader reads what was sent, and waits for edges alone."""
+    for first in TOLD:
+        words = [*FOLLOWS, *(["carry"] if "relay" in first else [])]
+        for rest in product(words, repeat=depth):
+            yield " ".join(["until=2 way0=3 way1=3 tcp=2000", first, *rest, "1.drain settle"])

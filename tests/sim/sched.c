@@ -8,6 +8,8 @@
 #include "provider.h"
 #include "relay.h"
 
+#define TURN_MAX 20000
+
 struct end ends[ENDS] = {{.index = 0}, {.index = 1}, {.index = 2}, {.index = 3}};
 struct end *current;
 int64_t now = 1000ll * 1000 * MS;
@@ -16,6 +18,7 @@ void (*dies)(void);
 int points_left = -1;
 uint64_t moves;
 static ucontext_t scheduler;
+static uint32_t points; /* since somebody else has had a turn */
 
 static void switch_away(void)
 {
@@ -23,6 +26,7 @@ static void switch_away(void)
 	int saved = errno; /* a process has its own */
 
 	current = NULL;
+	points = 0;
 	swapcontext(&end->context, &scheduler);
 	current = end;
 	errno = saved;
@@ -34,7 +38,8 @@ void point(void)
 		return;
 	if (death_one_in && chance(death_one_in))
 		dies();
-	if (points_left >= 0 ? points_left-- == 0 : chance(preempt_one_in))
+	/* nobody has a CPU for ever: what it looks for so busily may be another's to do */
+	if (points_left >= 0 ? points_left-- == 0 : ++points == TURN_MAX || chance(preempt_one_in))
 		switch_away();
 }
 

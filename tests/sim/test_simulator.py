@@ -75,14 +75,18 @@ def test_all_pairs_interrupted_at_all_points(shim: Simulator, before: str) -> No
     _well(shim.scenarios(scenarios.pairs([before])))
 
 
+def test_all_orders_for_who_waits_for_edges(shim: Simulator) -> None:
+    _well(shim.scenarios(scenarios.told(DEPTH + 1)))
+
+
 # What was wrong once. The first four are of commit 7ad777f: "python tests/sim/simulator.py --tree DIR scenario ..."
 # shows each, where DIR holds the sources of the time.
 ONCE_WRONG: Final = {
     "a short read where TCP ends and the ring goes on is taken for the end": (
-        "way0=1 way1=3 short=1 tcp=5000 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
+        "way0=1 way1=3 until=1 tcp=5000 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
     ),
     "who reads until a short read misses the edge of what the ring holds": (
-        "way0=3 way1=3 short=1 tcp=5000 0.peek 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
+        "way0=3 way1=3 until=1 tcp=5000 0.peek 0.byte net 1.byte net 0.send 0.send 1.byte 0.send 0.send 1.byte"
     ),
     "a peer takes back what poll has told of": "promoted 0.send 1.wait 0.tail 1.block",
     "and what epoll has": "way1=3 promoted 0.send 1.wait 0.tail 1.block",
@@ -116,6 +120,27 @@ ONCE_WRONG: Final = {
     ),
     "a hang-up is told without that the end can be read": (
         "way1=3 promoted 1.shut net 0.recv 0.send 1.wait 1.recv 0.close tick=0 1.wait net 1.wait"
+    ),
+    "and where a provider between has kept it back": (
+        "relay=1 until=2 way0=3 way1=3 promoted 0.send 1.demote carry 1.drain settle"
+    ),
+    "who waits in recv does not hear the end that came while a provider between stood there": (
+        "relay=1 way0=0 way1=3 more=0 0.byte net 1.byte net 0.recv 1.recv 1.send 0.some carry 0.peek 1.recv carry "
+        "0.shut 1.recv 0.block 1.close carry net 0.block 0.block 0.block settle"
+    ),
+    "a poll that never waits does not hear that the provider between has died": (
+        "relay=1 more=0 promoted 0.send carry 1.recv 0.send lost 1.poll"
+    ),
+    "who waits sleeps on over less than SO_RCVLOWAT of TCP's, with as much of the ring behind": (
+        "way0=3 way1=2 more=0 0.byte net 1.byte net 1.some 0.recv 1.water 0.byte 1.peek 0.send 1.drain net settle"
+    ),
+    "and has no edge of them": (
+        "until=2 way0=3 way1=3 tcp=2000 more=0 0.byte net 1.byte net 1.some 0.recv 1.water 0.send net 0.byte 1.peek "
+        "0.send 1.wait 1.turn 1.turn 1.turn net 1.drain settle"
+    ),
+    "who reads as much as FIONREAD has counted misses the edge of what the ring holds behind TCP's bytes": (
+        "until=2 way0=3 way1=3 tcp=2000 0.byte net 1.byte net 1.some 0.recv 0.send net 0.more 1.peek 0.send 1.wait "
+        "1.turn net 1.turn 1.drain settle"
     ),
 }
 

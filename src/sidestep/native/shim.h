@@ -347,6 +347,12 @@ static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 	return unlikely(self.full_until && self.full_until < deadline) ? self.full_until : deadline;
 }
 
+static inline void look_again_until(int64_t when)
+{
+	if (!self.full_until || when < self.full_until)
+		self.full_until = when;
+}
+
 /* ---- waiting (shim_bell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
 struct bell *bell_new_locked(void); /* shim_lock held */

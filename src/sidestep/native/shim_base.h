@@ -46,7 +46,8 @@ struct thread {
 	int cancel_state;          /* before the outermost lock was taken */
 	volatile uint64_t signals;             /* handlers run on this thread */
 	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
-	int64_t full_until;        /* when a reader that stands still is to be looked at again, at the latest; 0: there is none */
+	int64_t full_until;        /* when a reader that stands still, or bytes that nobody tells of, are to be looked at again, at
+	                            * the latest; 0: there are none */
 	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
 	struct bell *bell;
 	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
@@ -61,6 +62,7 @@ struct thread {
 	struct {
 		uint64_t serial; /* of the conn; 0: free */
 		int fd;
+		bool edges; /* it tells those alone */
 	} watched[4]; /* sockets in wait_epfd */
 	siginfo_t *deferred; /* DEFERRED_MAX of them, on first need: thread-local memory is scarce where the library comes late */
 	bool registered;

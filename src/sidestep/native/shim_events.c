@@ -27,6 +27,15 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 	return kernel_bits;
 }
 
+/*
+ * Below SO_RCVLOWAT the kernel wakes nobody for TCP's last bytes; those of the ring stand behind them, and have been told of
+ * before they could be read.
+ */
+bool rx_untold(const struct conn *conn)
+{
+	return unlikely(word_load(conn->slot->rx_low_water) > 1) && !rx_by_ring(conn->slot) && rx_divided(conn);
+}
+
 static bool has_data(struct conn *conn, size_t wanted)
 {
 	return channel_rx_tell(&conn->channel) >= wanted;
@@ -42,6 +51,7 @@ size_t low_water(struct conn *conn)
 	return low > conn->channel.rx.spill_size / 2 ? conn->channel.rx.spill_size / 2 : low;
 }
 
+#define UNTOLD_LOOK_NS 1000000
 #define READABLE (EPOLLIN | EPOLLRDNORM)
 #define WRITABLE (EPOLLOUT | EPOLLWRNORM)
 
@@ -75,6 +85,8 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		if (moved ? has_data(conn, low_water(conn))
 		          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
 			ready |= READABLE; /* the kernel alone would wait for the low-water mark */
+		else if (rx_untold(conn))
+			look_again_until(now_ns() + UNTOLD_LOOK_NS);
 	}
 	return ready;
 }
@@ -140,10 +152,11 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		conn_probe(conn, fd);
 	uint32_t ready = rx_events(conn, fd, kernel_bits);
 	ready |= tx_events(conn, fd, kernel_bits, interest & WRITABLE, was_ring);
+	/* before what they tell is told: an end that another thread hears in between is told whole the next time round */
+	uint32_t flags = word_load(slot->flags);
 	ready |= end_events(conn);
 	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that
 	 * is on TCP. */
-	uint32_t flags = word_load(slot->flags);
 	uint32_t by_tcp = !rx_by_ring(slot) ? READABLE | EPOLLRDHUP | EPOLLPRI : 0;
 	if (!tx_by_ring(slot) && !tx_is(slot, TX_RESEND))
 		by_tcp |= WRITABLE;

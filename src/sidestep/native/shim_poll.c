@@ -179,6 +179,16 @@ struct poll_wait {
 static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
 static __thread int64_t looked_at; /* the kernel was */
 
+/* Whether providers between are still there: who never sleeps would not hear of it. */
+static void lives_look(struct poller *poller)
+{
+	const struct remote_bell *last = NULL;
+
+	for (nfds_t i = 0; i < poller->len; i++)
+		if (poller->conns[i])
+			conn_life_look(poller->conns[i], &last);
+}
+
 /* Looks at the rings; with `kernel`, at that too. How many descriptors have something, or -1. */
 static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 {
@@ -186,6 +196,7 @@ static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 		return poller_tell(poller, LOOK_RINGS);
 	looked_at = wait->now;
 	self.calls += wait->looks++ != 0;
+	lives_look(poller);
 	poller_ask(poller);
 	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_tell(poller, LOOK_TOLD);
 }
@@ -229,14 +240,10 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 /* The kernel has ended a sleep. */
 static void poll_woken(struct poller *poller)
 {
-	const struct remote_bell *last = NULL;
-
 	if (!poller->kernel[poller->len].revents)
 		return;
 	self_bells_clear();
-	for (nfds_t i = 0; i < poller->len; i++)
-		if (poller->conns[i])
-			conn_life_look(poller->conns[i], &last);
+	lives_look(poller);
 }
 
 /*
@@ -245,7 +252,9 @@ static void poll_woken(struct poller *poller)
  */
 static bool sleeps_as_receive(const struct poller *poller)
 {
-	return poller->len == 1 && poller->conns[0] && rx_by_ring(poller->conns[0]->slot) && poller->kernel[0].fd >= 0 &&
+	const struct conn *conn = poller->len == 1 ? poller->conns[0] : NULL;
+
+	return conn && !conn_relayed(conn) && rx_by_ring(conn->slot) && poller->kernel[0].fd >= 0 &&
 	       (poller->kernel[0].events & POLLIN) && !(poller->kernel[0].events & ~(POLLIN | POLLRDNORM | POLLRDHUP));
 }
 

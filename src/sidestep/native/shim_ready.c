@@ -1,5 +1,8 @@
 /* shim_ready.c - what a set has to report: the events of its members, computed from rings, state and the kernel. */
 #include "shim_set.h"
+#include "shim_switch.h"
+
+#include <sys/ioctl.h>
 
 /*
  * Whether what is ready is news to who wants edges alone; it is none the next time. `tail` is of before the look. What comes
@@ -25,6 +28,32 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 	return true;
 }
 
+/*
+ * What the kernel's entry has told of an end, and what it was not asked for, as it does not ask while the end is withheld: else
+ * a hang-up would be told without that it can be read.
+ */
+static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
+{
+	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
+
+	if (likely(!(kernel_bits & (EPOLLHUP | EPOLLERR))) || (member->in_kernel & EPOLLIN) || raw_poll(&native, 1, 0) <= 0)
+		return kernel_bits;
+	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
+}
+
+/* Whether TCP has brought bytes since, of which the kernel tells nobody. */
+static bool came_untold(struct member *member, int fd)
+{
+	const struct conn *conn = member->conn;
+	uint64_t before = member->seen_tcp;
+	int queued = 0;
+
+	if (likely(!rx_untold(conn)) || real.ioctl(fd, FIONREAD, &queued) < 0)
+		return false;
+	member->seen_tcp = word_load(conn->slot->rx_tcp_bytes) + (uint64_t)queued;
+	return queued && member->seen_tcp != before;
+}
+
 /* set lock held. Fills *event if the member has something to report now. */
 static bool member_report(struct set *set, struct member *member, uint32_t kernel_bits, struct epoll_event *event)
 {
@@ -37,8 +66,9 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		conn_progress(conn, fd);
 	/* before the look: what comes after it is an edge that has not been told */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
+	member->armed |= came_untold(member, fd);
 	self.full_until = set->full_until;
-	uint32_t ready = conn_ready(conn, fd, kernel_bits, member->events);
+	uint32_t ready = conn_ready(conn, fd, end_whole(member, fd, kernel_bits), member->events);
 	if (unlikely(self.full_until))
 		set->full_until = self.full_until; /* this member may be looked at by nobody else until then */
 	bool rx_ring = rx_by_ring(conn->slot);

@@ -49,8 +49,7 @@ static uint32_t steps_stood(struct conn *conn, uint64_t head)
 		since = now;
 	}
 	int64_t steps = (now - since) / STEP_NS, next = since + (steps + 1) * STEP_NS;
-	if (!self.full_until || next < self.full_until)
-		self.full_until = next;
+	look_again_until(next);
 	return steps < 0 ? 0 : steps < STEPS_MAX ? (uint32_t)steps : STEPS_MAX;
 }
 

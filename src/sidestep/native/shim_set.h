@@ -33,6 +33,7 @@ struct member {
 	uint32_t at;       /* in set->managed */
 	uint32_t reported; /* edge: RDHUP, HUP and ERR told already */
 	uint64_t seen_tail;
+	uint64_t seen_tcp; /* where the kernel tells of no edge; see came_untold() */
 	uint64_t pass;
 };
 

@@ -56,6 +56,7 @@ bool asked(const struct conn *conn);
 void obey(struct conn *conn, int fd);
 bool leave(struct conn *conn, int fd);
 bool rx_divided(const struct conn *conn);
+bool rx_untold(const struct conn *conn);
 bool rx_ring_among(const struct conn *conn, size_t queued);
 bool rx_goes_on(struct conn *conn, int fd);
 

@@ -211,21 +211,26 @@ static int wait_set(struct conn *conn, int fd)
 	}
 	if (!conn_watch_life(conn, self.wait_epfd, UINT32_MAX))
 		return -1;
-	for (at = 0; at < 4; at++)
-		if (self.watched[at].serial == conn->serial && self.watched[at].fd == fd)
-			return (int)at;
-	at = self.watched_next++ % 4;
-	if (still_watched(at))
-		real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[at].fd, NULL);
 	/* Only its edges where a provider stands between: what TCP holds, an end or what was sent after it went back to TCP,
-	 * may have to stay there for a while. */
-	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | (conn_relayed(conn) ? EPOLLET : 0), .data.u32 = at};
+	 * may have to stay there for a while. Once it has gone, an end whose edge was taken is to be heard all the same. */
+	bool edges = conn_relayed(conn);
+	for (at = 0; at < 4 && !(self.watched[at].serial == conn->serial && self.watched[at].fd == fd); at++)
+		;
+	if (at < 4 && self.watched[at].edges == edges)
+		return (int)at;
+	if (at == 4) {
+		at = self.watched_next++ % 4;
+		if (still_watched(at))
+			real.epoll_ctl(self.wait_epfd, EPOLL_CTL_DEL, self.watched[at].fd, NULL);
+	}
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | (edges ? EPOLLET : 0), .data.u32 = at};
 	self.watched[at].serial = 0;
 	if (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, fd, &event) < 0 &&
 	    (errno != EEXIST || real.epoll_ctl(self.wait_epfd, EPOLL_CTL_MOD, fd, &event) < 0))
 		return -1;
 	self.watched[at].serial = conn->serial;
 	self.watched[at].fd = fd;
+	self.watched[at].edges = edges;
 	return (int)at;
 }
 
