@@ -176,7 +176,6 @@ class Gateway:
 
     @property
     def active(self) -> int:
-        """Connections there are."""
         return sum(each.tally.active for each in (*self._served, *self._gone))
 
     @property
@@ -202,7 +201,6 @@ class Gateway:
         self.loop.close()
 
     def status(self) -> dict[str, Any]:
-        """What it does, as `--json` shows it."""
         return {
             "pid": os.getpid(),
             "draining": self.draining,
@@ -250,7 +248,6 @@ class _FromTcp:
         self._watch()
 
     def stop(self) -> None:
-        """Takes no more."""
         if self._pause is not None:
             self._pause.cancel()
         if self._sock.fileno() >= 0:
@@ -259,12 +256,10 @@ class _FromTcp:
             self._sock.close()
 
     def abort(self) -> None:
-        """Resets what there is."""
         for crossing in list(self._crossings):
             crossing.abort("the gateway stops")
 
     def ended(self, crossing: _Crossing) -> None:
-        """One is over."""
         if crossing in self._crossings:
             del self._crossings[crossing]
             self.tally.active -= 1
@@ -335,7 +330,6 @@ class _Crossing:
         self._gateway.loop.soon(self._begin)
 
     def abort(self, why: str) -> None:
-        """Resets it."""
         if isinstance(self._carrier, Pump | Bridge):
             self._carrier.abort(why)
         else:
@@ -430,7 +424,6 @@ class _Crossing:
     # ---- the end ----
 
     def _give_up(self, why: str) -> None:
-        """Nothing has come of it."""
         if self._over:
             return
         self._log(f"cannot go on to {self._rule.target}: {why}")
@@ -479,17 +472,14 @@ class _FromSdp:
         self.rdma_port = self._listener.service_id & 0xFFFF
 
     def stop(self) -> None:
-        """Takes no more."""
         self._listener.close()
 
     def abort(self) -> None:
-        """Resets what there is."""
         for visit in list(self._visits):
             visit.abandon("the gateway stops")
 
     @property
     def counted(self) -> Tally:
-        """With the bytes of connections that there are."""
         pumps = (visit.pump for visit in self._visits)
         return with_running(self.tally, ((pump.to_tcp, pump.to_sdp) for pump in pumps if pump is not None))
 

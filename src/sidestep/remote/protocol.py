@@ -104,7 +104,6 @@ class Sdp(OffloadProtocol):
         services.drive(self._loop)
 
     def stop(self) -> None:
-        """Lets go of everything."""
         if self.services.remote is None:
             return
         self.services.release_driven(self._loop)
@@ -185,12 +184,10 @@ class Sdp(OffloadProtocol):
 
     @property
     def as_protocol(self) -> OffloadProtocol:
-        """Itself, as the switch knows it."""
         return self
 
     @property
     def loop(self) -> Loop:
-        """That drives it all."""
         return self._loop
 
     def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
@@ -208,7 +205,6 @@ class Sdp(OffloadProtocol):
         self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
 
     def trusts(self, host: Address) -> bool:
-        """Whether a host is to be believed."""
         return self.services.remote is not None and self.services.remote.trusts(host)
 
     def _at(self, local: Address) -> _At:
@@ -264,11 +260,9 @@ class _At:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._listener.service_id & 0xFFFF
 
     def close(self) -> None:
-        """Ends everything at once."""
         if self._timer is not None:
             self._timer.cancel()
         self.serving.close()

@@ -72,7 +72,6 @@ class Handshake:
     # --- asking ---
 
     def connect(self, addresses: Addresses) -> None:
-        """Asks for a connection."""
         self._host.addresses = addresses
         self._host.move(Stimulus.CONNECT)
         self._want_buffers()

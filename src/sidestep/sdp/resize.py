@@ -170,7 +170,6 @@ class Resize:
         self._answer()
 
     def received(self) -> None:
-        """A message has come in."""
         if self.old:
             self.old -= 1
             self._settle()

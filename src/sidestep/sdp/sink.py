@@ -554,7 +554,6 @@ class Sink:
         return SinkAvail(length, receive.region.rkey, receive.region.va, self.nd)
 
     def advertised(self, receive: StreamReceive) -> None:
-        """That message goes out."""
         receive.advert = True
         self.shown.append(receive)
 

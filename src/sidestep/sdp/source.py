@@ -127,7 +127,6 @@ class Source:
     # --- sending ---
 
     def pump(self) -> None:
-        """Sends what may be sent."""
         flow = self._flow
         queue = self.queue
         while True:

@@ -243,5 +243,4 @@ class Suspend:
         self._handshake.reconnect(Addresses(old.local, old.local_port, old.remote, port))
 
     def timeout(self) -> None:
-        """It takes too long."""
         self._teardown.break_off(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)

@@ -79,7 +79,6 @@ class Teardown:
     # --- the user's wish ---
 
     def shutdown_read(self) -> None:
-        """Receives end."""
         self.reader_closed = True
         self._halves.cancel_receives()
         self._halves.sink.closed = True
@@ -104,7 +103,6 @@ class Teardown:
         self._arm("close", close_s if linger_s is None else min(linger_s, close_s))
 
     def abort(self) -> None:
-        """Resets the connection."""
         self.reader_closed = True
         state = self._host.state
         if state is State.SUSPENDED:  # the stream is elsewhere
@@ -119,7 +117,6 @@ class Teardown:
     # --- badly ---
 
     def refuse(self, error: SidestepError, cause: Cause) -> None:
-        """The connection ends before it has begun."""
         host = self._host
         host.error, host.cause = error, cause
         if host.state is not State.CLOSED:

@@ -83,16 +83,13 @@ class _GuardedDriven:
         self._run = run
 
     def fileno(self) -> int:
-        """As of the module's."""
         return self._driven.fileno()
 
     @property
     def next_in_s(self) -> float | None:
-        """As of the module's."""
         return self._driven.next_in_s
 
     def turn(self, timeout_s: float | None = None) -> bool:
-        """As of the module's."""
         self._run(partial(self._driven.turn, timeout_s))
         return True
 
@@ -108,7 +105,6 @@ class _Guarded:
         self._closed = False
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """As of the switch."""
         self._services.watch(fd, partial(self._run, on_readable))
         self._watched.add(fd)
 
@@ -119,25 +115,20 @@ class _Guarded:
             self._services.unwatch(fd)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """As of the switch."""
         self._services.call_later(delay_s, partial(self._run, callback))
 
     @property
     def remote(self) -> RemoteSettings | None:
-        """As of the switch."""
         return self._services.remote
 
     @property
     def port_mapper(self) -> PortMapper | None:
-        """As of the switch."""
         return self._services.port_mapper
 
     def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
-        """As of the switch."""
         return self._services.hire(carrier, mapper)
 
     def drive(self, driven: Driven) -> None:
-        """As of the switch."""
         self._driven[driven] = guarded = _GuardedDriven(driven, self._run)
         self._services.drive(guarded)
 
@@ -154,27 +145,21 @@ class _Guarded:
         on_found: Callable[[Incoming], None],
         on_failed: Callable[[str], None],
     ) -> Awaited:
-        """As of the switch."""
         return self._services.await_end(carrier, local, remote, on_found, on_failed)
 
     def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
-        """As of the switch."""
         self._services.check_listener(carrier, local)
 
     def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
-        """As of the switch."""
         return self._services.visit(carrier, local)
 
     def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
-        """As of the switch."""
         return self._services.name_ends(ends, names)
 
     def transports(self) -> Iterator[OffloadTransport]:
-        """As of the switch."""
         return self._services.transports()
 
     def log(self, text: str) -> None:
-        """As of the switch."""
         self._services.log(text)
 
     def close(self) -> None:
@@ -283,12 +268,10 @@ class Modules(Generic[ModuleT]):
                 self.fail(name, error)
 
     def stop(self) -> None:
-        """Stops them all."""
         for name in list(self._started):
             self._stop(name)
 
     def status(self) -> list[Status]:
-        """All that are installed."""
         return [
             Status(
                 name,

@@ -51,7 +51,6 @@ class FabricCapture:
         self._by_qp: dict[tuple[str, int], _Wire] = {}
 
     def qp_message(self, message: observer.QpMessage) -> None:
-        """A message leaves."""
         wire = self._by_qp.get((message.source, message.source_qp))
         if wire is None:
             return
@@ -69,7 +68,6 @@ class FabricCapture:
         )  # fmt: skip
 
     def cm_message(self, message: observer.CmMessage) -> None:
-        """A message of the connection manager leaves."""
         found = self._by_comm_id.get((message.source, message.local_id))
         if found is None and message.kind is CmKind.REQ:
             found = self._request(message)

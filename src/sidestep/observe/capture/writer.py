@@ -108,7 +108,6 @@ class Ends:
             raise Misuse(f"{self.connecting} and {self.accepting} are of different IP versions")
 
     def address(self, side: Side) -> IpAddress:
-        """Of one side."""
         return self.connecting if side is Side.CONNECTING else self.accepting
 
 
@@ -294,13 +293,11 @@ class PcapFile:
         stream.write(_FILE_HEADER.pack(PCAP_MAGIC_NS, 2, 4, 0, 0, _SNAPLEN, LINKTYPE_ETHERNET))
 
     def write(self, time_s: float, frame: bytes) -> None:
-        """Add a frame."""
         seconds, nanoseconds = divmod(round(time_s * 1_000_000_000), 1_000_000_000)
         self._stream.write(_RECORD_HEADER.pack(seconds, nanoseconds, len(frame), len(frame)) + frame)
 
 
 def _frame(packet: Packet, side: Side, ends: Ends) -> bytes:
-    """A packet with all that goes around it."""
     transport = packet.encode()
     source, destination = ends.address(side), ends.address(side.other)
     udp_len = _UDP.size + len(transport) + ICRC_LEN

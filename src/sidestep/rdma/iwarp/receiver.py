@@ -75,7 +75,6 @@ class Fault:
 
     @property
     def message(self) -> Terminate:
-        """What the other end is told."""
         code, includes = CONDITIONS[self.condition]
         if includes is Includes.READ and self.read:
             return Terminate.about(self.condition, self.header + self.read, answered=self.answered)
@@ -257,7 +256,6 @@ class Receiver:
             tally.messages_received[opcode] += 1
 
     def take(self, source: Inbound, run: Run) -> Fault | None:
-        """One run in the order of the stream."""
         if self.fault is None and not self._stopped:
             self.fault = (
                 self._check_turn(source, run) or self._place(source, run, early=False) or self._deliver(source, run)

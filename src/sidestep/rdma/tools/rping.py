@@ -55,7 +55,6 @@ class Rping(Talk):
         self.messages = 0
 
     def received(self, index: int, length: int) -> None:
-        """It says where."""
         if length != _INFO.size or self._busy:
             raise PeerViolation(f"{length} bytes that are none of rping's messages", rule="unexpected")
         va, rkey, size = _INFO.unpack_from(self.slots[index])
@@ -72,7 +71,6 @@ class Rping(Talk):
             self.qp.post_send(RdmaRead(0, (memoryview(self._data),), va, RKey(rkey)))
 
     def sent(self, completion: Completion) -> None:
-        """The data is here."""
         if completion.opcode is Opcode.RDMA_READ:
             self._go_on()
 

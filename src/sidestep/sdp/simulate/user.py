@@ -117,12 +117,10 @@ class User:
 
     @property
     def connection(self) -> Connection:
-        """That of the stream."""
         assert self.stream is not None
         return self.stream.connection
 
     def join(self, stream: Stream) -> None:
-        """This is the stream to use."""
         self.stream = stream
         if self._habits.starts_early:
             self._start()
@@ -163,7 +161,6 @@ class User:
         self.closed = self._over = True
 
     def tell(self, stream: Stream, told: Told) -> None:
-        """Something has happened."""
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
         if isinstance(told, Event) and stream in self._left:
@@ -496,7 +493,6 @@ class User:
     # --- leaving before the time ---
 
     def abort(self) -> None:
-        """Resets the connection."""
         assert self.stream is not None
         self._over = True
         self.ends_gracefully = False
