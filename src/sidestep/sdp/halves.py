@@ -8,11 +8,11 @@ user end here, whatever half they were given to: they are told of, and their reg
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
-from sidestep.errors import SidestepError
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.requests import Event, EventKind, Region, Release, StreamReceive, StreamSend, Suspended, Told
+from sidestep.sdp.parts import ConnectionHost
+from sidestep.sdp.requests import Event, EventKind, Region, Release, StreamReceive, StreamSend, Told
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.sink import Sink
@@ -20,28 +20,6 @@ from sidestep.sdp.source import Source
 from sidestep.sdp.wire import Mode, SinkAvail
 
 _PIPELINED: Final = Mode.PIPELINED
-
-
-class HalvesHost(Protocol):
-    """What the halves need of their connection."""
-
-    @property
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def error(self) -> SidestepError | None:
-        """What ended the connection."""
-
-    @property
-    def suspended(self) -> Suspended | None:
-        """What another process goes on with."""
-
-    def control(self, action: object) -> None:
-        """Queue a message without payload, or what sends one."""
-
-    def withdraw_control(self, action: object) -> bool:
-        """Take a queued message back; False if it has gone."""
 
 
 class Halves:
@@ -58,7 +36,7 @@ class Halves:
         settings: Settings,
         events: deque[Told],
         timers: dict[str, float],
-        host: HalvesHost,
+        host: ConnectionHost,
     ) -> None:
         self._flow, self._settings, self._events, self._timers, self._host = flow, settings, events, timers, host
         self._strategy = strategy = settings.strategy()

@@ -88,6 +88,7 @@ class Loop:
 
     @property
     def now(self) -> float:
+        """Monotonic seconds."""
         return time.monotonic()
 
     def turn(self, timeout_s: float | None = None) -> bool:
