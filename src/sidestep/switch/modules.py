@@ -11,30 +11,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 from sidestep import limits
 from sidestep.errors import SidestepError
 from sidestep.routing import NetworkEvent
 from sidestep.switch.protocol import (
-    Awaited,
     BrokenModule,
     Capabilities,
     Driven,
-    Endpoint,
-    Ends,
-    Incoming,
     OffloadModule,
     OffloadProtocol,
     OffloadTransport,
-    PortMapper,
     Services,
-    Visited,
-    Workers,
 )
-
-if TYPE_CHECKING:
-    from sidestep.config import RemoteSettings
 
 PROTOCOLS_GROUP: Final = "sidestep.protocols"  # groups of entry points
 TRANSPORTS_GROUP: Final = "sidestep.transports"
@@ -104,6 +94,9 @@ class _Guarded:
         self._driven: dict[Driven, _GuardedDriven] = {}
         self._closed = False
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._services, name)  # as of the switch
+
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         self._services.watch(fd, partial(self._run, on_readable))
         self._watched.add(fd)
@@ -117,17 +110,6 @@ class _Guarded:
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._services.call_later(delay_s, partial(self._run, callback))
 
-    @property
-    def remote(self) -> RemoteSettings | None:
-        return self._services.remote
-
-    @property
-    def port_mapper(self) -> PortMapper | None:
-        return self._services.port_mapper
-
-    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
-        return self._services.hire(carrier, mapper)
-
     def drive(self, driven: Driven) -> None:
         self._driven[driven] = guarded = _GuardedDriven(driven, self._run)
         self._services.drive(guarded)
@@ -136,31 +118,6 @@ class _Guarded:
         """As of the switch; does nothing where nothing is driven."""
         if (guarded := self._driven.pop(driven, None)) is not None:
             self._services.release_driven(guarded)
-
-    def await_end(
-        self,
-        carrier: OffloadProtocol,
-        local: Endpoint,
-        remote: Endpoint,
-        on_found: Callable[[Incoming], None],
-        on_failed: Callable[[str], None],
-    ) -> Awaited:
-        return self._services.await_end(carrier, local, remote, on_found, on_failed)
-
-    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
-        self._services.check_listener(carrier, local)
-
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
-        return self._services.visit(carrier, local)
-
-    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
-        return self._services.name_ends(ends, names)
-
-    def transports(self) -> Iterator[OffloadTransport]:
-        return self._services.transports()
-
-    def log(self, text: str) -> None:
-        self._services.log(text)
 
     def close(self) -> None:
         """The module has been stopped: nothing of it is called any more."""
@@ -294,7 +251,7 @@ class Modules(Generic[ModuleT]):
         guard = _Guarded(self._services, lambda error: self.fail(name, error))
         try:
             module = self._checked(name, self._installed[name].load())
-            module.start(guard)
+            module.start(cast("Services", guard))
             self._on_started(module)
         except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises must not take the others down
             guard.close()
