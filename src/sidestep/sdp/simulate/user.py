@@ -61,7 +61,6 @@ class Book:
     stream: bytearray = field(default_factory=bytearray)  # bytes received, in order
     peeked: list[tuple[int, bytes]] = field(default_factory=list)  # offset, bytes
     marks: list[tuple[int, int | None]] = field(default_factory=list)  # offset of an urgent byte, and its value if had
-    urgent_bytes: list[int] = field(default_factory=list)
     events: list[EventKind] = field(default_factory=list)
     error: SidestepError | None = None
 
