@@ -18,7 +18,6 @@ from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.host import Host
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Settings
-from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mid
 
@@ -199,8 +198,3 @@ def read_zcopy() -> Strategy:
 def pipelined() -> Strategy:
     """Everything that can goes by RDMA, in Pipelined mode."""
     return Strategy(bcopy_max=0, read_min=0, sink_min=0)
-
-
-def stack_of(stack: Stack) -> LoopbackDevice:
-    assert isinstance(stack.device, LoopbackDevice)
-    return stack.device

@@ -209,17 +209,6 @@ def test_the_memory_of_what_has_ended_is_given_back(world: World) -> None:
     assert [one() for one in ended] == [None, None]
 
 
-def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
-    a, b, _, _ = world.pair()
-    b.send(bytes(100))
-    b.say(tx_back_at=100)
-    assert b.end.decide(True, Back.BACK) == Back.BACK
-    b.hint()
-    world.turns()
-    assert a.word("tx_back") == 1 << 2 | Back.BACK
-    assert (a.word("tx_back_at"), a.end.avail) == (100, 100)
-
-
 def test_a_protocol_that_fails_loses_nothing(world: World) -> None:
     a, b, taken, other = world.pair()
 
@@ -253,21 +242,6 @@ def test_what_a_protocol_had_taken_is_carried_without_it(world: World) -> None:
     a.send(bytes(range(100)))
     world.turns()
     assert b.receive() == bytes(range(100))
-
-
-def test_nothing_is_read_before_the_other_end_knows_the_offset(world: World) -> None:
-    a, b, taken, _ = world.pair(promoted=False)
-    for words in ({"attached": 1}, {"rx_ready": 1}):
-        for app in (a, b):
-            app.say(**words)
-        world.turns()
-    a.send(b"early")
-    world.turns()
-    assert taken.stream.readable() == ()
-    assert b.receive() == b""
-    a.say(tx_switched=1)
-    world.turns()
-    assert b.receive() == b"early"
 
 
 def test_a_protocol_may_carry_bytes_between_two_turns(world: World) -> None:
