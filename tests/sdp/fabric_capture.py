@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from pcap_file import PcapFile, RoceWriter
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record, RoceWriter
+from sidestep.observe.capture.writer import Ends, Kind, Record
 from sidestep.rdma.loopback import observer
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.roce.packet import PSN_MASK
