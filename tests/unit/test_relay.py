@@ -11,7 +11,6 @@ import os
 import random
 import resource
 import select
-import selectors
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -21,17 +20,14 @@ from pathlib import Path
 
 import pytest
 from channel_app import RING, App
-from far_world import all_of, close, go_back, recall, reset
+from far_world import Hub, all_of, close, go_back, recall, reset, shut
 
 from sidestep import limits
-from sidestep.counters import Counters
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import _channel
 from sidestep.native.layout import Back, Handed, Notice
 from sidestep.provider import memory
-from sidestep.provider.joints import Relays
 from sidestep.provider.relay import open_relay
-from sidestep.provider.services import ProviderServices
 from sidestep.switch.stream import Stream
 
 
@@ -65,29 +61,12 @@ class Taken:
             to.end()
 
 
-class World:
+class World(Hub):
     """A hub, and pairs of applications through it."""
 
     def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
+        super().__init__(stack, relays_max)
         self.stack = stack
-        self.faults: list[BaseException] = []
-        self.now = 0.0
-        self.selector = stack.enter_context(selectors.DefaultSelector())
-        self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
-        self.counters = Counters()
-        self.hub = Relays(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
-        self.hub.descriptors()
-        stack.callback(self.hub.close)
-        self.dropped = 0
-
-    def _guarded(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception as error:
-            self.faults.append(error)
-
-    def _on_drop(self) -> None:
-        self.dropped += 1
 
     def pair(self, *, promoted: bool = True, kind: type[Taken] = Taken) -> tuple[App, App, Taken, Taken]:
         apps = App(0), App(1)
@@ -203,9 +182,7 @@ def test_the_memory_of_what_has_ended_is_given_back(world: World) -> None:
         world.hub.drop(one)
     world.turns()
     del app, _, one
-    world.now += limits.RELAY_TIDY_S
-    while callback := world.services.poll_due(world.now):
-        callback()
+    world.pass_time(limits.RELAY_TIDY_S)
     assert [one() for one in ended] == [None, None]
 
 
@@ -280,9 +257,7 @@ def test_who_never_attaches_is_dropped(world: World) -> None:
     a, _, taken, _ = world.pair(promoted=False)
     a.say(attached=1)
     world.turns()
-    world.now += 60
-    while callback := world.services.poll_due(world.now):
-        callback()
+    world.pass_time(60)
     world.turns()
     assert world.counters.get("relay_dropped", "not_attached") == 1
     assert taken.stream.lost
@@ -475,11 +450,6 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     assert (b.word("tx_back"), b.word("tx_back_at"), b.word("rx_ready")) == (1 << 2 | Back.BACK, 0, 0)
     assert a.end.decide(True, Back.BACK) == Back.RECALLED  # what it was about to write goes by TCP as well
     assert all(app.word("notice") & Notice.OVER for app in (a, b))
-
-
-def shut(app: App) -> None:
-    app.end.decide(True, Back.ENDED)
-    app.say(shut_wr=1)
 
 
 @pytest.mark.parametrize("how", [go_back, shut, close], ids=["back", "shut", "closed"])
