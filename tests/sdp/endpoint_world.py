@@ -12,6 +12,7 @@ from typing import Any
 
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback import CmMessage, Fabric, Faults, Kind, LoopbackDevice, Placed, QpMessage
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.driver import VirtualTime
 from sidestep.sdp.endpoint import Stream
@@ -198,3 +199,8 @@ def read_zcopy() -> Strategy:
 def pipelined() -> Strategy:
     """Everything that can goes by RDMA, in Pipelined mode."""
     return Strategy(bcopy_max=0, read_min=0, sink_min=0)
+
+
+def qp_of(end: End) -> LoopbackQueuePair:
+    assert isinstance(end.to.qp, LoopbackQueuePair)
+    return end.to.qp
