@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -168,3 +169,9 @@ def hosts(count: int, **options: Any) -> Iterator[list[Host]]:
 
 
 Make = Callable[..., list[Host]]
+
+
+def command(host: Host, *args: str) -> str:
+    """What `sidestep ARGS` tells of a host."""
+    argv = [sys.executable, "-m", "sidestep", *args, "--socket", str(host.sidestep.socket)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -50,7 +50,6 @@ class Counters:
         self._values[name, reason] += 1
 
     def get(self, name: str, reason: str = "") -> int:
-        """The value of one counter."""
         return self._values[name, reason]
 
     def as_json(self) -> dict[str, int]:

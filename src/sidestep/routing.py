@@ -33,7 +33,6 @@ class Route:
     local: bool  # the destination is an address of this host
 
     def as_json(self) -> dict[str, Any]:
-        """As the commands get it."""
         return {
             "interface": self.interface,
             "first_hop": str(self.first_hop) if self.first_hop else None,

@@ -18,8 +18,8 @@ from start_talk import accepting, rejecting, talk
 
 from dissector import numbers, shown, told
 from iwarp_vectors import frames
+from pcap_file import PcapFile
 from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import PcapFile
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.start_frame import Rtr, StartFrame

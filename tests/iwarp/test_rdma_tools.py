@@ -19,6 +19,7 @@ import pytest
 from iwarp_dut import addresses
 from iwarp_pair import End, IwarpPair
 
+from rping_client import RpingClient
 from sidestep import limits
 from sidestep.cli.rdma_options import parse_size
 from sidestep.errors import Misuse, PeerViolation
@@ -28,7 +29,6 @@ from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import Place
 from sidestep.rdma.tools.echo import Echo
-from sidestep.rdma.tools.rping import RpingClient
 from sidestep.rdma.tools.server import Server
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
 from sidestep.rdma.work import REJECT_CONSUMER, Send

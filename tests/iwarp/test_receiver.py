@@ -7,16 +7,12 @@ from dataclasses import dataclass, field, replace
 from struct import pack
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from wire_end import ALL, GUARD, WireEnd
 
 from raw_iwarp import Terminate, frame
-from sidestep.errors import LimitReached
 from sidestep.native._framing import Inbound
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
-from sidestep.rdma.iwarp.receiver import EARLY_MAX, Fault
 from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition
 from sidestep.rdma.verbs import MemoryRegion
 from sidestep.rdma.work import Access, BindWindow, RdmaRead, RKey, Status
@@ -446,141 +442,3 @@ def test_memory_taken_back_amid_a_message_is_not_written_any_more(scene: Scene, 
     assert (fault.condition, fault.status) == (Condition.RECEIVE_UNUSABLE, Status.LOCAL_PROTECTION_ERROR)
     assert bytes(other.buffers[0][GUARD : GUARD + 6]) == b"abc\0\0\0"
     other.close()
-
-
-# ---- out of order ----
-
-
-@dataclass(frozen=True)
-class Message:
-    """One to be sent, whatever the keys of an end are."""
-
-    kind: str  # write, send, void (a Send that invalidates), ask, answer
-    cuts: tuple[int, ...]  # bytes of its segments
-    defect: str = ""
-
-
-CUTS = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
-MESSAGES = st.lists(st.builds(Message, st.sampled_from(["write", "send", "void", "ask", "answer"]), CUTS), max_size=7)
-SLOT = 48  # bytes that one message may write, what is too long included
-DEFECTS = ["stag", "bounds", "msn", "offset", "long", "version", "opcode"]
-
-
-def rendered(scene: Scene, messages: list[Message]) -> list[bytes]:
-    """FPDUs; what is written, read and voided is different memory each time."""
-    end, made = scene.end, []
-    read_at = 0
-    msn = {"send": 1, "ask": 1}
-    voided = [end.region(4) for each in messages if each.kind == "void"]
-    for each in messages:
-        if each.kind == "answer":
-            scene.read(sum(each.cuts))
-    for number, message in enumerate(messages):
-        payload, done = bytes([number + 1]) * sum(message.cuts), 0
-        stag = voided.pop().rkey if message.kind == "void" else 0
-        for index, cut in enumerate(message.cuts):
-            last = index == len(message.cuts) - 1
-            piece = payload[done : done + cut]
-            if message.kind == "write":
-                segment = scene.write(number * SLOT + done, piece, last=last)
-            elif message.kind == "answer":
-                segment = scene.response(read_at + done, piece, last=last)
-            elif message.kind == "ask":
-                segment = scene.asking(cut, msn=msn["ask"], at=number)
-            else:
-                op = RdmapOp.SEND_SE_INV if message.kind == "void" else RdmapOp.SEND
-                segment = replace(send(piece, msn["send"], done, last=last, op=op), stag=stag)
-            done += cut
-            if message.kind == "ask":
-                msn["ask"] += 1
-                last = True
-            made.append(spoiled(segment, message.defect) if last else frame(segment))
-            if last and message.kind == "ask":
-                break
-        read_at += done if message.kind == "answer" else 0
-        msn["send"] += message.kind in ("send", "void")
-    return made
-
-
-def spoiled(segment: Segment, defect: str) -> bytes:
-    if defect == "version":
-        return frame(segment, rdmap=0x80 | segment.op)
-    if defect == "opcode":
-        return frame(segment, rdmap=0x4C)
-    if defect == "stag":
-        segment = replace(segment, stag=NOWHERE, payload=segment.payload or b"?")
-    elif defect == "bounds":
-        segment = replace(segment, offset=segment.offset + 2000, mo=2000, payload=b"?")
-    elif defect == "msn":
-        segment = replace(segment, msn=segment.msn + 1, payload=b"")
-    elif defect == "offset":
-        segment = replace(segment, offset=segment.offset + 1, mo=segment.mo + 1, payload=b"?")
-    elif defect == "long":
-        segment = replace(segment, payload=segment.payload + bytes(ROOM))
-    return frame(segment)
-
-
-def prepared() -> Scene:
-    end = WireEnd(resources=100, depth=100)
-    scene = Scene(end, end.region(7 * SLOT))
-    for number in range(5):
-        end.post_recv(number, ROOM)
-    return scene
-
-
-def seen(scene: Scene, fault: Fault | None) -> object:
-    """What was told, without keys; and of the fault, what is not one."""
-    told = [(*each[:4], each[4] is None) if each[0] == "received" else each for each in scene.end.told]
-    told = [each for each in told if each[0] != "asked"]
-    asked = [what.source_offset for each in scene.end.told for what in each[1:] if isinstance(what, ReadRequest)]
-    return told, asked, fault and (fault.condition, fault.segment_len, fault.status, fault.header[6:])
-
-
-@pytest.mark.spec("RFC 5041 5.3")
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
-@given(MESSAGES, st.none() | st.tuples(st.integers(0, 6), st.sampled_from(DEFECTS)), st.data())
-def test_any_order_of_arrival_is_as_good_as_the_right_one(
-    messages: list[Message], defect: tuple[int, str] | None, data: st.DataObject
-) -> None:
-    if defect is not None and defect[0] < len(messages):
-        messages[defect[0]] = replace(messages[defect[0]], defect=defect[1])
-    oracle, scene = prepared(), prepared()
-    wanted = oracle.end.feed(*rendered(oracle, messages))
-    made = rendered(scene, messages)
-    order = data.draw(st.permutations(range(len(made))))
-    order += data.draw(st.lists(st.sampled_from(order), max_size=3) if order else st.just([]))  # come once more
-    arrived: set[int] = set()
-    end = scene.end
-    for index in order:
-        for run in end.run(made[index]):
-            end.receiver.place_early(index, end.inbound, run)
-        arrived.add(index)
-        turn = next(each for each in range(len(made) + 1) if each not in arrived)
-        end.receiver.deliver_early(turn)
-    assert seen(scene, end.receiver.fault) == seen(oracle, wanted)
-    if wanted is None:
-        assert end.content() == oracle.end.content()
-        assert len(end.receives) == len(oracle.end.receives)
-    assert all(not any(each[:GUARD]) and not any(each[-GUARD:]) for each in end.buffers)
-    end.close()
-    oracle.end.close()
-
-
-def test_runs_that_come_early_are_bounded(scene: Scene) -> None:
-    end = scene.end
-    (run,) = end.run(scene.write(0, b"abc", last=False))
-    for order in range(1, EARLY_MAX + 1):
-        end.receiver.place_early(order, end.inbound, run)
-    with pytest.raises(LimitReached):
-        end.receiver.place_early(EARLY_MAX + 1, end.inbound, run)
-    end.receiver.place_early(EARLY_MAX, end.inbound, run)  # it waits already
-
-
-def test_a_message_far_ahead_takes_no_receives(scene: Scene) -> None:
-    """Else one segment would drain a queue that others share."""
-    for number in range(8):
-        scene.end.post_recv(number, ROOM)
-    (run,) = scene.end.run(send(b"abc", 10))
-    scene.end.receiver.place_early(5, scene.end.inbound, run)
-    assert len(scene.end.receives) == 8

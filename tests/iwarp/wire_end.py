@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from raw_iwarp import frame
-from sidestep.native._framing import Inbound, Outbound, Run
+from sidestep.native._framing import Inbound, Outbound
 from sidestep.rdma.iwarp.ddp import ReadRequest, Segment
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
@@ -30,7 +30,7 @@ GUARD: Final = 64  # bytes on either side of a region that are in none
 class WireEnd:
     """One end, as its receiver and its sender see it."""
 
-    def __init__(self, remote_access: Access = ALL, *, resources: int = 2, depth: int = 2) -> None:
+    def __init__(self, remote_access: Access = ALL) -> None:
         self.device = IwarpDevice("127.0.0.1")
         self.domain = self.device.alloc_pd()
         self.told: list[tuple[object, ...]] = []
@@ -40,7 +40,7 @@ class WireEnd:
         self.receives: deque[Receive] = deque()
         self.sender = Sender(self.outbound, self, self.qp.sink_stag)
         self.sender.held = False
-        self.sender.resources, self.sender.depth = resources, depth
+        self.sender.resources = self.sender.depth = 2
         self.receiver = Receiver(self, int(remote_access), self.sender.reads, self.sender.tally)
         self.buffers: list[bytearray] = []
 
@@ -78,12 +78,6 @@ class WireEnd:
                 view = view[self.inbound.feed(view) :]
             self.receiver.take_all(self.inbound)
         return self.receiver.fault
-
-    def run(self, *pieces: bytes | Segment) -> list[Run]:
-        """What was fed, as runs that nobody has looked at."""
-        for piece in pieces:
-            self.inbound.feed(piece if isinstance(piece, bytes) else frame(piece))
-        return self.inbound.parse()
 
     def taken(self, limit: int = 1 << 30) -> bytes:
         """What its sender has made, as if the transport had taken it."""

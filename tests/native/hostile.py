@@ -175,7 +175,7 @@ class HostilePeer:
     def flood(self) -> None:
         """Sends more than the victim's answers have room for, and reads none: it has one more to answer and no room."""
         deadline = time.monotonic() + WITHIN_S
-        while self.end.avail < self.end.rx_most or self.end.unread < self.message_len:
+        while self.end.avail < self.end.tx_most or self.end.unread < self.message_len:
             self.end.write(bytes(self.end.tx_size))
             self.ring()
             assert time.monotonic() < deadline, "the victim never ran out of room"
@@ -215,8 +215,8 @@ class HostilePeer:
                 self.ring()
             case 8:  # bytes anywhere in either ring, and where a spill begins; of the rest most is never used
                 starts = [_channel.HEADER_SIZE]
-                for size, most in ((self.end.tx_size, self.end.tx_most), (self.end.rx_size, self.end.rx_most)):
-                    starts += [starts[-1] + size, starts[-1] + size + most]
+                for size in (self.end.tx_size, self.end.rx_size):
+                    starts += [starts[-1] + size, starts[-1] + size + self.end.tx_most]
                 far = dice.choice([self.end.tx_size, self.end.tx_size, len(self.words)])
                 at = min(dice.choice(starts) + dice.randrange(far), len(self.words) - 64)
                 self.words[at : at + 64] = dice.randbytes(64)

@@ -235,7 +235,7 @@ def test_create_makes_a_sealed_close_on_exec_file(closing: ExitStack) -> None:
 def test_the_spill_has_room_for_what_tcp_would_have_held(pair: Pair) -> None:
     end, peer = pair
     data = os.urandom(layout.CHANNEL_SPILL)
-    assert (end.tx_most, peer.rx_most) == (len(data), len(data))
+    assert (end.tx_most, peer.tx_most) == (len(data), len(data))
     assert end.write(data) == PAGE
     assert end.spill()
     assert not end.spill()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from talking import PORT, TALKERS, line, promoted, serving
 
-from hosts import Host
+from hosts import Host, command
 from sidestep import limits
 from sidestep.observe.links import OTHERS, LinkTotals, Way, sums
 from sidestep.observe.metrics import Exporter
@@ -22,11 +21,6 @@ NUMBERS = {
     "read_zcopy_sent", "write_zcopy_sent", "read_zcopy_received", "write_zcopy_received",
 }  # fmt: skip
 WORDS = {"protocol", "device", "peer", "state", "send_mechanism", "receive_mechanism", "send_mode", "receive_mode"}
-
-
-def command(host: Host, *args: str) -> str:
-    argv = [sys.executable, "-m", "sidestep", *args, "--socket", str(host.sidestep.socket)]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def values(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

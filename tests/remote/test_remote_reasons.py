@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,16 +12,11 @@ from typing import Any
 import pytest
 from talking import PORT, TALKERS, line
 
-from hosts import NETWORK, Host, Make
+from hosts import NETWORK, Host, Make, command
 from sidestep.config import RemoteSettings
 from sidestep.remote.promotion import why_not, why_not_in
 
 pytestmark = pytest.mark.slow
-
-
-def command(host: Host, *args: str) -> str:
-    argv = [sys.executable, "-m", "sidestep", *args, "--socket", str(host.sidestep.socket)]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @contextmanager

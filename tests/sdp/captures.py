@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 
 from sdp_vectors import Vector, between, vectors
 
+from pcap_file import PcapFile, RoceWriter
 from sidestep.errors import SidestepError
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import Event, What
 from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record, RoceWriter
+from sidestep.observe.capture.writer import Ends, Kind, Record
 
 CONNECTING, ACCEPTING = Side.CONNECTING, Side.ACCEPTING
 V = vectors()

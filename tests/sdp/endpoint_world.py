@@ -12,13 +12,13 @@ from typing import Any
 
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback import CmMessage, Fabric, Faults, Kind, LoopbackDevice, Placed, QpMessage
+from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.driver import VirtualTime
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.host import Host
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Settings
-from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mid
 
@@ -201,6 +201,6 @@ def pipelined() -> Strategy:
     return Strategy(bcopy_max=0, read_min=0, sink_min=0)
 
 
-def stack_of(stack: Stack) -> LoopbackDevice:
-    assert isinstance(stack.device, LoopbackDevice)
-    return stack.device
+def qp_of(end: End) -> LoopbackQueuePair:
+    assert isinstance(end.to.qp, LoopbackQueuePair)
+    return end.to.qp

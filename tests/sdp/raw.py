@@ -706,3 +706,22 @@ class Pair:
             if at >= until:
                 self.run()
                 return
+
+
+def moved_to(pair: Pair, mover: End, settings: Settings) -> Pair:
+    """The new process takes over; the other end connects to it."""
+    stayer, suspended = pair.other(mover), mover.connection.suspended
+    assert stayer.connection.state is State.RESUMING
+    assert suspended is not None
+    fresh = End(settings)
+    fresh.requests = [request for request in mover.requests if request in suspended.unsent]
+    fresh.connection.take_over(suspended)
+    moved = Pair(settings, settings)
+    moved.left, moved.right = stayer, fresh
+    stayer.remote, fresh.remote = Across(fresh), Across(stayer)
+    stayer.renew()
+    stayer.outbox.clear()
+    stayer.connection.resume(stayer.now)
+    stayer.run()
+    moved.introduce(stayer, fresh)
+    return moved

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from captures import decoded, messages, texts
 from core_talk import Several, talk
+from fabric_capture import FabricCapture
 
+from pcap_file import PcapFile
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.fabric import FabricCapture
-from sidestep.observe.capture.writer import PcapFile
 from sidestep.rdma.loopback import Kind, Recorder
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.sdp.wire import Mid, decode

@@ -26,10 +26,11 @@ from captures import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pcap_file import PcapFile, RoceWriter
 from sidestep.errors import Misuse
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record, RoceWriter
+from sidestep.observe.capture.writer import Ends, Kind, Record
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import Mad
 from sidestep.rdma.roce.packet import READ_RESPONSES, Aeth, Deth, Op, Packet, Reth

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from raw import CREDIT, Across, End, Pair, RawPeer, Remote, pipelined, small
+from raw import CREDIT, End, Pair, RawPeer, Remote, moved_to, pipelined, small
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.work import REJECT_CONSUMER, RdmaRead
@@ -1328,26 +1328,6 @@ def test_nothing_is_sent_after_the_end_but_credit_and_answers() -> None:
 # --- 18: moves ---
 
 
-def _move(pair: Pair, mover: End, settings: Settings) -> Pair:
-    """The new process takes over; the other end connects to it."""
-    stayer = pair.other(mover)
-    assert stayer.connection.state is State.RESUMING
-    suspended = mover.connection.suspended
-    assert suspended is not None
-    fresh = End(settings)
-    fresh.requests = [request for request in mover.requests if request in suspended.unsent]
-    fresh.connection.take_over(suspended)
-    moved = Pair.__new__(Pair)
-    moved.left, moved.right, moved.messages = stayer, fresh, 0
-    stayer.remote, fresh.remote = Across(fresh), Across(stayer)
-    stayer.renew()
-    stayer.outbox.clear()
-    stayer.connection.resume(stayer.now)
-    stayer.run()
-    moved.introduce(stayer, fresh)
-    return moved
-
-
 @item(18)
 @pytest.mark.parametrize("mover", ["left", "right"])
 def test_a_socket_moves_to_another_process(mover: str) -> None:
@@ -1367,7 +1347,7 @@ def test_a_socket_moves_to_another_process(mover: str) -> None:
     assert EventKind.SUSPENDED in told(old)
     assert EventKind.RESUMING in told(stayer)
     assert old.connection.state is State.CLOSED
-    moved = _move(pair, old, settings)
+    moved = moved_to(pair, old, settings)
     assert stayer.ordered(Connect)[-1].service_id == 0x1_0000 | 6001
     received = {moved.left: bytearray(), moved.right: bytearray()}
     for _ in range(20):
@@ -1399,11 +1379,11 @@ def test_both_sockets_move_at_once() -> None:
     pair.run()
     assert EventKind.SUSPENDED in told(pair.right)
     assert EventKind.SUSPENDED not in told(pair.left)
-    moved = _move(pair, pair.right, settings)
+    moved = moved_to(pair, pair.right, settings)
     moved.run()
     assert EventKind.SUSPENDED in told(moved.left)
     assert EventKind.RESUMING in told(moved.right)
-    again = _move(moved, moved.left, settings)
+    again = moved_to(moved, moved.left, settings)
     again.left.send(b"still here", bcopy_only=True)
     again.run()
     assert again.right.read() == b"still here"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from raw import CREDIT, Across, End, Pair, RawPeer, pipelined, small
+from raw import CREDIT, End, Pair, RawPeer, moved_to, pipelined, small
 
 from sidestep.sdp.requests import Accept, Connect, EventKind, StreamReceive
 from sidestep.sdp.settings import Carrier, Settings
@@ -23,24 +23,6 @@ def in_mode(pair: Pair, mode: Mode) -> None:
     pair.right.send(b"!", bcopy_only=True)  # what acknowledges an earlier change, before which there is no other
     pair.run()
     assert pair.left.connection.send_mode is pair.right.connection.receive_mode is mode
-
-
-def moved_to(pair: Pair, mover: End, settings: Settings) -> Pair:
-    """The new process takes over; the other end connects to it."""
-    stayer, suspended = pair.other(mover), mover.connection.suspended
-    assert suspended is not None
-    fresh = End(settings)
-    fresh.requests = [request for request in mover.requests if request in suspended.unsent]
-    fresh.connection.take_over(suspended)
-    moved = Pair(settings, settings)
-    moved.left, moved.right = stayer, fresh
-    stayer.remote, fresh.remote = Across(fresh), Across(stayer)
-    stayer.renew()
-    stayer.outbox.clear()
-    stayer.connection.resume(stayer.now)
-    stayer.run()
-    moved.introduce(stayer, fresh)
-    return moved
 
 
 # --- SinkAvails that cross payload, and a change to Combined behind it (§11.4) ---

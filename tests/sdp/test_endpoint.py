@@ -23,13 +23,13 @@ from endpoint_world import (
     join,
     pattern,
     pipelined,
+    qp_of,
     read_zcopy,
     take,
 )
 
 from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
 from sidestep.rdma.loopback import CmKind, Fabric, Faults, Timing
-from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes
 from sidestep.rdma.verbs import EventKind as DeviceEvent
 from sidestep.rdma.work import RdmaRead, RKey, Status
@@ -45,11 +45,6 @@ from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import encode
 
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
-
-
-def qp_of(end: End) -> LoopbackQueuePair:
-    assert isinstance(end.to.qp, LoopbackQueuePair)
-    return end.to.qp
 
 
 def finish(world: World, *ends: End) -> None:

@@ -20,13 +20,13 @@ from endpoint_world import (
     join,
     pattern,
     pipelined,
+    qp_of,
     read_zcopy,
 )
 
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.rdma.loopback import Faults, Kind
-from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.pools import MessagePool
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Access
@@ -39,11 +39,6 @@ from sidestep.sdp.wire import Mid, Mode
 
 ATTRIBUTES = pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
-
-
-def qp_of(end: End) -> LoopbackQueuePair:
-    assert isinstance(end.to.qp, LoopbackQueuePair)
-    return end.to.qp
 
 
 def finish(world: World, left: End, right: End) -> None:

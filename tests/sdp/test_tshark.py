@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from captures import ACCEPTING, CONNECTING, END, SETUP, WHOLE, V, decoded, messages, written
 from core_talk import Several, talk
+from fabric_capture import FabricCapture
 
 from dissector import numbers, shown
+from pcap_file import PcapFile
 from sidestep.observe.capture.events import What
-from sidestep.observe.capture.fabric import FabricCapture
-from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record
+from sidestep.observe.capture.writer import Ends, Kind, Record
 from sidestep.rdma.loopback import Recorder
 from sidestep.sdp.wire import Mid, decode
 

@@ -16,11 +16,11 @@ chatter (see `explorer`); and, where nothing is under way, both ends agree about
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-from sdp_model.explorer import SIDES, Broken, Channel, Item, Step, Will
+from sdp_model.explorer import SIDES, Broken, Channel, Item, OfTwo, Step, Will
 from sdp_model.flow import Act, Choice, Flow
 from sdp_model.peer import Bounds, Message, Peer, Rules, Setting
 from sdp_model.sink import Sink
@@ -67,7 +67,7 @@ ON: dict[str, Act] = {
 
 
 @dataclass
-class Connection:
+class Connection(OfTwo[Peer]):
     """The model: two peers under `rules`, within `bounds`, starting as `peers`."""
 
     name: str
@@ -79,12 +79,6 @@ class Connection:
     @property
     def setting(self) -> Setting:
         return Setting(self.bounds, self.rules)
-
-    def start(self) -> tuple[Peer, Peer]:
-        return self.peers
-
-    def arrived(self, channel: Channel) -> Iterable[int]:
-        return (0,)
 
     def steps(self, side: int, peer: Peer, item: Item | None) -> Iterator[Step[Peer] | Broken]:
         name = SIDES[side]

@@ -86,6 +86,18 @@ class Model(Protocol[P]):
         """What is not done although both programs have done their part."""
 
 
+class OfTwo(Generic[P]):
+    """What most models have in common: they begin as `peers`, and what is sent first arrives first."""
+
+    peers: tuple[P, P]
+
+    def start(self) -> tuple[P, P]:
+        return self.peers
+
+    def arrived(self, channel: Channel) -> Iterable[int]:
+        return (0,)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a walk found; `fault` is None where everything held."""

@@ -10,12 +10,12 @@ L is the peer that suspends, R the one that answers; the connecting peer of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sdp_model.explorer import SIDES, Broken, Channel, Item, Step, Will
+from sdp_model.explorer import SIDES, Broken, Channel, Item, OfTwo, Step, Will
 
 
 class Message(NamedTuple):
@@ -69,18 +69,12 @@ class Peer:
 
 
 @dataclass
-class Suspend:
+class Suspend(OfTwo[Peer]):
     """The model."""
 
     name: str
     peers: tuple[Peer, Peer]
     rules: Rules = field(default_factory=Rules)
-
-    def start(self) -> tuple[Peer, Peer]:
-        return self.peers
-
-    def arrived(self, channel: Channel) -> Iterable[int]:
-        return (0,)
 
     def steps(self, side: int, peer: Peer, item: Item | None) -> Iterator[Step[Peer] | Broken]:
         name = SIDES[side]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-from sdp_model.explorer import SIDES, Broken, Channel, Item, Step, Will
+from sdp_model.explorer import SIDES, Broken, Channel, Item, OfTwo, Step, Will
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,12 @@ _WORK, _MANAGER, _COMPLETION = "work", "manager", "completion"  # the three ways
 
 
 @dataclass
-class Teardown:
+class Teardown(OfTwo[Peer]):
     """The model."""
 
     name: str
     peers: tuple[Peer, Peer]
     rules: Rules = field(default_factory=Rules)
-
-    def start(self) -> tuple[Peer, Peer]:
-        return self.peers
 
     def arrived(self, channel: Channel) -> Iterable[int]:
         """The first of each way."""

@@ -1,11 +1,14 @@
-"""What several unit tests need: waiting with a deadline, and a connection slot as a shim would write it."""
+"""What several unit tests need: waiting with a deadline, commands, and a connection slot as a shim would write it."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,16 @@ def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None
         if time.monotonic() > deadline:
             pytest.fail(f"{condition} did not come true in {timeout_s} s")
         time.sleep(0.002)
+
+
+def run_command(place: Path, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `sidestep ARGS` with runtime and configuration directories of its own."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith(("SIDESTEP_", "LD_PRELOAD"))}
+    base |= {"XDG_RUNTIME_DIR": str(place), "XDG_CONFIG_HOME": str(place)}
+    return subprocess.run(
+        [sys.executable, "-m", "sidestep", *args], env=base | env,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
 
 
 def slot(port: int, **changes: object) -> dict[str, object]:

@@ -33,25 +33,18 @@ TURN_S = 0.02
 WAIT_S = 20.0
 
 
-class Host:
-    """One provider: a hub and a stack."""
+class Hub:
+    """One provider's, whose time is the test's."""
 
-    def __init__(self, stack: ExitStack, loop: Loop, address: str) -> None:
-        self.loop = loop
+    def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
         self.faults: list[BaseException] = []
-        self.selector = stack.enter_context(selectors.DefaultSelector())
         self.now = 0.0
+        self.selector = stack.enter_context(selectors.DefaultSelector())
         self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
         self.counters = Counters()
-        self.hub = Relays(self.services, self.counters, relays_max=8, guarded=self._guarded)
+        self.hub = Relays(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
         self.hub.descriptors()
         stack.callback(self.hub.close)
-        self.device = IwarpDevice(address, loop)
-        stack.callback(self.device.close)
-        self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
-        stack.callback(self.stack.close)
-        self.lost: list[Carried] = []
-        self.logged: list[str] = []
         self.dropped = 0
 
     def _guarded(self, callback: Callable[[], None]) -> None:
@@ -63,11 +56,29 @@ class Host:
     def _on_drop(self) -> None:
         self.dropped += 1
 
-    def wait_for_attachments(self) -> None:
-        """Applications that have not attached by now are not waited for any longer."""
-        self.now += limits.RELAY_ATTACH_S
+    def pass_time(self, seconds: float) -> None:
+        """And what is due by then happens."""
+        self.now += seconds
         while callback := self.services.poll_due(self.now):
             callback()
+
+
+class Host(Hub):
+    """One provider: a hub and a stack."""
+
+    def __init__(self, stack: ExitStack, loop: Loop, address: str) -> None:
+        super().__init__(stack)
+        self.loop = loop
+        self.device = IwarpDevice(address, loop)
+        stack.callback(self.device.close)
+        self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
+        stack.callback(self.stack.close)
+        self.lost: list[Carried] = []
+        self.logged: list[str] = []
+
+    def wait_for_attachments(self) -> None:
+        """Applications that have not attached by now are not waited for any longer."""
+        self.pass_time(limits.RELAY_ATTACH_S)
 
     def link(self, stream: Stream) -> SdpLink:
         return SdpLink(stream, self.loop, self.lost.append, self.logged.append)
@@ -235,6 +246,12 @@ def recall(app: App) -> int:
     assert app.end.decide(False, Back.RECALLED) == Back.RECALLED
     app.say(notice=Notice.RECALL | Notice.DEMOTE)
     return at
+
+
+def shut(app: App) -> None:
+    """It shuts its sending direction down."""
+    app.end.decide(True, Back.ENDED)
+    app.say(shut_wr=1)
 
 
 def close(app: App) -> None:

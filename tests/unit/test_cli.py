@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from common import slot
+from common import run_command, slot
 
 import sidestep as package
 from sidestep.cli import COMMANDS
@@ -36,16 +37,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def command(home: Path) -> Run:
     """Runs `sidestep ARGS` in that runtime directory."""
-
-    def run(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        base = {name: value for name, value in os.environ.items() if not name.startswith(("SIDESTEP_", "LD_PRELOAD"))}
-        base |= {"XDG_RUNTIME_DIR": str(home), "XDG_CONFIG_HOME": str(home)}
-        return subprocess.run(
-            [sys.executable, "-m", "sidestep", *args], env=base | env,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-
-    return run
+    return partial(run_command, home)
 
 
 # ---- run ----

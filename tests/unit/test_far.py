@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 from channel_app import MOST, RING, App
-from far_world import RINGS, WORD, World, all_of, close, go_back, hear_fin, is_cut_off_by, recall, reset, snap
+from far_world import RINGS, WORD, World, all_of, close, go_back, hear_fin, is_cut_off_by, recall, reset, shut, snap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +21,6 @@ from sidestep.provider.direction import Ending, Out, Recall
 from sidestep.provider.far import Far
 from sidestep.remote.link import SdpLink
 from sidestep.switch.link import Say
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -210,9 +204,7 @@ def test_both_ends_gone_at_once_are_noticed_by_the_kernel(world: World) -> None:
     for app, host in ((a, world.one), (b, world.two)):
         app.connected = app.held = False
         host.hub.handle_disconnect()
-        host.now += 1
-        while callback := host.services.poll_due(host.now):
-            callback()
+        host.pass_time(1)
     world.rest()
     assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
 
@@ -222,9 +214,7 @@ def test_a_socket_that_another_process_holds_is_left_alone(world: World) -> None
     a.connected = False
     world.one.hub.handle_disconnect()
     for _ in range(20):
-        world.one.now += 100
-        while callback := world.one.services.poll_due(world.one.now):
-            callback()
+        world.one.pass_time(100)
     world.rest()
     a.send(b"still here")
     world.rest()
@@ -430,12 +420,6 @@ def test_who_never_attaches_takes_the_other_end_with_it(world: World) -> None:
     assert not world.one.lost + world.two.lost
 
 
-def end_well(app: App) -> None:
-    """It shuts its sending direction down."""
-    app.end.decide(True, Back.ENDED)
-    app.say(shut_wr=1)
-
-
 def leaving_behind_a_gap(world: World, how: Callable[[App], object], sent: bytes) -> tuple[App, App, Far]:
     """A provider leaves, and has all that comes resent, as the other end has gone back or ended behind some bytes."""
     a, b, one, _ = world.pair()
@@ -448,7 +432,7 @@ def leaving_behind_a_gap(world: World, how: Callable[[App], object], sent: bytes
     return a, b, one
 
 
-@pytest.mark.parametrize("how", [go_back, end_well])
+@pytest.mark.parametrize("how", [go_back, shut])
 def test_leaving_asks_in_vain_for_what_will_not_be_sent_again(world: World, how: Callable[[App], object]) -> None:
     a, b, one = leaving_behind_a_gap(world, how, b"on its way" * 400)
     world.rest()
@@ -458,7 +442,7 @@ def test_leaving_asks_in_vain_for_what_will_not_be_sent_again(world: World, how:
     assert one.recall is Recall.NOT
 
 
-@pytest.mark.parametrize("how", [go_back, end_well])
+@pytest.mark.parametrize("how", [go_back, shut])
 def test_leaving_does_not_let_tcp_be_read_behind_a_gap(world: World, how: Callable[[App], object]) -> None:
     """The link breaks before the last bytes have come, and nobody sends them again."""
     a, _, one = leaving_behind_a_gap(world, how, b"on its way")
@@ -518,13 +502,9 @@ def test_only_who_knows_that_tcp_is_dead_is_reset_for_that(world: World, seen: S
     app.held = False  # TIME_WAIT: to the kernel it is nobody's
     hear_fin(app, seen)
     world.rest()
-    world.one.now += limits.SETTLE_ENDED_S - 1
-    while callback := world.one.services.poll_due(world.one.now):
-        callback()
+    world.one.pass_time(limits.SETTLE_ENDED_S - 1)
     assert not far.lost
-    world.one.now += 2
-    while callback := world.one.services.poll_due(world.one.now):
-        callback()
+    world.one.pass_time(2)
     assert far.failed == reset(app) == bool(seen & Seen.RESET)
 
 
@@ -538,16 +518,14 @@ def test_bytes_by_tcp_behind_a_gap_are_not_waited_with_for_long(world: World, ca
     assert other.break_off() is not None
     b.by_tcp = 7 + came  # it switched behind seven
     assert other.break_off() is not None
-    world.two.now += limits.SETTLE_ENDED_S
-    while callback := world.two.services.poll_due(world.two.now):
-        callback()
+    world.two.pass_time(limits.SETTLE_ENDED_S)
     assert reset(b) == told
 
 
 def test_what_has_all_arrived_needs_no_link(world: World) -> None:
     """Both ends have ended, and one still reads its ring."""
     app, far, stranger = world.stranger()
-    end_well(app)
+    shut(app)
     stranger.say(Say.DATA, 4, b"last")
     stranger.say(Say.SHUT, 4)
     stranger.say(Say.ARRIVED, 0)

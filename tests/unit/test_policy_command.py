@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from common import eventually
+from common import eventually, run_command
 
 from sidestep.cli.policy import parse_endpoint, trace_line, verdict_lines
 from sidestep.errors import Misuse
@@ -26,16 +27,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def command(tmp_path: Path) -> Run:
     """Runs `sidestep policy ARGS` with files and a provider's place of its own."""
-
-    def run(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        base = {name: value for name, value in os.environ.items() if not name.startswith(("SIDESTEP_", "LD_PRELOAD"))}
-        base |= {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-        return subprocess.run(
-            [sys.executable, "-m", "sidestep", "policy", *args], env=base | env,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-
-    return run
+    return partial(run_command, tmp_path, "policy")
 
 
 # ---- check ----

@@ -443,34 +443,29 @@ def offer_without_descriptors(client: ShimClient) -> None:
     rpc.send(client.sock, Message(type=Rpc.OFFER))
 
 
+def offer_made(client: ShimClient, rings: tuple[int, int], told: tuple[int, int], *, swapped: bool = False) -> None:
+    client.hello()
+    made = Channel.make(rings)
+    assert made.segment is not None
+    bell = (made.bell_page, made.bell) if swapped else (made.bell, made.bell_page)
+    message = Message(type=Rpc.OFFER, ring_size=told, netns_cookie=client.netns_cookie)
+    rpc.send(client.sock, message, [made.segment, *bell])
+    made.close()
+
+
 @misbehaviour
 def offer_of_odd_rings(client: ShimClient) -> None:
-    client.hello()
-    made = Channel.make((4096, 12288))
-    assert made.segment is not None
-    message = Message(type=Rpc.OFFER, ring_size=made.ring_size, netns_cookie=client.netns_cookie)
-    rpc.send(client.sock, message, [made.segment, made.bell, made.bell_page])
-    made.close()
+    offer_made(client, (4096, 12288), (4096, 12288))
 
 
 @misbehaviour
 def offer_of_a_segment_too_small(client: ShimClient) -> None:
-    client.hello()
-    made = Channel.make((4096, 4096))
-    assert made.segment is not None
-    message = Message(type=Rpc.OFFER, ring_size=(8192, 4096), netns_cookie=client.netns_cookie)
-    rpc.send(client.sock, message, [made.segment, made.bell, made.bell_page])
-    made.close()
+    offer_made(client, (4096, 4096), (8192, 4096))
 
 
 @misbehaviour
 def offer_with_swapped_descriptors(client: ShimClient) -> None:
-    client.hello()
-    made = Channel.make((4096, 4096))
-    assert made.segment is not None
-    message = Message(type=Rpc.OFFER, ring_size=made.ring_size, netns_cookie=client.netns_cookie)
-    rpc.send(client.sock, message, [made.segment, made.bell_page, made.bell])
-    made.close()
+    offer_made(client, (4096, 4096), (4096, 4096), swapped=True)
 
 
 @misbehaviour

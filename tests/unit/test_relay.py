@@ -11,7 +11,6 @@ import os
 import random
 import resource
 import select
-import selectors
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -21,17 +20,14 @@ from pathlib import Path
 
 import pytest
 from channel_app import RING, App
-from far_world import all_of, close, go_back, recall, reset
+from far_world import Hub, all_of, close, go_back, recall, reset, shut
 
 from sidestep import limits
-from sidestep.counters import Counters
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import _channel
 from sidestep.native.layout import Back, Handed, Notice
 from sidestep.provider import memory
-from sidestep.provider.joints import Relays
 from sidestep.provider.relay import open_relay
-from sidestep.provider.services import ProviderServices
 from sidestep.switch.stream import Stream
 
 
@@ -65,29 +61,12 @@ class Taken:
             to.end()
 
 
-class World:
+class World(Hub):
     """A hub, and pairs of applications through it."""
 
     def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
+        super().__init__(stack, relays_max)
         self.stack = stack
-        self.faults: list[BaseException] = []
-        self.now = 0.0
-        self.selector = stack.enter_context(selectors.DefaultSelector())
-        self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
-        self.counters = Counters()
-        self.hub = Relays(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
-        self.hub.descriptors()
-        stack.callback(self.hub.close)
-        self.dropped = 0
-
-    def _guarded(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception as error:
-            self.faults.append(error)
-
-    def _on_drop(self) -> None:
-        self.dropped += 1
 
     def pair(self, *, promoted: bool = True, kind: type[Taken] = Taken) -> tuple[App, App, Taken, Taken]:
         apps = App(0), App(1)
@@ -203,21 +182,8 @@ def test_the_memory_of_what_has_ended_is_given_back(world: World) -> None:
         world.hub.drop(one)
     world.turns()
     del app, _, one
-    world.now += limits.RELAY_TIDY_S
-    while callback := world.services.poll_due(world.now):
-        callback()
+    world.pass_time(limits.RELAY_TIDY_S)
     assert [one() for one in ended] == [None, None]
-
-
-def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
-    a, b, _, _ = world.pair()
-    b.send(bytes(100))
-    b.say(tx_back_at=100)
-    assert b.end.decide(True, Back.BACK) == Back.BACK
-    b.hint()
-    world.turns()
-    assert a.word("tx_back") == 1 << 2 | Back.BACK
-    assert (a.word("tx_back_at"), a.end.avail) == (100, 100)
 
 
 def test_a_protocol_that_fails_loses_nothing(world: World) -> None:
@@ -253,21 +219,6 @@ def test_what_a_protocol_had_taken_is_carried_without_it(world: World) -> None:
     a.send(bytes(range(100)))
     world.turns()
     assert b.receive() == bytes(range(100))
-
-
-def test_nothing_is_read_before_the_other_end_knows_the_offset(world: World) -> None:
-    a, b, taken, _ = world.pair(promoted=False)
-    for words in ({"attached": 1}, {"rx_ready": 1}):
-        for app in (a, b):
-            app.say(**words)
-        world.turns()
-    a.send(b"early")
-    world.turns()
-    assert taken.stream.readable() == ()
-    assert b.receive() == b""
-    a.say(tx_switched=1)
-    world.turns()
-    assert b.receive() == b"early"
 
 
 def test_a_protocol_may_carry_bytes_between_two_turns(world: World) -> None:
@@ -306,9 +257,7 @@ def test_who_never_attaches_is_dropped(world: World) -> None:
     a, _, taken, _ = world.pair(promoted=False)
     a.say(attached=1)
     world.turns()
-    world.now += 60
-    while callback := world.services.poll_due(world.now):
-        callback()
+    world.pass_time(60)
     world.turns()
     assert world.counters.get("relay_dropped", "not_attached") == 1
     assert taken.stream.lost
@@ -501,11 +450,6 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     assert (b.word("tx_back"), b.word("tx_back_at"), b.word("rx_ready")) == (1 << 2 | Back.BACK, 0, 0)
     assert a.end.decide(True, Back.BACK) == Back.RECALLED  # what it was about to write goes by TCP as well
     assert all(app.word("notice") & Notice.OVER for app in (a, b))
-
-
-def shut(app: App) -> None:
-    app.end.decide(True, Back.ENDED)
-    app.say(shut_wr=1)
 
 
 @pytest.mark.parametrize("how", [go_back, shut, close], ids=["back", "shut", "closed"])

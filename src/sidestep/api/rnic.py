@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import sys
-import time
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,16 +22,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from sidestep import limits
 from sidestep.errors import InternalError, Misuse, SidestepError, Unavailable
 from sidestep.rdma.control import Control
-from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.tools.devices import source_for
+from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.errnos import error_of, os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import Carrier, Settings
-from sidestep.sdp.stack import Stack
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
@@ -131,18 +129,11 @@ class Rnics:
         self.loop.close()
 
 
-class _At:
+class _At(Node):
     """The device at one address."""
 
     def __init__(self, loop: Loop, address: Address, kick: Callable[[], None]) -> None:
-        self._loop = loop
-        self._timer: Timer | None = None
-        self.device = IwarpDevice(str(address), loop, name=f"iwarp@{address}")
-        try:
-            self.stack = Stack(self.device, time.monotonic, SETTINGS, wake_at=self._wake_at)
-        except BaseException:
-            self.device.close()
-            raise
+        super().__init__(loop, address, SETTINGS)
         self.host = Host(self.stack, [address], kick=kick)
         self.observed: Control | None = None
         try:
@@ -158,15 +149,7 @@ class _At:
     def close(self) -> None:
         """Ends everything at once."""
         self.hide()
-        self.stack.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        self.device.close()
-
-    def _wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, at - self._loop.now), self.stack.handle_timeouts)
+        super().close()
 
 
 def program_name() -> str:

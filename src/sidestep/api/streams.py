@@ -254,7 +254,6 @@ class SdpWriter:
         self._stream = stream
         self._loop = asyncio.get_running_loop()
         self._held: deque[bytes] = deque()  # written, and not begun
-        self._held_len = 0
         self._begun = 0  # sends that have not ended
         self._begun_len = 0
         self._flushing = False
@@ -280,7 +279,6 @@ class SdpWriter:
         whole = data if isinstance(data, bytes) else bytes(memoryview(data))
         if whole and self._error is None:  # after an error it goes nowhere, as in asyncio; `drain` tells
             self._held.append(whole)
-            self._held_len += len(whole)
             if not self._flushing:
                 self._flushing = True
                 self._loop.call_soon(self._flush)
@@ -329,7 +327,6 @@ class SdpWriter:
         """Resets the connection."""
         self._closing = True
         self._held.clear()
-        self._held_len = 0
         self._stream.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -371,7 +368,6 @@ class SdpWriter:
         while self._held and size + len(self._held[0]) <= _CHUNK:
             parts.append(self._held.popleft())
             size += len(parts[-1])
-        self._held_len -= size
         return b"".join(parts) if len(parts) > 1 else first
 
     def _begin(self, data: bytes) -> None:
@@ -399,7 +395,6 @@ class SdpWriter:
     def _fail(self, error: OSError) -> None:
         self._error = error
         self._held.clear()
-        self._held_len = 0
 
     async def _move(self) -> None:
         """Waits until a send has ended."""

@@ -50,7 +50,6 @@ class LazyGroup(click.Group):
         return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, or None."""
         if cmd_name not in self.modules:
             return None
         module, _, name = self.modules[cmd_name].partition(":")

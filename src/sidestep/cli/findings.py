@@ -10,7 +10,6 @@ from sidestep.observe.doctor import Finding, Level
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The level of the worst of them."""
     order = list(Level)
     return max((finding.level for finding in findings), key=order.index, default=Level.OK)
 

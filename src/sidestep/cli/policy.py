@@ -280,7 +280,6 @@ def _follow(control: ControlConnection, *, no_follow: bool, as_json: bool) -> No
 
 
 def trace_line(decision: dict[str, Any]) -> str:
-    """A decision as one line."""
     at = datetime.fromtimestamp(decision["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
     arrow = "->" if decision["role"] == "connect" else "<-"
     line = (

@@ -35,7 +35,6 @@ def parse_size(text: str) -> int:
 
 
 def size_option(default: str, text: str) -> Callable[[CommandT], CommandT]:
-    """`--size`."""
     return click.option(
         "-s", "--size", metavar="BYTES", callback=parsed(parse_size), default=default, show_default=True, help=text
     )
@@ -66,7 +65,6 @@ def device_options(command: CommandT) -> CommandT:
 
 
 def timeout_option(command: CommandT) -> CommandT:
-    """`--timeout`."""
     return click.option("--timeout", type=click.FloatRange(0.01, 3600), default=10.0, show_default=True,
                         help="Seconds to wait for the other end.")(command)  # fmt: skip
 
@@ -131,7 +129,6 @@ class Client:
         raise problem
 
     def details(self) -> dict[str, object]:
-        """Of the queue pair."""
         found = self._device.queue_pairs() if self._device is not None else []
         return found[0] if found else {}
 

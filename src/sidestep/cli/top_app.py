@@ -41,7 +41,6 @@ class ExplanationScreen(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """The text, and the keys."""
         with VerticalScroll(id="explanation"):
             yield Static(Text(self._text))
         yield Footer()
@@ -88,7 +87,6 @@ class TopApp(App[None]):
         self._trouble = "looking"
 
     def compose(self) -> ComposeResult:
-        """Totals, rows, the filter, the keys."""
         yield Static(id="head")
         yield Static(id="rows")
         yield Input(self._wanted, id="filter", placeholder="part of a program, pid, address, state or reason")
@@ -136,7 +134,6 @@ class TopApp(App[None]):
     # ---- showing ----
 
     def on_resize(self, _: events.Resize) -> None:
-        """Lays out anew."""
         self._show()
 
     def _show(self) -> None:
@@ -178,13 +175,11 @@ class TopApp(App[None]):
     # ---- keys ----
 
     def action_sort(self) -> None:
-        """The next order."""
         names = list(SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self._show()
 
     def action_reverse(self) -> None:
-        """The other way round."""
         self._reverse = not self._reverse
         self._show()
 
@@ -202,16 +197,13 @@ class TopApp(App[None]):
         self._show()
 
     def action_move(self, step: int) -> None:
-        """Chooses another row."""
         self._cursor += step
         self._show_rows()
 
     def action_page(self, pages: int) -> None:
-        """Chooses a row a page away."""
         self.action_move(pages * self._page)
 
     def action_filter(self) -> None:
-        """Opens the filter."""
         field = self.query_one("#filter", Input)
         field.add_class("open")
         field.focus()
@@ -222,12 +214,10 @@ class TopApp(App[None]):
         self._close_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filters while it is written."""
         self._wanted = event.value
         self._show()
 
     def on_input_submitted(self, _: Input.Submitted) -> None:
-        """Keeps the filter."""
         self._close_filter()
 
     def _close_filter(self) -> None:

@@ -84,12 +84,10 @@ def head(view: View, path: str, width: int) -> list[str]:
 
 
 def headings(width: int) -> str:
-    """The line of column headings."""
     return _row(width, lambda column: column.heading)
 
 
 def row(one: Activity, width: int) -> str:
-    """The line of a connection."""
     return _row(width, lambda column: column.cell(one))
 
 
@@ -99,7 +97,6 @@ def frame(view: View, rows: Iterable[Activity], path: str, width: int) -> list[s
 
 
 def rate_as_json(rate: Rate) -> dict[str, float | None]:
-    """A rate as `sidestep top --json` shows it."""
     return {
         "messages_per_s": round(rate.messages, 3),
         "bytes_per_s": round(rate.payload_len, 3),

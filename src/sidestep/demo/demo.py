@@ -125,7 +125,6 @@ class _Program:
         return output
 
     def running(self) -> bool:
-        """True until it has ended."""
         return self.process.poll() is None
 
     def end(self) -> None:
@@ -371,7 +370,6 @@ class Line:
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def median(self, place: str) -> float:
-        """The median value in a place."""
         return statistics.median(run.value for run in self.runs[place])
 
     @property
@@ -412,7 +410,6 @@ class Line:
         return sorted({why for look in looks for why in look.why_not})
 
     def as_json(self) -> dict[str, Any]:
-        """The line as a JSON document."""
         places = {
             name: {"median": self.median(name), "values": [run.value for run in runs]}
             for name, runs in self.runs.items()
@@ -444,7 +441,6 @@ class Demo:
         return bool(self.lines) and all(line.promoted and line.equal for line in self.lines)
 
     def as_json(self) -> dict[str, Any]:
-        """The demo as a JSON document."""
         return {"works": [line.as_json() for line in self.lines], "skipped": self.skipped, "good": self.good}
 
 

@@ -166,7 +166,6 @@ def _command(*words: bytes) -> bytes:
 
 
 def main() -> None:
-    """Runs one role."""
     parser = argparse.ArgumentParser(prog="python -m sidestep.demo.programs", description=__doc__)
     parser.add_argument("role", choices=[*ROLES])
     parser.add_argument("--address", default="127.0.0.1", help="the server's")

@@ -4,8 +4,6 @@ from typing import Final, final
 
 from typing_extensions import Buffer
 
-MULPDU_MIN: Final[int]
-MULPDU_MAX: Final[int]
 CALL_MAX: Final[int]  # bytes of payload that are framed in one call
 WAITING_MAX: Final[int]  # bytes framed and not written: `BufferError` beyond
 BUFFERS_MAX: Final[int]  # buffers of one message

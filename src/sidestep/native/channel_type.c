@@ -478,12 +478,6 @@ static PyObject *get_tx_most(PyObject *self, void *unused)
 	return PyLong_FromUnsignedLong(((struct channel *)self)->end.tx.spill_size);
 }
 
-static PyObject *get_rx_most(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLong(((struct channel *)self)->end.rx.spill_size);
-}
-
 static PyObject *get_closed(PyObject *self, void *unused)
 {
 	(void)unused;
@@ -526,7 +520,6 @@ static PyGetSetDef channel_getset[] = {
 	{"tx_size", get_tx_size, NULL, "Size of the sending ring in bytes.", NULL},
 	{"rx_size", get_rx_size, NULL, "Size of the receiving ring in bytes.", NULL},
 	{"tx_most", get_tx_most, NULL, "Bytes that the peer can leave unread at most, in the ring and its spill.", NULL},
-	{"rx_most", get_rx_most, NULL, "Bytes that can be left unread here.", NULL},
 	{"sent", get_sent, NULL, "Bytes ever written.", NULL},
 	{"received", get_received, NULL, "Bytes ever read.", NULL},
 	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its bell after making some.", NULL},

@@ -108,9 +108,7 @@ static int module_exec(PyObject *module)
 	state->run_type = PyStructSequence_NewType(&run_desc);
 	if (!state->run_type || PyModule_AddObjectRef(module, "Run", (PyObject *)state->run_type) < 0)
 		return -1;
-	if (PyModule_AddIntConstant(module, "MULPDU_MIN", FRAMING_MULPDU_MIN) < 0 ||
-	    PyModule_AddIntConstant(module, "MULPDU_MAX", FRAMING_MULPDU_MAX) < 0 ||
-	    PyModule_AddIntConstant(module, "CALL_MAX", FRAMING_CALL_MAX) < 0 ||
+	if (PyModule_AddIntConstant(module, "CALL_MAX", FRAMING_CALL_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "WAITING_MAX", FRAMING_WAITING_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "BUFFERS_MAX", FRAMING_BUFFERS_MAX) < 0 ||
 	    PyModule_AddIntConstant(module, "FPDU_MAX", FRAMING_FPDU_MAX) < 0 ||

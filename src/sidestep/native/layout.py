@@ -550,7 +550,6 @@ def offsets(record: str) -> dict[str, int]:
 
 
 def size(record: str) -> int:
-    """Size of `record` in bytes."""
     return sum(_SIZES[code] * count for _, code, count in RECORDS[record])
 
 
@@ -623,7 +622,6 @@ def _table(
 
 
 def c_header() -> str:
-    """The text of layout.h."""
     lines = [
         "/* Made from layout.py by the build; change it there. */",
         "#ifndef SIDESTEP_LAYOUT_H",

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -136,7 +135,7 @@ static void slot_reap(struct conn_slot *slot, struct known_pids *known)
 }
 
 /* Frees what processes of the family held when they were killed. */
-void slots_reap(void)
+static void slots_reap(void)
 {
 	static _Atomic int64_t reaped_at;
 	struct known_pids known = {0};

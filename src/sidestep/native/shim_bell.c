@@ -11,8 +11,6 @@
  */
 #include "shim.h"
 
-#include "shim.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

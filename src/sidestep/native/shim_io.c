@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <netinet/in.h>
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>

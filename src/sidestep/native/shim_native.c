@@ -4,7 +4,6 @@
 #include "shim_switch.h"
 
 #include <errno.h>
-#include <limits.h>
 
 bool native_rx_begin(struct conn *conn)
 {

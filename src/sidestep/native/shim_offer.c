@@ -4,7 +4,6 @@
 #include "shim_provider.h"
 #include "shim_address.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <string.h>

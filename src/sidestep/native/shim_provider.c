@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 
 #define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */

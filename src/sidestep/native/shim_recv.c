@@ -4,7 +4,6 @@
 #include "shim_call.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <sys/ioctl.h>
 
 #define LISTEN_EVERY 64       /* ring reads between two looks whether the provider has something to say */

@@ -4,7 +4,6 @@
 #include "shim_call.h"
 
 #include <errno.h>
-#include <limits.h>
 
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 

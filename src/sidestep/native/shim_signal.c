@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 
 static struct handler {
 	void (*function)(int);

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
-#include <sys/syscall.h>
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */

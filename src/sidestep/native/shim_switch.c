@@ -59,7 +59,7 @@ static enum rx_event_code rx_settled(struct conn *conn, int fd)
  * rx_lock held, receiving by TCP. Consents to the next round if no thread of ours would miss the ring, and the last one is
  * over and has been read to its end.
  */
-void rx_open(struct conn *conn, int fd)
+static void rx_open(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_side *local = conn->channel.local;

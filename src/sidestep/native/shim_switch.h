@@ -14,7 +14,6 @@ extern bool foreign_pids;
 uint32_t slot_index(const struct conn_slot *slot);
 void arena_forked(void);
 void slot_release(struct conn_slot *slot);
-void slots_reap(void);
 struct conn_slot *slot_alloc(void);
 void slot_free(struct conn_slot *slot);
 
@@ -43,7 +42,6 @@ void relay_lost(struct conn *conn, int fd);
 bool relay_handed(struct conn *conn, uint32_t what, int turns);
 
 /* ---- shim_switch.c ---- */
-void rx_open(struct conn *conn, int fd);
 bool rx_consent(struct conn *conn, int fd);
 bool tx_switch(struct conn *conn, int fd);
 int rx_follow(struct conn *conn, int fd);

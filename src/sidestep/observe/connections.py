@@ -86,7 +86,6 @@ class Connection:
         return _ARROWS[self.role]
 
     def as_json(self) -> dict[str, Any]:
-        """The connection as `sidestep ss --json` shows it."""
         return {name: value for name, value in asdict(self).items() if name != "key"}
 
 

@@ -70,7 +70,6 @@ class Outcome:
         return self.result in _DONE
 
     def as_json(self) -> dict[str, Any]:
-        """The outcome as `--json` shows it."""
         return {"result": self.result, "done": self.done, "connection": self.connection.as_json()}
 
 

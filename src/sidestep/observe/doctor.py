@@ -51,7 +51,6 @@ class Finding:
     remedy: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """The finding as `sidestep doctor --json` shows it."""
         return {"subject": self.subject, "level": self.level.value, "text": self.text, "remedy": self.remedy}
 
 

@@ -61,7 +61,6 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """The subject and its verdict."""
         if self.verdict is not Verdict.CARRIED:
             return f"{self.subject} {self.verdict.value}"
         how = "shared memory" if self.carrier == _LOCAL else "through the provider"

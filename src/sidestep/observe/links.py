@@ -53,7 +53,6 @@ class Sum:
     held: int = 0  # bytes that were sent, and not read there yet
 
     def plus(self, link: Link) -> Sum:
-        """With one more."""
         return Sum(
             self.links + 1, self.credit + number(link, "credit"), self.remote_credit + number(link, "remote_credit"),
             self.receives_posted + number(link, "receives_posted"), self.adverts + number(link, "adverts"),
@@ -87,7 +86,6 @@ def modes(links: Iterable[Link]) -> Counter[tuple[str, str, str, str]]:
 
 
 def line(link: Link) -> str:
-    """One link in a few words."""
     return f"{link.get('protocol')} {link.get('credit')}cr {link.get('send_mechanism')}/{link.get('send_mode')}"
 
 

@@ -222,7 +222,6 @@ class Server(WSGIServer):
 
     @property
     def url(self) -> str:
-        """Where it is."""
         if self._path:
             return f"unix:{self._path}"
         host, port = self.server_address[:2]

@@ -77,7 +77,6 @@ class Namespace:
             yield
 
     def close(self) -> None:
-        """Lets it go."""
         os.close(self._fd)
 
 

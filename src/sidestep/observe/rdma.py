@@ -116,7 +116,6 @@ class Asked:
         return self._sock.fileno()
 
     def send(self, question: dict[str, Any]) -> None:
-        """Asks."""
         try:
             self._sock.send(json.dumps(question).encode())
         except OSError as error:

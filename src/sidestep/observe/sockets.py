@@ -118,7 +118,6 @@ class Outside(Enum):
 
     @property
     def remedy(self) -> str:
-        """What would change it."""
         return self.value[1]
 
 

@@ -48,12 +48,10 @@ class Decision:
         return f"{self.rule.origin} says: {self.rule.text}"
 
     def as_json(self) -> dict[str, Any]:
-        """The decision as the commands show it."""
         return {"target": self.target, "rule": rule_as_json(self.rule)}
 
 
 def rule_as_json(rule: Rule | Pair | None) -> dict[str, Any] | None:
-    """A rule as the commands show it."""
     if rule is None:
         return None
     return {"file": rule.origin.file, "line": rule.origin.line, "text": rule.origin.text or str(rule)}

@@ -83,11 +83,9 @@ class DiskNames:
     """The users and groups of this machine."""
 
     def uid(self, name: str) -> int | None:
-        """The number of a user."""
         return _look_up(lambda: pwd.getpwnam(name).pw_uid)
 
     def gid(self, name: str) -> int | None:
-        """The number of a group."""
         return _look_up(lambda: grp.getgrnam(name).gr_gid)
 
 

@@ -86,7 +86,6 @@ class Rule:
 
     @property
     def file(self) -> str:
-        """The file it stands in."""
         return self.origin.file
 
     @property

@@ -43,7 +43,6 @@ class Arena:
         return (given.st_dev, given.st_ino) == (known.st_dev, known.st_ino)
 
     def close(self) -> None:
-        """Closes the descriptor."""
         os.close(self.fd)
 
 
@@ -84,6 +83,5 @@ class Brought:
     route: Route | None  # the kernel's, for a protocol that is not self-routing
 
     def close(self) -> None:
-        """Closes the descriptors."""
         self.descriptors.close()
         self.evidence.close()

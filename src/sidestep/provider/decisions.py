@@ -51,7 +51,6 @@ class Verdict:
     failed: bool = False  # what was to carry it tried
 
     def as_json(self) -> dict[str, Any]:
-        """As the commands get it."""
         rule, route = self.ruling.rule, self.route
         return {
             "target": self.ruling.target,
@@ -75,7 +74,6 @@ class Remembered:
     verdict: Verdict
 
     def as_json(self) -> dict[str, Any]:
-        """As `sidestep policy trace` gets it."""
         return {
             "sequence": self.sequence,
             "time": self.time,

@@ -115,7 +115,6 @@ class Far(Directions, Joint):
         return self.side.channel.ring()
 
     def details(self) -> dict[str, object]:
-        """How it is now, for people."""
         return {
             "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
             "window": self.window, "arrived": self.side.channel.sent, **self.link.details(),
@@ -131,7 +130,6 @@ class Far(Directions, Joint):
             self.reset("violation")
 
     def handle_room(self) -> None:
-        """The link takes data again."""
         if not self.lost:
             self._hub.mark(self.side)
 
@@ -361,7 +359,6 @@ class Far(Directions, Joint):
         return tuple(found)
 
     def handle_data(self, length: int) -> None:
-        """So many bytes have come into that room."""
         if self._keeping is not None:
             kept, self._keeping = self._keeping, None
             if self.recall is Recall.OURS:

@@ -65,12 +65,10 @@ class LentOffer:
 
     @property
     def uid(self) -> int:
-        """Whose it is."""
         return self.offer.owner
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The offer's."""
         return self.offer.brought.descriptors.numbers
 
     def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
@@ -99,7 +97,6 @@ class LentClaim:
 
     @property
     def uid(self) -> int:
-        """Whose it is."""
         return self.client.uid
 
     @property

@@ -51,7 +51,6 @@ class Listeners:
         self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
 
     def close(self) -> None:
-        """Asks the kernel nothing more."""
         if self._prover is not None:
             self._prover.close()
 

@@ -113,7 +113,6 @@ class Network:
         self._events.clear()
 
     def close(self) -> None:
-        """Closes everything; no event comes any more."""
         if self._snapshot:
             self._leave_snapshot(self._snapshot)
         for closed in (self._ready, self._requests, self._announcements):

@@ -98,12 +98,10 @@ class Pairing:
         return len(self._offers)
 
     def close(self) -> None:
-        """Ends the proofs."""
         self._examiner.close()
         self._prover.close()
 
     def next_deadline(self) -> float | None:
-        """When the next offer expires."""
         return self._offers.next_deadline()
 
     def handle_timeouts(self, now: float) -> None:
@@ -249,7 +247,6 @@ class Pairing:
             search.end()
 
     def forget(self, search: Search) -> None:
-        """It is over."""
         self._searches.pop((search.claimer.client_id, search.claim.message.token), None)
 
     def _join(self, offer: Offer[Brought], client: Client, packet: Packet, key: ConnectionKey, *, across: bool) -> None:
@@ -337,7 +334,6 @@ class Pairing:
     # ---- ends whose other end is on another host ----
 
     def is_offered(self, offer: Offer[Brought]) -> bool:
-        """Whether it still waits."""
         return offer in self._offers
 
     def carry_offered(self, offer: Offer[Brought], link: Link) -> Far:
@@ -429,7 +425,6 @@ class Pairing:
         return sought
 
     def forget_sought(self, sought: Sought) -> None:
-        """It is over."""
         if self._sought.get(sought.key) is sought:
             del self._sought[sought.key]
             self._registry.handle_removed(sought.bucket)

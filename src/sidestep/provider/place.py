@@ -22,12 +22,10 @@ _BACKLOG: Final = 1024  # shims connect without waiting; beyond it they try agai
 
 
 def lock_path(socket_path: Path) -> Path:
-    """The lock file of the provider with this socket."""
     return socket_path.with_name(socket_path.name + ".lock")
 
 
 def log_path(socket_path: Path) -> Path:
-    """The log of the provider with this socket."""
     return socket_path.with_name(socket_path.name + ".log")
 
 

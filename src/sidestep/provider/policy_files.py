@@ -68,7 +68,6 @@ class PolicyFiles:
         return None if self._watch is None else self._watch.fileno()
 
     def close(self) -> None:
-        """Ends watching."""
         if self._watch is not None:
             self._watch.close()
 
@@ -79,7 +78,6 @@ class PolicyFiles:
             self._on_change()
 
     def as_json(self) -> dict[str, Any]:
-        """For `sidestep provider status`."""
         return {
             "places": [str(place.path) for place in self._places],
             "rules": len(self.policy.rules),

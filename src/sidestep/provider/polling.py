@@ -34,7 +34,6 @@ class Polling:
         self.warm = False  # the last turn had something to do with other hosts
 
     def close(self) -> None:
-        """Lets go of its descriptor."""
         if self._load_fd >= 0:
             os.close(self._load_fd)
             self._load_fd = -1
@@ -82,7 +81,6 @@ class Waiting:
         self._polling = Polling(services.now)
 
     def close(self) -> None:
-        """Lets go of its descriptor."""
         self._polling.close()
 
     def wait(self, timeout_s: float | None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -60,7 +60,6 @@ def netns_cookie_of(sock: socket.socket) -> int:
 
 
 def socket_cookie(sock: socket.socket) -> int:
-    """The kernel's cookie of a socket."""
     return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
 
 
@@ -72,7 +71,6 @@ def mapped_address(host: str) -> bytes:
 
 
 def endpoint_of(address: bytes, port: int) -> Endpoint:
-    """An address of a record, and a port."""
     return Endpoint(plain_address(IPv6Address(address)), port)
 
 
@@ -94,7 +92,6 @@ class SocketProver:
         self._sequence = 0
 
     def close(self) -> None:
-        """Closes the netlink socket."""
         self._netlink.close()
 
     def holds(self, key: ConnectionKey, cookie: int) -> bool:

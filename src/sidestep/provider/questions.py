@@ -73,26 +73,21 @@ class RemoteOffer:
 
     @property
     def request(self) -> Request:
-        """The connection."""
         key = self.offer.key
         local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
         return Request(local, remote, self.offer.brought.route)
 
     @property
     def wanted(self) -> bool:
-        """Whether it still waits."""
         return self.pairing.is_offered(self.offer)
 
     def carry(self, link: Link) -> Far:
-        """Its bytes go over that link from now on."""
         return self.pairing.carry_offered(self.offer, link)
 
     def refuse(self, why: str) -> None:
-        """It stays on TCP."""
         self.pairing.refuse_offered(self.offer, why)
 
     def lend(self) -> Lent:
-        """A worker carries it, or refuses it; raises Unavailable."""
         return self.pairing.lend_offered(self.offer)
 
 
@@ -109,7 +104,6 @@ class Sought:
     over: bool = False
 
     def find(self, incoming: RemoteClaim) -> None:
-        """It is here."""
         if self._end():
             try:
                 self.on_found(incoming)
@@ -122,7 +116,6 @@ class Sought:
             self.on_failed(why)
 
     def cancel(self) -> None:
-        """Nobody looks any more."""
         self._end()
 
     def _end(self) -> bool:
@@ -142,13 +135,11 @@ class RemoteClaim:
     carried: bool = False
 
     def carry(self, link: Link) -> Far:
-        """Its bytes go over that link from now on."""
         far = self.pairing.carry_found(self.sought, self.claimer, self.claim, link)
         self.carried = True
         return far
 
     def lend(self) -> Lent:
-        """A worker carries it, or refuses it; raises Unavailable."""
         lent = self.pairing.lend_found(self.sought, self.claimer, self.claim)
         self.carried = True  # the claim is answered later
         return lent
@@ -168,19 +159,16 @@ class LocalPair:
 
     @property
     def request(self) -> Request:
-        """The connection, as the end that opened it sees it."""
         key = self.offer.key
         local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
         return Request(local, remote, self.offer.brought.route)
 
     def attach(self) -> None:
-        """Hands each end the other's memory."""
         self._take()
         self.carried = True
         self.pairing.attach(self.offer, self.claimer, self.claim)
 
     def open(self) -> tuple[Stream, Stream]:
-        """Stands in between."""
         self._take()
         self.streams = streams = self.pairing.open(self.offer, self.claimer, self.claim)
         self.carried = True

@@ -78,7 +78,6 @@ class Reaching:
             asked.over()
 
     def ended(self, asked: _Asked) -> None:
-        """Nothing is left of it."""
         del self._there[asked]
         self._of_user[asked.client.uid] -= 1
         if not self._of_user[asked.client.uid]:

@@ -89,7 +89,6 @@ class _Passage(Stream):
         return {}
 
     def say(self, word: Say, count: int = 0) -> None:
-        """A word to the other end."""
         if word is Say.LEAVE:
             self.go_straight()
         elif word is Say.RECALL:
@@ -263,7 +262,6 @@ class _Passage(Stream):
             self.leave()
 
     def leave(self) -> None:
-        """The protocol goes."""
         if not self.lost:
             self.far.leave()
             self.other.far.leave()

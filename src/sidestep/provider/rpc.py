@@ -65,7 +65,6 @@ class Message:
         return cls(**fields)
 
     def encode(self) -> bytes:
-        """The record as bytes."""
         fields = {name: getattr(self, name) for name in _FIELDS}
         return layout.pack("rpc_msg", magic=layout.RPC_MAGIC, version=layout.LAYOUT_VERSION, **fields)
 

@@ -55,11 +55,9 @@ class ProviderServices:
         self._driven: list[Driven] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
         self._selector.register(fd, selectors.EVENT_READ, on_readable)
 
     def unwatch(self, fd: int) -> None:
-        """Ends it; call before `fd` is closed."""
         self._selector.unregister(fd)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
@@ -74,7 +72,6 @@ class ProviderServices:
         self._driven.append(driven)
 
     def release_driven(self, driven: Driven) -> None:
-        """Ends it; call before its descriptor is closed."""
         self._driven.remove(driven)
         self._selector.unregister(driven.fileno())
 
@@ -100,7 +97,6 @@ class ProviderServices:
         self.listeners.check(carrier, local)
 
     def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
-        """The same for one connection."""
         assert self.listeners is not None
         return self.listeners.visit(carrier, local)
 
@@ -110,7 +106,6 @@ class ProviderServices:
         return self.names.add(ends, names)
 
     def transports(self) -> Iterator[OffloadTransport]:
-        """The transports that work, in order of preference; one is loaded only when it is reached."""
         return self.transports_known.each() if self.transports_known else iter(())
 
     def now(self) -> float:
@@ -118,7 +113,6 @@ class ProviderServices:
         return self._clock()
 
     def log(self, text: str) -> None:
-        """A line for the provider's log."""
         self._log(text)
 
     def next_deadline(self) -> float | None:

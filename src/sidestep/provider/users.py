@@ -110,7 +110,6 @@ class Lineage:
         self._services.watch(pidfd, lambda: self._forget(client.pid))  # readable: it has ended
 
     def close(self) -> None:
-        """Forgets them all."""
         for pid in list(self._pidfds):
             self._forget(pid)
 

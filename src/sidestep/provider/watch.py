@@ -60,7 +60,6 @@ class FileWatch:
         return int(self._inotify.fileno())
 
     def close(self) -> None:
-        """Ends it."""
         self._inotify.close()
 
     def follow(self, paths: Iterable[Path], globs: Iterable[Glob] = ()) -> bool:

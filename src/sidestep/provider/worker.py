@@ -154,7 +154,6 @@ class Worker:
         return sought
 
     def forget(self, number: int) -> None:
-        """That end is not looked for any more."""
         if self._sought.pop(number, None) is not None:
             self.line.send(worker_wire.Forget(number))
 
@@ -264,14 +263,12 @@ class LentHere:
 
     @property
     def request(self) -> Request:
-        """The connection, as the end that opened it sees it."""
         record = self.record
         return Request(
             endpoint_of(record.local_addr, record.local_port), endpoint_of(record.remote_addr, record.remote_port), None
         )
 
     def carry(self, link: Link) -> Far:
-        """Its bytes go over that link from now on."""
         if not self.wanted:
             raise Unavailable("the connection does not wait any more")
         worker, record = self._worker, self.record
@@ -296,7 +293,6 @@ class LentHere:
         return self.far
 
     def refuse(self, _why: str) -> None:
-        """It stays on TCP."""
         if self.wanted:
             self._end()
             self._worker.refused(self.record.number)
@@ -316,7 +312,6 @@ class _Sought:
     on_failed: Callable[[str], None]
 
     def cancel(self) -> None:
-        """Nobody looks any more."""
         self.worker.forget(self.number)
 
 
@@ -338,7 +333,6 @@ class Mapper:
         self._line.send(worker_wire.Ask(self._numbers, *_ways(local, remote)))
 
     def handle_answer(self, number: int, port: int | None) -> None:
-        """The provider knows."""
         if (answer := self._asked.pop(number, None)) is not None:
             answer(port)
 
@@ -347,7 +341,6 @@ class Mapper:
         self._line.send(worker_wire.Doubt(mapped_address(str(remote.address)), remote.port, port))
 
     def close(self) -> None:
-        """Nobody answers any more."""
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             answer(None)

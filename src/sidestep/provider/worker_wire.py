@@ -28,7 +28,6 @@ class Record:
     TEXT: ClassVar[bool] = False  # whether its last field is a text of any length
 
     def encode(self) -> bytes:
-        """The packet."""
         values = [getattr(self, field.name) for field in fields(self)]
         text = values[-1] if self.TEXT else b""
         if len(text) > limits.WORKER_TEXT_MAX:

@@ -102,7 +102,6 @@ class Seat:
     # ---- life ----
 
     def start(self) -> None:
-        """Starts a worker."""
         crew = self._crew
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The provider itself never runs under a shim, and neither does a worker.
@@ -367,18 +366,15 @@ class Crew:
             seat.start()
 
     def next_question(self) -> int:
-        """A number for one."""
         self._questions += 1
         return self._questions
 
     @property
     def runs(self) -> bool:
-        """Whether one of them does."""
         return any(seat.running is not None for seat in self.seats)
 
     @property
     def connections(self) -> int:
-        """How many the workers have."""
         return sum(len(seat.running.lent) for seat in self.seats if seat.running is not None)
 
     # ---- for the protocol ----
@@ -416,7 +412,6 @@ class Crew:
             call()
 
     def dismiss(self) -> None:
-        """They take what they carry back to TCP, and end."""
         self.dismissed = True
         self.leave()
 
@@ -480,7 +475,6 @@ class Crews:
 
     @property
     def connections(self) -> int:
-        """How many the workers have."""
         return sum(crew.connections for crew in self._crews)
 
     def leave(self, protocol: str | None = None) -> None:
@@ -489,21 +483,17 @@ class Crews:
             crew.leave()
 
     def settled(self, protocol: str | None = None) -> bool:
-        """Whether they have."""
         return all(crew.settled for crew in self._named(protocol))
 
     def handle_disconnect(self, client: Client) -> None:
-        """A client has gone."""
         for crew in self._crews:
             crew.handle_disconnect(client)
 
     def as_json(self) -> list[dict[str, int]]:
-        """Those that work."""
         found = [seat.ready for seat in self.seats]
         return [{"pid": each.process.pid, "connections": len(each.lent)} for each in found if each is not None]
 
     def close(self) -> None:
-        """The provider ends."""
         until = time.monotonic() + limits.WORKER_END_S
         for crew in self._crews:
             crew.dismissed = True

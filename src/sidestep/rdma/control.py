@@ -70,7 +70,6 @@ class Observed(Protocol):
 
 
 def encode(seen: Seen) -> bytes:
-    """One packet."""
     data = seen.data
     if seen.ends is not None:
         ends = seen.ends
@@ -121,13 +120,11 @@ class Wanted:
         return seen.wire not in self.left_out
 
     def leave_out(self, wire: int) -> None:
-        """It is not."""
         self.left_out.add(wire)
         if len(self.left_out) > self._left_out_max:
             self._forget_closed()
 
     def _forget_closed(self) -> None:
-        """Nothing more is heard of them."""
         self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
         self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
@@ -193,7 +190,6 @@ class Control:
         self.path.unlink(missing_ok=True)
 
     def forget(self, client: _Client) -> None:
-        """It has gone."""
         self._clients.discard(client)
 
     def _watch(self) -> None:
@@ -234,7 +230,6 @@ class _Client:
         self._watch()
 
     def close(self) -> None:
-        """Ends it."""
         for device in self._tapped:
             device.taps.remove(self._see)
         self._tapped.clear()

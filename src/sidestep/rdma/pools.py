@@ -49,7 +49,6 @@ class Waiter(Generic[_T]):
         self.callback = None
 
     def answer(self, result: _T | SidestepError) -> None:
-        """Calls it, once."""
         callback, self.callback = self.callback, None
         if callback is not None:
             callback(result)
@@ -110,7 +109,6 @@ class MessagePool:
 
     @property
     def waiting(self) -> int:
-        """Who waits."""
         return sum(waiter.callback is not None for waiter in self._waiters)
 
     def take(self) -> Element | None:
@@ -200,7 +198,6 @@ class RdmaElement:
 
     @property
     def length(self) -> int:
-        """Bytes."""
         return self.key[1]
 
 
@@ -248,7 +245,6 @@ class RdmaPool:
 
     @property
     def waiting(self) -> int:
-        """Who waits for room."""
         return sum(waiter.callback is not None for waiter, *_ in self._waiters)
 
     def get(

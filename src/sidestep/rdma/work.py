@@ -159,7 +159,6 @@ class Completion:
 
     @property
     def ok(self) -> bool:
-        """Whether the request was done."""
         return self.status is Status.SUCCESS
 
 

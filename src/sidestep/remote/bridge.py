@@ -72,7 +72,6 @@ class Bridge:
         return self._sides[0].count, self._sides[1].count
 
     def abort(self, why: str) -> None:
-        """Resets both."""
         if self.over:
             return
         self.why = why

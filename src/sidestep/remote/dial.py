@@ -65,7 +65,6 @@ class Dial:
         return Endpoint(ip_address(host), port) if port else None
 
     def cancel(self) -> None:
-        """Gives it up."""
         self._stop()
         if self._sock is not None:
             self._sock.close()

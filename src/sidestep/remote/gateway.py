@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
 from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
-from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset
 from sidestep.remote.gateway_rules import Rule, check_rules
+from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.visit import BY_CARRIER, Place, Visit, settings_for
@@ -72,34 +72,6 @@ def with_running(tally: Tally, running: Iterable[tuple[int, int]]) -> Tally:
     return replace(tally, to_target=to_target, to_client=to_client)
 
 
-class _At:
-    """The device at one address of this host."""
-
-    def __init__(self, loop: Loop, address: Address) -> None:
-        self._loop = loop
-        self._timer: Timer | None = None
-        self._device = IwarpDevice(str(address), loop, name=f"iwarp@{address}")
-        try:
-            self.stack = Stack(
-                self._device, lambda: loop.now, wake_at=self._wake_at, private_bytes_max=limits.REMOTE_PRIVATE_BYTES
-            )
-        except BaseException:
-            self._device.close()
-            raise
-
-    def close(self) -> None:
-        """Ends everything at once."""
-        self.stack.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._device.close()
-
-    def _wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, at - self._loop.now), self.stack.handle_timeouts)
-
-
 class Gateway:
     """Relays until it is drained.
 
@@ -118,7 +90,7 @@ class Gateway:
         self.log = log
         self.pieces = Pieces()
         self.draining = False
-        self._stacks: dict[Address, _At] = {}
+        self._stacks: dict[Address, Node] = {}
         self._served: list[_FromTcp | _FromSdp] = []
         self._gone: list[_FromTcp | _FromSdp] = []  # whose rule is no more; their connections go on
         self._mapped: dict[Endpoint, _FromSdp] = {}
@@ -171,12 +143,11 @@ class Gateway:
         if address not in self._stacks:
             if len(self._stacks) >= limits.REMOTE_ADDRESSES_MAX:
                 raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
-            self._stacks[address] = _At(self.loop, address)
+            self._stacks[address] = Node(self.loop, address, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
         return self._stacks[address].stack
 
     @property
     def active(self) -> int:
-        """Connections there are."""
         return sum(each.tally.active for each in (*self._served, *self._gone))
 
     @property
@@ -202,7 +173,6 @@ class Gateway:
         self.loop.close()
 
     def status(self) -> dict[str, Any]:
-        """What it does, as `--json` shows it."""
         return {
             "pid": os.getpid(),
             "draining": self.draining,
@@ -250,7 +220,6 @@ class _FromTcp:
         self._watch()
 
     def stop(self) -> None:
-        """Takes no more."""
         if self._pause is not None:
             self._pause.cancel()
         if self._sock.fileno() >= 0:
@@ -259,12 +228,10 @@ class _FromTcp:
             self._sock.close()
 
     def abort(self) -> None:
-        """Resets what there is."""
         for crossing in list(self._crossings):
             crossing.abort("the gateway stops")
 
     def ended(self, crossing: _Crossing) -> None:
-        """One is over."""
         if crossing in self._crossings:
             del self._crossings[crossing]
             self.tally.active -= 1
@@ -335,7 +302,6 @@ class _Crossing:
         self._gateway.loop.soon(self._begin)
 
     def abort(self, why: str) -> None:
-        """Resets it."""
         if isinstance(self._carrier, Pump | Bridge):
             self._carrier.abort(why)
         else:
@@ -430,7 +396,6 @@ class _Crossing:
     # ---- the end ----
 
     def _give_up(self, why: str) -> None:
-        """Nothing has come of it."""
         if self._over:
             return
         self._log(f"cannot go on to {self._rule.target}: {why}")
@@ -479,17 +444,14 @@ class _FromSdp:
         self.rdma_port = self._listener.service_id & 0xFFFF
 
     def stop(self) -> None:
-        """Takes no more."""
         self._listener.close()
 
     def abort(self) -> None:
-        """Resets what there is."""
         for visit in list(self._visits):
             visit.abandon("the gateway stops")
 
     @property
     def counted(self) -> Tally:
-        """With the bytes of connections that there are."""
         pumps = (visit.pump for visit in self._visits)
         return with_running(self.tally, ((pump.to_tcp, pump.to_sdp) for pump in pumps if pump is not None))
 

@@ -82,7 +82,6 @@ class Rule:
         return text + (" else tcp" if self.falls_back else "")
 
     def admits(self, host: Address) -> bool:
-        """Whether who comes from there may come."""
         return not self.hosts or any(host in each for each in self.hosts if each.version == host.version)
 
 

@@ -82,7 +82,6 @@ class SdpLink:
 
     @property
     def stream(self) -> Stream:
-        """What it goes over."""
         return self._stream
 
     @property
@@ -95,7 +94,6 @@ class SdpLink:
         return self._finishing or self._over
 
     def say(self, word: Say, count: int = 0) -> None:
-        """Queues a word."""
         if self._ending:
             return
         self._out.append(WORD.pack(word, count))
@@ -103,7 +101,6 @@ class SdpLink:
         self._loop.soon(self._flush if self._words <= limits.LINK_WORDS_MAX else self._overflow)
 
     def send(self, piece: memoryview) -> None:
-        """Queues a piece of data."""
         if self._ending:
             return
         self.say(Say.DATA, len(piece))
@@ -134,13 +131,11 @@ class SdpLink:
             self._break(self._far, PeerViolation(f"it takes none of {self._words} words", rule="link_words"))
 
     def details(self) -> dict[str, object]:
-        """How it is now, for people."""
         return {"device": self._device, "peer": self._stream.address, **self._stream.connection.details()}
 
     # ---- for whoever made the stream ----
 
     def carry(self, far: Carried) -> None:
-        """Belongs to that connection from now on."""
         self._far = far
         if self._gone:
             return
@@ -148,7 +143,6 @@ class SdpLink:
             self._region = self._stream.stack.register(far.memory, Access.LOCAL_READ)
 
     def handle_established(self) -> None:
-        """The stream stands."""
         self._established = True
         self._flush()
         if self._over:

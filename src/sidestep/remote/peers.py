@@ -124,7 +124,6 @@ class Peers:
         return known is not None and known.denied and known.until > self._loop.now
 
     def doubt(self, remote: Endpoint, port: int) -> None:
-        """Nobody answers at that port: the host is asked anew."""
         known = self._known.get(remote)
         if known is not None and known.port == port:
             del self._known[remote]

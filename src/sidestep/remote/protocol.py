@@ -30,9 +30,9 @@ from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
-from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.link import SdpLink
+from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
 from sidestep.remote.reach import Reaches
@@ -46,7 +46,6 @@ from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
-from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Asked,
@@ -104,7 +103,6 @@ class Sdp(OffloadProtocol):
         services.drive(self._loop)
 
     def stop(self) -> None:
-        """Lets go of everything."""
         if self.services.remote is None:
             return
         self.services.release_driven(self._loop)
@@ -185,12 +183,10 @@ class Sdp(OffloadProtocol):
 
     @property
     def as_protocol(self) -> OffloadProtocol:
-        """Itself, as the switch knows it."""
         return self
 
     @property
     def loop(self) -> Loop:
-        """That drives it all."""
         return self._loop
 
     def carried(self, far: Carried, on_over: Callable[[], None]) -> None:
@@ -208,7 +204,6 @@ class Sdp(OffloadProtocol):
         self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
 
     def trusts(self, host: Address) -> bool:
-        """Whether a host is to be believed."""
         return self.services.remote is not None and self.services.remote.trusts(host)
 
     def _at(self, local: Address) -> _At:
@@ -236,59 +231,39 @@ class Sdp(OffloadProtocol):
             return None
 
 
-class _At:
+class _At(Node):
     """The device at one address of this host, and all that goes over it."""
 
     def __init__(self, sdp: Sdp, address: Address) -> None:
+        super().__init__(sdp.loop, address, LINK_SETTINGS, private_bytes_max=limits.REMOTE_PRIVATE_BYTES)
         self.sdp = sdp
         self.address = address
-        self._device = IwarpDevice(str(address), sdp.loop, name=f"iwarp@{address}")
-        self._timer: Timer | None = None
         try:
-            self.stack = Stack(
-                self._device, lambda: sdp.loop.now, LINK_SETTINGS, wake_at=self._wake_at,
-                private_bytes_max=limits.REMOTE_PRIVATE_BYTES,
-            )  # fmt: skip
             self._listener = self.stack.take_requests(0, self._requested, backlog=limits.REMOTE_SOUGHT_MAX)
             self._control = self._observed()
         except BaseException:
-            self._device.close()
+            self.device.close()
             raise
         self.answers = Answers(sdp.loop)
         self.serving = Serving(sdp, self.stack, address)
 
     @property
-    def device_name(self) -> str:
-        """What `sidestep rdma list` calls it."""
-        return self._device.name
-
-    @property
     def port(self) -> int:
-        """Where it listens."""
         return self._listener.service_id & 0xFFFF
 
     def close(self) -> None:
-        """Ends everything at once."""
-        if self._timer is not None:
-            self._timer.cancel()
         self.serving.close()
         if self._control is not None:
             self._control.close()
-        self.stack.close()
-        self._device.close()
+        super().close()
 
     def _observed(self) -> Control | None:
         """What `sidestep rdma list` and `capture` ask; None: without it the rest goes on."""
         try:
-            return Control(self.sdp.loop, [self._device], "sidestep provider")
+            return Control(self.sdp.loop, [self.device], "sidestep provider")
         except SidestepError as why:
-            self.sdp.services.log(f"{self._device.name} cannot be captured: {why}")
+            self.sdp.services.log(f"{self.device.name} cannot be captured: {why}")
             return None
-
-    def _wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.sdp.loop.call_later(max(0.0, at - self.sdp.loop.now), self.stack.handle_timeouts)
 
     # ---- what other hosts ask for ----
 
@@ -351,7 +326,7 @@ class _At:
         def broken(_far: Carried) -> None:
             self.answers.handle_broken(name)
 
-        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, self.device_name)
+        link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, self.device.name)
         try:
             far = incoming.carry(link)
         except Unavailable as why:
@@ -395,7 +370,7 @@ class _Reaching:
         if not isinstance(event, Event):
             return
         if event.kind is EventKind.ESTABLISHED:
-            link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log, self._at.device_name)
+            link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log, self._at.device.name)
             try:
                 far = self._outgoing.carry(link)
             except Unavailable as why:

@@ -65,12 +65,10 @@ class Pieces:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """One."""
         self.taken += 1
         return self._free.pop() if self._free else memoryview(bytearray(self.size))
 
     def give(self, piece: memoryview) -> None:
-        """Back."""
         self.taken -= 1
         if len(self._free) < self._kept:
             self._free.append(piece)
@@ -145,7 +143,6 @@ class Pump:
         return len(self._sending) + len(self._waiting) + (self._receiving is not None)
 
     def abort(self, why: str) -> None:
-        """Resets both sides."""
         self._end_badly(why)
 
     # ---- from TCP ----

@@ -71,7 +71,6 @@ class Reaches:
         self._vain: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
 
     def close(self) -> None:
-        """Ends everything at once."""
         for reach in list(self._there):
             reach.abandon("the provider stops")
 
@@ -99,7 +98,6 @@ class Reaches:
         self._vain.pop(remote, None)
 
     def ended(self, reach: _Reach) -> None:
-        """Nothing is left of it."""
         self._there.pop(reach, None)
 
     def _local_of(self, asked: Asked) -> Endpoint:
@@ -144,7 +142,6 @@ class _Reach:
             self._loop.call_later(limits.PEER_ANSWER_S, self._ask_for_service)
 
     def abandon(self, why: str) -> None:
-        """Ends it at once."""
         if self._pump is not None:
             self._pump.abort(why)
         else:
@@ -312,7 +309,6 @@ class _Reach:
             self._finish()
 
     def _fail(self, error: int, why: str) -> None:
-        """Nothing comes of it."""
         if self._over:
             return
         self._log(f"does not go by SDP: {why}")

@@ -82,7 +82,6 @@ class Serving:
         self._visits: dict[Visit, None] = {}
 
     def close(self) -> None:
-        """Ends everything at once."""
         for service in self._services.values():
             service.listener.close()
         self._services.clear()
@@ -172,5 +171,4 @@ class Serving:
         request.reject()
 
     def log(self, request: ConnectionRequest, service: int, what: str) -> None:
-        """One line about a request."""
         self._provider.services.log(f"SDP from {request.remote_address} for port {service} {what}")

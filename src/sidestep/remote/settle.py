@@ -142,7 +142,6 @@ class Asker:
             self._on_over(self)
 
     def _heard_end(self, _answer: Promotion | None) -> None:
-        """It has, or never will."""
         self._on_over(self)
 
 
@@ -181,11 +180,9 @@ class Answers:
             self._visits.popitem(last=False)
 
     def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
-        """A link that another host has made."""
         self._links[name] = _Settling(hello, link, far)
 
     def remove(self, name: bytes) -> None:
-        """It is over."""
         settling = self._links.pop(name, None)
         if settling is not None and settling.timer is not None:
             settling.timer.cancel()

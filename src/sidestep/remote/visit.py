@@ -89,7 +89,6 @@ class Visit:
             self._unname = name(comes_from)
 
     def abandon(self, why: str) -> None:
-        """Ends it at once."""
         if self.pump is not None:
             self.pump.abort(why)
         elif not self._over:

@@ -216,7 +216,6 @@ class AsyncStream:
             self._host.kick()
 
     def abort(self) -> None:
-        """Resets the connection."""
         self._closed = True
         if self._stream is not None:
             self._stream.abort()
@@ -253,20 +252,17 @@ class AsyncStream:
     # --- what it is ---
 
     def getsockname(self) -> tuple[str, int]:
-        """The own IP address and port."""
         addresses = self._get()[0].connection.addresses
         assert addresses is not None
         return str(addresses.local), addresses.local_port
 
     def getpeername(self) -> tuple[str, int]:
-        """Those of the other end."""
         addresses = self._get()[0].connection.addresses
         assert addresses is not None
         return str(addresses.remote), addresses.remote_port
 
     @property
     def stream(self) -> Stream:
-        """The connection beneath."""
         return self._get()[0]
 
     # --- within ---
@@ -380,7 +376,6 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._port
 
     def close(self) -> None:
@@ -515,7 +510,6 @@ class Pump:
             self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Nothing happens any more."""
         self._closed = True
 
     def _turn(self) -> None:

@@ -383,7 +383,6 @@ class Socket:
         return self._timeout
 
     def getsockname(self) -> Address:
-        """The own address."""
         if self._stream is not None and (addresses := self._stream.connection.addresses) is not None:
             return _address(addresses.local, addresses.local_port)
         local, port = self._bound or (None, 0)
@@ -425,7 +424,6 @@ class Socket:
 
     @property
     def stream(self) -> Stream | None:
-        """The connection beneath."""
         return self._stream
 
     # --- within ---

@@ -34,7 +34,6 @@ class Want:
         self.give = give
 
     def cancel(self) -> None:
-        """No more are given."""
         self.count = 0
 
 
@@ -76,7 +75,6 @@ class PrivateBuffers:
 
     @property
     def waiting(self) -> int:
-        """Who waits for some."""
         return sum(want.count > 0 for size in self._sizes.values() for want in size.wants)
 
     def ask(self, count: int, size: int, give: Give) -> Want:
@@ -87,7 +85,6 @@ class PrivateBuffers:
         return want
 
     def put(self, loan: Loan) -> None:
-        """Takes a buffer back."""
         slab, element = loan
         slab.put(element)
         if slab.size in self._sizes:  # not after `close`

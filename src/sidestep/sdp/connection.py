@@ -366,12 +366,10 @@ class Connection:
 
     @property
     def send_mode(self) -> Mode:
-        """The flow-control mode of the send half."""
         return self._source.mode
 
     @property
     def receive_mode(self) -> Mode:
-        """The flow-control mode of the receive half."""
         return self._sink.mode
 
     def want_send_mode(self, mode: Mode, now: float) -> None:
@@ -436,7 +434,6 @@ class Connection:
         self.dirty = True
 
     def abort(self, now: float) -> None:
-        """Resets the connection."""
         self.now = now
         self._teardown.abort()
 
@@ -583,7 +580,6 @@ class Connection:
         return min(self.timers.values()) if self.timers else None
 
     def handle_timeout(self, now: float) -> None:
-        """Does what is due."""
         self.now = now
         for name in [name for name, at in self.timers.items() if at <= now]:
             if self.timers.pop(name, None) is not None:  # the one before may have ended all of them
@@ -638,12 +634,10 @@ class Connection:
 
     @property
     def sendable(self) -> bool:
-        """Whether messages may be sent."""
         flow = self._flow
         return flow.open and not flow.down and not self._suspend.sent
 
     def move(self, stimulus: Stimulus) -> None:
-        """To the next state."""
         state = TRANSITIONS.get((self.state, stimulus))
         if state is None:
             raise InternalError(f"{stimulus.value} in state {self.state.value}")
@@ -652,7 +646,6 @@ class Connection:
         self._fast = state is State.ESTABLISHED or state is State.FIN_WAIT
 
     def establish(self, stimulus: Stimulus) -> None:
-        """Both ends may send."""
         self.move(stimulus)
         self._keepalive.start()
         self._suspend.established()
@@ -660,16 +653,13 @@ class Connection:
         self.tell(EventKind.ESTABLISHED)
 
     def refuse(self, error: SidestepError, cause: Cause) -> None:
-        """The connection ends before it has begun."""
         self._teardown.refuse(error, cause)
 
     def forget(self) -> None:
-        """No timer runs any more, and no message without payload waits."""
         self.timers.clear()
         self._control.clear()
 
     def tell(self, kind: EventKind, error: SidestepError | None = None) -> None:
-        """Tells the user."""
         self.events.append(Event(kind, error))
 
     def control(self, action: object) -> None:
@@ -678,7 +668,6 @@ class Connection:
         self.dirty = True
 
     def withdraw_control(self, action: object) -> bool:
-        """Takes a queued message back."""
         try:
             self._control.remove(action)
         except ValueError:
@@ -686,11 +675,9 @@ class Connection:
         return True
 
     def remote_size_changed(self) -> None:
-        """The other end's private buffers have another size."""
         self._halves.remote_size_changed()
 
     def resized(self) -> None:
-        """Tells the user."""
         self.tell(EventKind.RESIZED)
 
 

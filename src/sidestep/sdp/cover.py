@@ -43,14 +43,12 @@ class LastingMemory:
         insort(self._regions, (first, first + region.length, region), key=_first_address)
 
     def remove(self, region: MemoryRegion) -> None:
-        """It will not be any more."""
         at = bisect_left(self._regions, buffer_address(region.view), key=_first_address)
         while self._regions[at][2] is not region:
             at += 1
         del self._regions[at]
 
     def take_all(self) -> list[MemoryRegion]:
-        """Empties it."""
         regions = [region for _, _, region in self._regions]
         self._regions.clear()
         return regions

@@ -44,7 +44,6 @@ class Driver(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Lets them go."""
         del kind, error, traceback
 
     @abstractmethod
@@ -154,7 +153,6 @@ class VirtualTime(Driver):
         return None
 
     def ended(self, program: _Program) -> None:
-        """It does nothing any more."""
         self._pass_on(program)
 
 
@@ -211,7 +209,6 @@ class RealTime(Driver):
         self._changed.release()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """See `Driver.wait`."""
         until = None if timeout_s is None else self._elapsed() + timeout_s
         while True:
             self._catch_up()

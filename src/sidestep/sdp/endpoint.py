@@ -197,12 +197,10 @@ class Stream:
         self.run()
 
     def shutdown_write(self) -> None:
-        """No more sends."""
         self.connection.shutdown_write(self.stack.clock())
         self.run()
 
     def shutdown_read(self) -> None:
-        """No more receives."""
         self.connection.shutdown_read(self.stack.clock())
         self.run()
 
@@ -212,7 +210,6 @@ class Stream:
         self.run()
 
     def abort(self) -> None:
-        """Resets the connection."""
         self.connection.abort(self.stack.clock())
         self.run()
 

@@ -8,11 +8,11 @@ user end here, whatever half they were given to: they are told of, and their reg
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
-from sidestep.errors import SidestepError
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.requests import Event, EventKind, Region, Release, StreamReceive, StreamSend, Suspended, Told
+from sidestep.sdp.parts import ConnectionHost
+from sidestep.sdp.requests import Event, EventKind, Region, Release, StreamReceive, StreamSend, Told
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.sink import Sink
@@ -20,28 +20,6 @@ from sidestep.sdp.source import Source
 from sidestep.sdp.wire import Mode, SinkAvail
 
 _PIPELINED: Final = Mode.PIPELINED
-
-
-class HalvesHost(Protocol):
-    """What the halves need of their connection."""
-
-    @property
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def error(self) -> SidestepError | None:
-        """What ended the connection."""
-
-    @property
-    def suspended(self) -> Suspended | None:
-        """What another process goes on with."""
-
-    def control(self, action: object) -> None:
-        """Queue a message without payload, or what sends one."""
-
-    def withdraw_control(self, action: object) -> bool:
-        """Take a queued message back; False if it has gone."""
 
 
 class Halves:
@@ -58,7 +36,7 @@ class Halves:
         settings: Settings,
         events: deque[Told],
         timers: dict[str, float],
-        host: HalvesHost,
+        host: ConnectionHost,
     ) -> None:
         self._flow, self._settings, self._events, self._timers, self._host = flow, settings, events, timers, host
         self._strategy = strategy = settings.strategy()
@@ -67,18 +45,15 @@ class Halves:
         self.peer_max_adverts = 0  # advertisements that the other end takes
 
     def remote_size_changed(self) -> None:
-        """The other end's private buffers have another size."""
         self.source.payload_max = min(self._flow.remote_size, self._settings.message_max) - 16
 
     # --- advertisements ---
 
     def adverts_left(self) -> int:
-        """Advertisements that may still be sent."""
         bound = min(self.peer_max_adverts, self._strategy.adverts_in_flight)
         return max(0, bound - len(self.source.adverts) - len(self.sink.shown))
 
     def adverts_of_peer(self) -> int:
-        """Advertisements of the other end that are outstanding."""
         return len(self.source.sinks) + len(self.sink.adverts) + self.sink.untold
 
     def is_advertised(self, rkey: int) -> bool:
@@ -88,15 +63,12 @@ class Halves:
         return any(region is not None and region.rkey == rkey for region in regions)
 
     def holds_advert(self) -> bool:
-        """Whether a SrcAvail of the other end waits to be read."""
         return bool(self.sink.adverts)
 
     def waits_for_reader(self) -> bool:
-        """Whether a SrcAvail of ours waits to be read."""
         return bool(self.source.adverts)
 
     def transaction(self) -> tuple[SinkAvail, StreamReceive] | None:
-        """A SinkAvail that may ride on the next payload."""
         sink = self.sink
         if sink.mode is not _PIPELINED or not sink.receives or not self._strategy.transactions:
             return None
@@ -104,7 +76,6 @@ class Halves:
         return None if receive is None else (sink.offer(receive), receive)
 
     def advertised(self, receive: StreamReceive) -> None:
-        """It went out."""
         self.sink.advertised(receive)
 
     def advert_timer(self, what: str | None) -> None:
@@ -120,20 +91,16 @@ class Halves:
     # --- what else they ask for ---
 
     def control(self, action: object) -> None:
-        """Queues a message without payload."""
         self._host.control(action)
 
     def withdraw_control(self, action: object) -> bool:
-        """Takes it back."""
         return self._host.withdraw_control(action)
 
     def mode_changed(self) -> None:
-        """Tells the user."""
         self.source.transact = self.sink.mode is _PIPELINED and self._strategy.transactions
         self._events.append(Event(EventKind.MODE_CHANGED))
 
     def tell_urgent(self) -> None:
-        """Tells of an urgent byte that was not announced."""
         self._events.append(Event(EventKind.URGENT))
 
     # --- memory of requests ---
@@ -165,7 +132,6 @@ class Halves:
     # --- the end of requests ---
 
     def end_send(self, send: StreamSend) -> None:
-        """Tells the user if nothing of it is outstanding."""
         if send.done or send.pending:
             return
         if send.offset < send.length and not (send.cancelled and send not in self.source.queue):
@@ -173,7 +139,6 @@ class Halves:
         self._end_request(send)
 
     def end_receive(self, receive: StreamReceive) -> None:
-        """Tells the user."""
         if receive.region is not None or receive.done:
             self._end_request(receive)
             return

@@ -10,39 +10,18 @@ The same serves a stream that goes on over a new transport connection (`suspend`
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.work import REJECT_CONSUMER, Receive
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Accept, Cause, Connect, Disconnect, NeedBuffers, Reject, ReturnBuffer
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.states import State, Stimulus
 from sidestep.sdp.wire import Bsdh, Header, Hello, HelloAck, IwarpHello, IwarpHelloAck, decode, encode, service_id
-
-
-class HandshakeHost(Protocol):
-    """What setting up needs of its connection."""
-
-    accepting: bool
-    addresses: Addresses | None
-
-    @property
-    def state(self) -> State:
-        """Of the connection."""
-
-    def move(self, stimulus: Stimulus) -> None:
-        """To the next state."""
-
-    def establish(self, stimulus: Stimulus) -> None:
-        """Both ends may send."""
-
-    def refuse(self, error: SidestepError, cause: Cause) -> None:
-        """The connection ends before it has begun."""
 
 
 class Handshake:
@@ -52,7 +31,7 @@ class Handshake:
         "_fault", "_flow", "_halves", "_host", "_resize", "_settings", "_wanted", "early", "resuming", "version",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, halves: Halves, resize: Resize, settings: Settings, host: HandshakeHost) -> None:
+    def __init__(self, flow: Flow, halves: Halves, resize: Resize, settings: Settings, host: ConnectionHost) -> None:
         self._flow, self._halves, self._resize, self._settings, self._host = flow, halves, resize, settings, host
         self._wanted = 0  # private buffers, until Hello or HelloAck can say how many there are
         self._fault: PeerViolation | None = None  # what is wrong with the HelloAck
@@ -72,7 +51,6 @@ class Handshake:
     # --- asking ---
 
     def connect(self, addresses: Addresses) -> None:
-        """Asks for a connection."""
         self._host.addresses = addresses
         self._host.move(Stimulus.CONNECT)
         self._want_buffers()

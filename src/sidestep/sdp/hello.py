@@ -189,7 +189,6 @@ class IwarpHello(Header):
 
     @property
     def adverts_max(self) -> int:
-        """Adverts that the other end may have outstanding."""
         return self.max_adverts
 
 
@@ -222,7 +221,6 @@ class IwarpHelloAck(Header):
 
     @property
     def adverts_max(self) -> int:
-        """Adverts that the other end may have outstanding."""
         return self.max_adverts
 
 

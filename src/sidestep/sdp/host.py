@@ -75,7 +75,6 @@ class Host:
         raise LimitReached(f"{len(EPHEMERAL)} ephemeral ports are in use")
 
     def give_port(self, port: int) -> None:
-        """Gives it back."""
         self._ports[port] -= 1
         if not self._ports[port]:
             del self._ports[port]

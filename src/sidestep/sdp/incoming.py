@@ -7,13 +7,14 @@ The order is that of docs/wire/sdp.md §19.1. Data, on a connection where nothin
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Receive
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import EventKind, ReturnBuffer
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.states import State, forbidden
@@ -40,17 +41,6 @@ from sidestep.sdp.wire import (
 _DATA: Final = int(Mid.DATA)
 
 
-class IncomingHost(Protocol):
-    """What it needs of its connection."""
-
-    @property
-    def state(self) -> State:
-        """Of the connection."""
-
-    def tell(self, kind: EventKind) -> None:
-        """Tell the user."""
-
-
 class Incoming:
     """Any message of one connection; `control` is what waits to be sent."""
 
@@ -67,7 +57,7 @@ class Incoming:
         handshake: Handshake,
         teardown: Teardown,
         suspend: Suspend,
-        host: IncomingHost,
+        host: ConnectionHost,
     ) -> None:
         self._flow, self._source, self._sink = flow, halves.source, halves.sink
         self._resize, self._control = resize, control

@@ -5,23 +5,10 @@ It takes no credit and no buffer, and no program sees it; a dead peer shows as a
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from sidestep.rdma.work import RKey
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.settings import Settings
-
-
-class KeepaliveHost(Protocol):
-    """What it needs of its connection."""
-
-    @property
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def sendable(self) -> bool:
-        """Whether messages may be sent."""
 
 
 class Keepalive:
@@ -29,7 +16,7 @@ class Keepalive:
 
     __slots__ = ("_asks", "_flow", "_host", "_settings", "_timers", "_traffic")
 
-    def __init__(self, flow: Flow, settings: Settings, timers: dict[str, float], host: KeepaliveHost) -> None:
+    def __init__(self, flow: Flow, settings: Settings, timers: dict[str, float], host: ConnectionHost) -> None:
         self._flow, self._settings, self._timers, self._host = flow, settings, timers, host
         self._asks = False  # a question is under way
         self._traffic = 0  # sequence numbers when the timer last looked

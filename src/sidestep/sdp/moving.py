@@ -79,7 +79,6 @@ class Arrival:
         self._go_on()
 
     def close(self) -> None:
-        """Waits no longer."""
         self._listener.close()
         if self._request is not None:
             request, self._request = self._request, None

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
-from sidestep.sdp.states import SENDABLE, State
+from sidestep.sdp.parts import ConnectionHost
+from sidestep.sdp.states import SENDABLE
 from sidestep.sdp.suspend import Suspend
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.updates import Updates
 from sidestep.sdp.wire import Header, Mode
 
 _PIPELINED: Final = Mode.PIPELINED
-
-
-class OutgoingHost(Protocol):
-    """What it needs of its connection."""
-
-    @property
-    def state(self) -> State:
-        """Of the connection."""
 
 
 class Outgoing:
@@ -40,7 +33,7 @@ class Outgoing:
         teardown: Teardown,
         suspend: Suspend,
         updates: Updates,
-        host: OutgoingHost,
+        host: ConnectionHost,
     ) -> None:
         self._flow, self._source, self._sink, self._control = flow, halves.source, halves.sink, control
         self._teardown, self._suspend, self._updates, self._host = teardown, suspend, updates, host

@@ -15,32 +15,13 @@ a request that comes while an own one is outstanding has always crossed it.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.rdma.work import Receive
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import NeedBuffers, ReturnBuffer
 from sidestep.sdp.wire import BSDH_LEN, ChRcvBuf, ChRcvBufAck
-
-
-class ResizeHost(Protocol):
-    """What resizing needs of its connection."""
-
-    accepting: bool
-
-    def control(self, action: object) -> None:
-        """Queue a message without payload."""
-
-    def withdraw_control(self, action: object) -> bool:
-        """Take a queued message back; False if it has gone."""
-
-    def remote_size_changed(self) -> None:
-        """The payload that fits has changed."""
-
-    def resized(self) -> None:
-        """What the user asked for has an answer."""
 
 
 class Resize:
@@ -51,7 +32,7 @@ class Resize:
         "increase_refused", "local", "local_max", "old", "surplus", "target", "waits",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, host: ResizeHost, local: int, local_max: int) -> None:
+    def __init__(self, flow: Flow, host: ConnectionHost, local: int, local_max: int) -> None:
         self._flow, self._host = flow, host
         self.local = local  # bytes of our private buffers, as the other end knows it
         self.local_max = local_max  # the other end may ask for more, and does not get it
@@ -170,7 +151,6 @@ class Resize:
         self._answer()
 
     def received(self) -> None:
-        """A message has come in."""
         if self.old:
             self.old -= 1
             self._settle()

@@ -25,8 +25,3 @@ def diff(a: int, b: int) -> int:
 def ge(a: int, b: int) -> bool:
     """Whether `a` is `b` or comes after it."""
     return (a - b) & 0xFFFF_FFFF < 0x8000_0000
-
-
-def gt(a: int, b: int) -> bool:
-    """Whether `a` comes after `b`."""
-    return 0 < (a - b) & 0xFFFF_FFFF < 0x8000_0000

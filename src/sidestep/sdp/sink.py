@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, Receive
 from sidestep.sdp.adverts import SinkAdvert
 from sidestep.sdp.flow import Flow
+from sidestep.sdp.parts import HalvesHost
 from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
@@ -44,34 +45,6 @@ from sidestep.sdp.wire import (
 _READ_MAX: Final = 1 << 30  # bytes of one RDMA Read: every device takes as much
 
 
-class SinkHost(Protocol):
-    """What the receive half needs of its connection."""
-
-    def end_receive(self, receive: StreamReceive) -> None:
-        """Tell the user."""
-
-    def control(self, action: object) -> None:
-        """Queue a message without payload, or what sends one."""
-
-    def adverts_left(self) -> int:
-        """Advertisements, of both kinds, that this end may still send."""
-
-    def adverts_of_peer(self) -> int:
-        """Advertisements of the other end that are outstanding."""
-
-    def waits_for_reader(self) -> bool:
-        """Whether a SrcAvail of our own waits to be read."""
-
-    def withdraw_control(self, action: object) -> bool:
-        """Take a queued message back; False if it has gone."""
-
-    def mode_changed(self) -> None:
-        """The user may want to know."""
-
-    def tell_urgent(self) -> None:
-        """The user may want to know: an urgent byte has come that nothing has announced."""
-
-
 class Sink:
     """One receive half."""
 
@@ -82,7 +55,7 @@ class Sink:
         "written",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, resize: Resize, settings: Settings, strategy: Strategy, host: SinkHost) -> None:
+    def __init__(self, flow: Flow, resize: Resize, settings: Settings, strategy: Strategy, host: HalvesHost) -> None:
         self._flow, self._resize, self._settings, self._strategy, self._host = flow, resize, settings, strategy, host
         self.receives: deque[StreamReceive] = deque()
         # (bytes, their private buffer or None, None), or (empty, private buffer or None, urgent byte) for a mark
@@ -554,7 +527,6 @@ class Sink:
         return SinkAvail(length, receive.region.rkey, receive.region.va, self.nd)
 
     def advertised(self, receive: StreamReceive) -> None:
-        """That message goes out."""
         receive.advert = True
         self.shown.append(receive)
 

@@ -22,14 +22,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, RKey
 from sidestep.sdp.adverts import SourceAdvert
 from sidestep.sdp.flow import Flow
-from sidestep.sdp.requests import Register, StreamReceive, StreamSend
+from sidestep.sdp.parts import HalvesHost
+from sidestep.sdp.requests import Register, StreamSend
 from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
@@ -51,34 +52,6 @@ _GATHER_MAX: Final = limits.SDP_GATHER_MAX
 _URGENT_PIECE: Final = 32 << 10  # bytes of a message that ends in an urgent byte: below SDP_URGENT_AHEAD_MAX
 
 
-class SourceHost(Protocol):
-    """What the send half needs of its connection."""
-
-    def end_send(self, send: StreamSend) -> None:
-        """No byte of it is in use any more, and none is queued."""
-
-    def adverts_left(self) -> int:
-        """Advertisements, of both kinds, that this end may still send."""
-
-    def adverts_of_peer(self) -> int:
-        """Advertisements of the other end that are outstanding."""
-
-    def holds_advert(self) -> bool:
-        """Whether a SrcAvail of the other end waits to be read."""
-
-    def transaction(self) -> tuple[SinkAvail, StreamReceive] | None:
-        """A SinkAvail that may ride on the next payload."""
-
-    def advertised(self, receive: StreamReceive) -> None:
-        """That SinkAvail went out."""
-
-    def advert_timer(self, what: str | None) -> None:
-        """An answer to an advertisement ("answer") or to its withdrawal ("cancel") is awaited, or none."""
-
-    def mode_changed(self) -> None:
-        """The user may want to know."""
-
-
 class Source:
     """One send half."""
 
@@ -88,7 +61,7 @@ class Source:
         "payload_max", "pnd", "queue", "read", "sinks", "transact", "urgent", "written",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: SourceHost) -> None:
+    def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: HalvesHost) -> None:
         self._flow, self._settings, self._strategy, self._host = flow, settings, strategy, host
         self.queue: deque[StreamSend] = deque()
         self.forced: deque[tuple[StreamSend, int, int]] = deque()  # (send, from, to): demanded by SendSm
@@ -127,7 +100,6 @@ class Source:
     # --- sending ---
 
     def pump(self) -> None:
-        """Sends what may be sent."""
         flow = self._flow
         queue = self.queue
         while True:

@@ -322,7 +322,6 @@ class Stack:
         return None
 
     def handle_timeouts(self) -> None:
-        """Does what is due by the clock."""
         now = self.clock()
         self._woken_at = None
         while (at := self.next_deadline()) is not None and at <= now:

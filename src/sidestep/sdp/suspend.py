@@ -12,47 +12,17 @@ The endpoint's part, the new place that waits for the other end, is in `moving`.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Cause, Disconnect, EventKind, Release, Suspended
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.settings import Addresses, Carrier, Settings
 from sidestep.sdp.states import State, Stimulus
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import SuspComm, SuspCommAck, port_of, service_id
-
-
-class SuspendHost(Protocol):
-    """What moving needs of its connection."""
-
-    accepting: bool
-    readable_told: bool
-    suspended: Suspended | None
-
-    @property
-    def addresses(self) -> Addresses | None:
-        """Of the transport connection."""
-
-    @property
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def state(self) -> State:
-        """Of the connection."""
-
-    def move(self, stimulus: Stimulus) -> None:
-        """To the next state."""
-
-    def tell(self, kind: EventKind) -> None:
-        """Tell the user."""
-
-    def forget(self) -> None:
-        """No timer runs any more, and no message without payload waits."""
 
 
 class Suspend:
@@ -72,7 +42,7 @@ class Suspend:
         teardown: Teardown,
         settings: Settings,
         timers: dict[str, float],
-        host: SuspendHost,
+        host: ConnectionHost,
     ) -> None:
         self._flow, self._halves, self._resize, self._handshake = flow, halves, resize, handshake
         self._teardown, self._settings, self._timers, self._host = teardown, settings, timers, host
@@ -243,5 +213,4 @@ class Suspend:
         self._handshake.reconnect(Addresses(old.local, old.local_port, old.remote, port))
 
     def timeout(self) -> None:
-        """It takes too long."""
         self._teardown.break_off(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)

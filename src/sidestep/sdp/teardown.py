@@ -11,12 +11,13 @@ An attempt that comes to nothing ends here as well (`refuse`); what the other en
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Cause, Disconnect, EventKind
 from sidestep.sdp.serial import ge
 from sidestep.sdp.settings import Carrier, Settings
@@ -24,30 +25,6 @@ from sidestep.sdp.states import NO_PAYLOAD, OPEN, State, Stimulus
 from sidestep.sdp.wire import AbortConn, DisConn
 
 _OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
-
-
-class TeardownHost(Protocol):
-    """What ending needs of its connection."""
-
-    error: SidestepError | None
-    cause: Cause | None
-
-    @property
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def state(self) -> State:
-        """Of the connection."""
-
-    def move(self, stimulus: Stimulus) -> None:
-        """To the next state."""
-
-    def tell(self, kind: EventKind, error: SidestepError | None = None) -> None:
-        """Tell the user."""
-
-    def forget(self) -> None:
-        """No timer runs any more, and no message without payload waits."""
 
 
 class Teardown:
@@ -65,7 +42,7 @@ class Teardown:
         handshake: Handshake,
         settings: Settings,
         timers: dict[str, float],
-        host: TeardownHost,
+        host: ConnectionHost,
     ) -> None:
         self._flow, self._halves, self._handshake, self._host = flow, halves, handshake, host
         self._settings, self._timers = settings, timers
@@ -79,7 +56,6 @@ class Teardown:
     # --- the user's wish ---
 
     def shutdown_read(self) -> None:
-        """Receives end."""
         self.reader_closed = True
         self._halves.cancel_receives()
         self._halves.sink.closed = True
@@ -104,7 +80,6 @@ class Teardown:
         self._arm("close", close_s if linger_s is None else min(linger_s, close_s))
 
     def abort(self) -> None:
-        """Resets the connection."""
         self.reader_closed = True
         state = self._host.state
         if state is State.SUSPENDED:  # the stream is elsewhere
@@ -119,7 +94,6 @@ class Teardown:
     # --- badly ---
 
     def refuse(self, error: SidestepError, cause: Cause) -> None:
-        """The connection ends before it has begun."""
         host = self._host
         host.error, host.cause = error, cause
         if host.state is not State.CLOSED:

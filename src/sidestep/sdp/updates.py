@@ -9,29 +9,14 @@ pauses double while nothing comes of it; docs/sdp-model.md shows what goes wrong
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
+from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.settings import Settings
 
 _PAUSE_MAX_S: Final = 1.0
-
-
-class UpdatesHost(Protocol):
-    """What they need of their connection."""
-
-    @property
-    def accepting(self) -> bool:
-        """Whether the other end asked for the connection."""
-
-    @property
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def sendable(self) -> bool:
-        """Whether messages may be sent."""
 
 
 class Updates:
@@ -50,7 +35,7 @@ class Updates:
     )
 
     def __init__(
-        self, flow: Flow, halves: Halves, settings: Settings, timers: dict[str, float], host: UpdatesHost
+        self, flow: Flow, halves: Halves, settings: Settings, timers: dict[str, float], host: ConnectionHost
     ) -> None:
         self._flow, self._settings, self._timers, self._host = flow, settings, timers, host
         self._source, self._sink = halves.source, halves.sink

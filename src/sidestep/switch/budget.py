@@ -59,7 +59,6 @@ class ChannelBudget:
             del self._of_owner[owner]
 
     def may_sweep(self, *, now: float) -> bool:
-        """Whether a sweep may be made now."""
         return now - self._swept_at >= SWEEP_INTERVAL_S
 
     def wants_sweep(self, *, now: float) -> bool:

@@ -11,30 +11,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 from sidestep import limits
 from sidestep.errors import SidestepError
 from sidestep.routing import NetworkEvent
 from sidestep.switch.protocol import (
-    Awaited,
     BrokenModule,
     Capabilities,
     Driven,
-    Endpoint,
-    Ends,
-    Incoming,
     OffloadModule,
     OffloadProtocol,
     OffloadTransport,
-    PortMapper,
     Services,
-    Visited,
-    Workers,
 )
-
-if TYPE_CHECKING:
-    from sidestep.config import RemoteSettings
 
 PROTOCOLS_GROUP: Final = "sidestep.protocols"  # groups of entry points
 TRANSPORTS_GROUP: Final = "sidestep.transports"
@@ -83,16 +73,13 @@ class _GuardedDriven:
         self._run = run
 
     def fileno(self) -> int:
-        """As of the module's."""
         return self._driven.fileno()
 
     @property
     def next_in_s(self) -> float | None:
-        """As of the module's."""
         return self._driven.next_in_s
 
     def turn(self, timeout_s: float | None = None) -> bool:
-        """As of the module's."""
         self._run(partial(self._driven.turn, timeout_s))
         return True
 
@@ -107,8 +94,10 @@ class _Guarded:
         self._driven: dict[Driven, _GuardedDriven] = {}
         self._closed = False
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._services, name)  # as of the switch
+
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """As of the switch."""
         self._services.watch(fd, partial(self._run, on_readable))
         self._watched.add(fd)
 
@@ -119,25 +108,9 @@ class _Guarded:
             self._services.unwatch(fd)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """As of the switch."""
         self._services.call_later(delay_s, partial(self._run, callback))
 
-    @property
-    def remote(self) -> RemoteSettings | None:
-        """As of the switch."""
-        return self._services.remote
-
-    @property
-    def port_mapper(self) -> PortMapper | None:
-        """As of the switch."""
-        return self._services.port_mapper
-
-    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
-        """As of the switch."""
-        return self._services.hire(carrier, mapper)
-
     def drive(self, driven: Driven) -> None:
-        """As of the switch."""
         self._driven[driven] = guarded = _GuardedDriven(driven, self._run)
         self._services.drive(guarded)
 
@@ -145,37 +118,6 @@ class _Guarded:
         """As of the switch; does nothing where nothing is driven."""
         if (guarded := self._driven.pop(driven, None)) is not None:
             self._services.release_driven(guarded)
-
-    def await_end(
-        self,
-        carrier: OffloadProtocol,
-        local: Endpoint,
-        remote: Endpoint,
-        on_found: Callable[[Incoming], None],
-        on_failed: Callable[[str], None],
-    ) -> Awaited:
-        """As of the switch."""
-        return self._services.await_end(carrier, local, remote, on_found, on_failed)
-
-    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
-        """As of the switch."""
-        self._services.check_listener(carrier, local)
-
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
-        """As of the switch."""
-        return self._services.visit(carrier, local)
-
-    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
-        """As of the switch."""
-        return self._services.name_ends(ends, names)
-
-    def transports(self) -> Iterator[OffloadTransport]:
-        """As of the switch."""
-        return self._services.transports()
-
-    def log(self, text: str) -> None:
-        """As of the switch."""
-        self._services.log(text)
 
     def close(self) -> None:
         """The module has been stopped: nothing of it is called any more."""
@@ -283,12 +225,10 @@ class Modules(Generic[ModuleT]):
                 self.fail(name, error)
 
     def stop(self) -> None:
-        """Stops them all."""
         for name in list(self._started):
             self._stop(name)
 
     def status(self) -> list[Status]:
-        """All that are installed."""
         return [
             Status(
                 name,
@@ -311,7 +251,7 @@ class Modules(Generic[ModuleT]):
         guard = _Guarded(self._services, lambda error: self.fail(name, error))
         try:
             module = self._checked(name, self._installed[name].load())
-            module.start(guard)
+            module.start(cast("Services", guard))
             self._on_started(module)
         except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises must not take the others down
             guard.close()

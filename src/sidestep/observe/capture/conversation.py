@@ -83,7 +83,6 @@ class _Half:
 
     @property
     def parts(self) -> list[bytearray]:
-        """What is put together."""
         return [self.message, *(moved.data for moved in self.moved.values())]
 
 
@@ -333,7 +332,6 @@ class ConversationWriter(DeviceWriter):
         invalidate: int | None = None,
         syndrome: int = 0,
     ) -> None:
-        """Writes one thing that was sent."""
         assert talk.packets is not None
         way = seen.outbound if outbound is None else outbound
         record = Record(

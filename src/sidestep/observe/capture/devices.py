@@ -40,7 +40,6 @@ class DeviceFile:
         self.frames = self.dropped = 0
 
     def interface(self, source: str, device: str) -> int:
-        """The one of a device of a process."""
         key = source, device
         if key not in self._interfaces:
             about = f"{device} of {source}" if source else device
@@ -98,7 +97,6 @@ class DeviceWriter(ABC):
 
     @property
     def frames(self) -> int:
-        """Written."""
         return self._file.frames
 
     @property

@@ -64,7 +64,6 @@ class Assembly:
 
     @property
     def length(self) -> int:
-        """All of its bytes."""
         return len(self.kept) + self.missing
 
 
@@ -89,7 +88,6 @@ class PacketReader:
         self._op = packet.bth.opcode
 
     def events(self) -> Iterator[Event]:
-        """What it tells."""
         if self._op in READ_RESPONSES:
             yield from self._read_response()
         elif self._op in (Op.ACK, Op.ATOMIC_ACK, Op.CNP):

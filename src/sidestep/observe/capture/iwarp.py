@@ -60,7 +60,6 @@ class IwarpConnections:
         self._connections: OrderedDict[frozenset[_End], _Connection | None] = OrderedDict()  # None: not SDP's
 
     def feed(self, frame: Frame, segment: layers.Segment) -> Iterator[Event]:
-        """The events of one segment."""
         sender = (segment.source, segment.source_port)
         receiver = (segment.destination, segment.destination_port)
         key = frozenset((sender, receiver))

@@ -58,7 +58,6 @@ Address: TypeAlias = IpAddress | Lid
 
 
 def end_text(address: Address, port: int | None) -> str:
-    """An address and a port."""
     shown = f"[{address}]" if ":" in str(address) else str(address)
     return f"{shown}:{port}"
 

@@ -38,7 +38,6 @@ class ReliableConnections:
         self._by_comm_id: OrderedDict[tuple[Address, int], tuple[Connection, Side]] = OrderedDict()
 
     def feed(self, frame: Frame, transport: Transport) -> Iterator[Event]:
-        """The events of one packet."""
         try:
             packet = Packet.decode(transport.packet)
         except PeerViolation:

@@ -1,11 +1,10 @@
-"""Writes an SDP conversation as a capture of RoCEv2: what a wire between two hosts would have carried.
+"""Makes an SDP conversation frames of RoCEv2: what a wire between two hosts would have carried.
 
-A conversation on the loopback device, in a simulation or in a test has no packets. This makes them, so that Wireshark
-and other tools can look at it: datagrams of the connection manager whose REQ and REP carry Hello and HelloAck, Sends in
-as many packets as the path MTU asks for, RDMA Reads and Writes, and every packet with its sequence number, padding and
-checksum. The file is a classic pcap with nanoseconds.
+A conversation over a software device has no such packets. This makes them, so that Wireshark and other tools can look
+at it: datagrams of the connection manager whose REQ and REP carry Hello and HelloAck, Sends in as many packets as the
+path MTU asks for, RDMA Reads and Writes, and every packet with its sequence number, padding and checksum.
 
-Not written: acknowledgements and anything lost, late or sent twice. A packet is in the file when the record says so.
+Not made: acknowledgements and anything lost, late or sent twice. A packet is sent when the record says so.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
-from typing import BinaryIO, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from sidestep.errors import Misuse
 from sidestep.observe.capture.sides import Side
@@ -43,11 +42,6 @@ from sidestep.sdp.hello import service_id
 
 IpAddress: TypeAlias = IPv4Address | IPv6Address
 
-PCAP_MAGIC_NS: Final = 0xA1B2_3C4D
-LINKTYPE_ETHERNET: Final = 1
-_SNAPLEN: Final = 262_144
-_FILE_HEADER: Final = Struct("<IHHiIII")
-_RECORD_HEADER: Final = Struct("<IIII")
 _IPV4: Final = Struct(">BBHHHBBH4s4s")
 _IPV6: Final = Struct(">IHBB16s16s")
 _UDP: Final = Struct(">HHHH")
@@ -108,7 +102,6 @@ class Ends:
             raise Misuse(f"{self.connecting} and {self.accepting} are of different IP versions")
 
     def address(self, side: Side) -> IpAddress:
-        """Of one side."""
         return self.connecting if side is Side.CONNECTING else self.accepting
 
 
@@ -273,34 +266,7 @@ class RoceConnection:
         return Packet(bth, extensions, payload)
 
 
-class RoceWriter:
-    """Writes records as packets of one connection; several of them may write into one `PcapFile`."""
-
-    def __init__(self, file: PcapFile, ends: Ends | None = None) -> None:
-        self._file = file
-        self._connection = RoceConnection(ends or Ends())
-
-    def write(self, record: Record) -> None:
-        """Add the packets of one record; `Misuse` if it cannot be sent."""
-        for frame in self._connection.frames(record):
-            self._file.write(record.time_s, frame)
-
-
-class PcapFile:
-    """A classic pcap of Ethernet frames, with nanoseconds."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        stream.write(_FILE_HEADER.pack(PCAP_MAGIC_NS, 2, 4, 0, 0, _SNAPLEN, LINKTYPE_ETHERNET))
-
-    def write(self, time_s: float, frame: bytes) -> None:
-        """Add a frame."""
-        seconds, nanoseconds = divmod(round(time_s * 1_000_000_000), 1_000_000_000)
-        self._stream.write(_RECORD_HEADER.pack(seconds, nanoseconds, len(frame), len(frame)) + frame)
-
-
 def _frame(packet: Packet, side: Side, ends: Ends) -> bytes:
-    """A packet with all that goes around it."""
     transport = packet.encode()
     source, destination = ends.address(side), ends.address(side.other)
     udp_len = _UDP.size + len(transport) + ICRC_LEN

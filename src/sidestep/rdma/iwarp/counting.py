@@ -77,7 +77,6 @@ class Tally:
         self.stream_bytes_received = self.stream_bytes_sent = 0
 
     def add(self, other: Tally) -> None:
-        """Puts another one's to these."""
         for name in self.__slots__:
             mine, its = getattr(self, name), getattr(other, name)
             if isinstance(mine, list):

@@ -92,11 +92,9 @@ class IwarpDevice(SoftDevice):
                 self.loop.close()
 
     def end_connections(self) -> None:
-        """Closes the connection manager."""
         self.cm.close()
 
     def make_qp(self, init: QpInit) -> IwarpQueuePair:
-        """Makes a queue pair."""
         return IwarpQueuePair(self, init)
 
     def access_ended(self, memory: Memory) -> None:

@@ -99,11 +99,9 @@ class IwarpConnection(Connection):
     # --- the manager's side ---
 
     def asks(self, pending: _Asking) -> None:
-        """Its start-up."""
         self._pending = pending
 
     def established(self, private_data: bytes = b"") -> None:
-        """Both ends may send."""
         self._manager.device.events.add("connection_made", "passive" if self._pending is None else "active")
         self._pending = None
         self.state = CmState.ESTABLISHED
@@ -127,7 +125,6 @@ class IwarpConnection(Connection):
             self.established()
 
     def over(self, *, by_remote: bool, confirmed: bool) -> None:
-        """The stream has ended."""
         if self.state is CmState.REPLY_SENT:
             self._manager.device.events.add("connection_failed", "refused_late" if confirmed else "reset")
             # An orderly end says that the other end's user did not like the Reply; a reset, that it did not wait.
@@ -241,7 +238,6 @@ class _Asking(Starting):
         stream.nudge_after(device.settings.nudges_s)
 
     def on_broken(self, why: InternalError) -> None:
-        """A fault of this end's own."""
         del why
         self._unreachable()
 
@@ -283,7 +279,6 @@ class IwarpRequest(Starting, SoftRequest):
     # --- the user's side ---
 
     def accept(self, qp: QueuePair, private_data: bytes, handler: ConnectionHandler) -> IwarpConnection:
-        """Sends a Reply that accepts."""
         manager = self._manager
         manager.check_private_data(private_data, manager.device.attributes.reply_private_data_max)
         own = manager.check_qp(qp)
@@ -332,7 +327,6 @@ class IwarpRequest(Starting, SoftRequest):
         self._manager.requests.discard(self)
 
     def withdraw(self) -> None:
-        """Who asked has given up."""
         self._stop_timer()
         self._manager.half_open.pop(self, None)
         super().withdraw()
@@ -349,7 +343,6 @@ class IwarpRequest(Starting, SoftRequest):
         self._send()
 
     def on_broken(self, why: InternalError) -> None:
-        """A fault of this end's own."""
         del why
         self.drop()
 

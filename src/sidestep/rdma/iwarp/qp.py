@@ -55,7 +55,6 @@ class IwarpQueuePair(SoftQueuePair):
 
     @property
     def sends_outstanding(self) -> int:
-        """Requests that occupy the send queue."""
         return self._unsignaled + (self.stream.sender.outstanding if self.stream is not None else 0)
 
     def post_send(self, request: SendRequest) -> None:
@@ -117,7 +116,6 @@ class IwarpQueuePair(SoftQueuePair):
         self.state = RTS if ready else RTR
 
     def ready_to_send(self) -> None:
-        """RTR to RTS."""
         if self.state is RTR:
             self.state = RTS
 
@@ -151,12 +149,10 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=False, confirmed=False)
 
     def disconnected_by_peer(self) -> None:
-        """The other end has ended its direction."""
         self.end()
         self._over(by_remote=True, confirmed=True)
 
     def connection_lost(self, why: str) -> None:
-        """The connection broke."""
         if self.state is RTS:  # else there was none, which the connection counts
             self.device.events.add("connection_broken")
         self.end()
@@ -168,7 +164,6 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=False, confirmed=confirmed)
 
     def break_off(self, kind: EventKind, why: str) -> None:
-        """Ends the queue pair for a reason that no completion tells."""
         if self.state in (ERROR, QpState.RESET):
             return
         self.end()
@@ -189,11 +184,9 @@ class IwarpQueuePair(SoftQueuePair):
         return len(self._receives)
 
     def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
-        """The bytes that the other end may touch."""
         return self.domain.grant(key, va, length, right, self)
 
     def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
-        """Voids a key for the other end."""
         memory = self.domain.may_be_invalidated(key, self)
         if isinstance(memory, Refusal):
             return _INVALIDATE_REFUSED[memory]
@@ -209,7 +202,6 @@ class IwarpQueuePair(SoftQueuePair):
             self.connection.heard()
 
     def received(self, receive: Receive, length: int, solicited: bool, invalidated: RKey | None) -> None:
-        """A message was delivered."""
         self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, invalidated))
 
     def respond(self, request: ReadRequest, header: bytes) -> bool:
@@ -223,7 +215,6 @@ class IwarpQueuePair(SoftQueuePair):
         self.stream.sender.read_done()
 
     def terminated(self, payload: bytes) -> None:
-        """The other end ended the stream."""
         assert self.stream is not None
         code, text = told_by(payload)
         # Who can choose the names of counters could make any number of them.
@@ -236,7 +227,6 @@ class IwarpQueuePair(SoftQueuePair):
     # What the sender asks and tells; see `sender.Owner`.
 
     def completed(self, request: SendRequest, byte_len: int) -> None:
-        """A request is done."""
         if request.signaled:
             self._unsignaled = 0
             self.send_cq.add(Completion(request.wr_id, SUCCESS, OPCODES[type(request)], byte_len, self.number))
@@ -244,7 +234,6 @@ class IwarpQueuePair(SoftQueuePair):
             self._unsignaled += 1
 
     def failed(self, request: SendRequest, status: Status) -> None:
-        """A request could not be carried out."""
         assert self.stream is not None
         self.device.events.add("completion_failed", status.name)
         self.send_cq.add(Completion(request.wr_id, status, OPCODES[type(request)], 0, self.number))

@@ -1,9 +1,7 @@
 """The receiving half of an RDMAP stream: every check before a byte is placed, placement, and delivery in order.
 
 What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
-other. A run is first *placed*, if it may be, and then *delivered*; on a TCP stream the one follows the other at once.
-Who has segments ahead of their turn places them with `place_early`; they are delivered, or their fault is told, when
-everything before them has been (RFC 5041 5.3, 5.4).
+other. A run is first *placed*, if it may be, and then *delivered*: on a TCP stream nothing comes ahead of its turn.
 
 No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing more is looked at:
 the first one in the order of the stream counts (RFC 5040 7.1).
@@ -15,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sidestep.errors import LimitReached
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
 from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
 from sidestep.rdma.soft.memory import Refusal
@@ -41,8 +38,6 @@ _TAGGED: Final = 0x80  # in DDP's control octet
 _MSN: Final = 0xFFFF_FFFF
 _VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
 _QUEUES: Final = {_READ_REQUEST: QUEUE_READ, _TERMINATE: QUEUE_TERMINATE}  # Sends: QUEUE_SEND
-_CONTENT_MAX: Final = 128  # bytes; neither a Read Request nor a Terminate has as many
-EARLY_MAX: Final = 1024  # runs placed ahead of their turn
 
 _WRITE_REFUSED: Final = {
     Refusal.INVALID_STAG: Condition.TAGGED_STAG,
@@ -75,7 +70,6 @@ class Fault:
 
     @property
     def message(self) -> Terminate:
-        """What the other end is told."""
         code, includes = CONDITIONS[self.condition]
         if includes is Includes.READ and self.read:
             return Terminate.about(self.condition, self.header + self.read, answered=self.answered)
@@ -113,32 +107,6 @@ class _Message:
     receive: Receive
     capacity: int  # bytes
     delivered: int = 0  # bytes
-
-
-class _Source(Protocol):
-    """Where a run can be looked up: `Inbound`, or what was kept of a run that came early."""
-
-    def payload(self, run: Run, /) -> bytes:
-        """Its payload."""
-
-    def segments(self, run: Run, /) -> list[tuple[bytes, int]]:
-        """Of each segment the DDP header, and its bytes with the header."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What is kept of a run that was placed ahead of its turn: of its segments the first and the last."""
-
-    run: Run
-    content: bytes  # of what is no Send, if it is not too long to be good
-    ends: list[tuple[bytes, int]]
-    fault: Fault | None
-
-    def payload(self, run: Run, /) -> bytes:
-        return self.content
-
-    def segments(self, run: Run, /) -> list[tuple[bytes, int]]:
-        return self.ends
 
 
 class Owner(Protocol):
@@ -183,9 +151,8 @@ class Receiver:
     """One stream's."""
 
     __slots__ = (
-        "_early",
         "_heard",
-        "_messages",
+        "_message",
         "_next",
         "_open",
         "_owner",
@@ -195,7 +162,6 @@ class Receiver:
         "_stopped",
         "_tally",
         "_terminate_msn",
-        "_turn",
         "fault",
         "may_read",
         "may_write",
@@ -209,11 +175,9 @@ class Receiver:
         self.may_read = bool(remote_access & _REMOTE_READ)
         self.may_write = bool(remote_access & _REMOTE_WRITE)
         self._send_msn = self._read_msn = self._terminate_msn = 1  # RFC 5041 4.3
-        self._messages: deque[_Message] = deque()  # from `_send_msn` on, those that something has arrived for
+        self._message: _Message | None = None  # number `_send_msn`, once something of it has arrived
         self._open: int | None = None  # opcode of a tagged message that has begun
         self._next: tuple[int, int] | None = None  # its STag and next TO, once a byte of it has come
-        self._early: dict[int, _Kept] = {}
-        self._turn = 0  # everything before it was delivered; of runs that come early
         self._heard = self._stopped = False
         self.fault: Fault | None = None
         self.run_count = 0  # those that came in order
@@ -226,14 +190,13 @@ class Receiver:
     @property
     def amid_message(self) -> bool:
         """Whether the last segment of a message that has begun is still to come."""
-        return bool(self._messages) or self._open is not None
+        return self._message is not None or self._open is not None
 
     def give_up(self) -> list[Receive]:
-        """Takes nothing any more; the receives of messages that are not complete."""
+        """Takes nothing any more; the the receive of a message that is not complete."""
         self._stopped = True
-        receives = [message.receive for message in self._messages]
-        self._messages.clear()
-        return receives
+        message, self._message = self._message, None
+        return [] if message is None else [message.receive]
 
     def take_all(self, inbound: Inbound) -> Fault | None:
         """What has arrived, in the order of the stream."""
@@ -257,42 +220,13 @@ class Receiver:
             tally.messages_received[opcode] += 1
 
     def take(self, source: Inbound, run: Run) -> Fault | None:
-        """One run in the order of the stream."""
         if self.fault is None and not self._stopped:
-            self.fault = (
-                self._check_turn(source, run) or self._place(source, run, early=False) or self._deliver(source, run)
-            )
-        return self.fault
-
-    def place_early(self, order: int, source: Inbound, run: Run) -> None:
-        """One run ahead of its turn; `order` is where in the stream it stands, in any unit.
-
-        Placing the same one again does no harm, nor does one that was delivered.
-
-        Raises:
-            LimitReached: EARLY_MAX of them wait already; this one has to come again.
-        """
-        if self.fault is not None or self._stopped or order < self._turn:
-            return
-        if order not in self._early and len(self._early) >= EARLY_MAX:
-            raise LimitReached(f"{EARLY_MAX} runs wait for their turn already")
-        fault = self._place(source, run, early=True) if _malformed(run) is None else None
-        content = source.payload(run) if run.queue != QUEUE_SEND and run.length <= _CONTENT_MAX else b""
-        segments = source.segments(run)
-        self._early[order] = _Kept(run, content, [segments[0], segments[-1]], fault)
-
-    def deliver_early(self, order: int) -> Fault | None:
-        """Everything before `order` has arrived: delivers what was placed ahead up to there."""
-        self._turn = max(self._turn, order)
-        for each in sorted(each for each in self._early if each < order):
-            kept = self._early.pop(each)
-            if self.fault is None and not self._stopped:
-                self.fault = self._check_turn(kept, kept.run) or kept.fault or self._deliver(kept, kept.run)
+            self.fault = self._check_turn(source, run) or self._place(source, run) or self._deliver(source, run)
         return self.fault
 
     # --- what can be said of a run in its turn, before a byte of it is placed ---
 
-    def _check_turn(self, source: _Source, run: Run) -> Fault | None:
+    def _check_turn(self, source: Inbound, run: Run) -> Fault | None:
         """Whether a run is one, and continues what came before it."""
         if (condition := _malformed(run)) is not None:
             return _fault(condition, source, run)
@@ -310,7 +244,7 @@ class Receiver:
             expected = self._terminate_msn if opcode == _TERMINATE else self._send_msn
         if run.msn != expected:
             return _fault(Condition.MSN_UNEXPECTED, source, run)
-        if run.queue == QUEUE_SEND and run.offset != (self._messages[0].delivered if self._messages else 0):
+        if run.queue == QUEUE_SEND and run.offset != (self._message.delivered if self._message is not None else 0):
             return _fault(Condition.MESSAGE_OFFSET, source, run)
         return None
 
@@ -332,7 +266,7 @@ class Receiver:
             self._next = run.stag, run.offset + run.length
         return None
 
-    def _check_response(self, source: _Source, run: Run) -> Fault | None:
+    def _check_response(self, source: Inbound, run: Run) -> Fault | None:
         """It answers the oldest RDMA Read, in order, and ends where that ends."""
         if not self._reads:
             return _fault(Condition.RESPONSE_UNASKED, source, run)
@@ -348,14 +282,14 @@ class Receiver:
 
     # --- placing ---
 
-    def _place(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
+    def _place(self, source: Inbound, run: Run) -> Fault | None:
         """Checks where the bytes of a run belong, and puts them there; nothing of a segment that fails is placed."""
         opcode = run.rdmap & 0xF
         if opcode == _WRITE:
             return self._place_write(source, run) if run.length else None
         if opcode == _READ_RESPONSE:
-            return self._place_response(source, run, early=early) if run.length else None
-        return self._place_send(source, run, early=early) if run.queue == QUEUE_SEND else None
+            return self._place_response(source, run) if run.length else None
+        return self._place_send(source, run) if run.queue == QUEUE_SEND else None
 
     def _place_write(self, source: Inbound, run: Run) -> Fault | None:
         if not self.may_write:
@@ -377,13 +311,10 @@ class Receiver:
             begun += length
         raise AssertionError("all segments of a refused run were granted")
 
-    def _place_response(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
-        # Each Read has addresses of its own, so an early response is told from its address.
-        for read in self._reads if early else (self._reads[0],):
-            begun = run.offset - read.sink_to
-            if run.stag == read.sink_stag and 0 <= begun < read.length:
-                break
-        else:  # in its turn it starts where the Read goes on, so the Read is complete
+    def _place_response(self, source: Inbound, run: Run) -> Fault | None:
+        read = self._reads[0]
+        begun = run.offset - read.sink_to
+        if begun >= read.length:  # it starts where the Read goes on, so the Read is complete
             return _fault(Condition.RESPONSE_LENGTH, source, run)
         if begun + run.length > read.length:
             index = _segment_beyond(source, run, read.length - begun)
@@ -393,22 +324,18 @@ class Receiver:
         source.place(run, 0, read.scatter, begun, run.length)
         return None
 
-    def _place_send(self, source: Inbound, run: Run, *, early: bool) -> Fault | None:
-        messages, owner = self._messages, self._owner
-        ahead = (run.msn - self._send_msn) & _MSN
-        missing = ahead + 1 - len(messages)
-        if missing > 0:
-            if missing > owner.receives_left:  # RFC 5041 7.1: between the first and the last available buffer
+    def _place_send(self, source: Inbound, run: Run) -> Fault | None:
+        owner, message = self._owner, self._message
+        if message is None:
+            if not owner.receives_left:
                 return _fault(Condition.NO_RECEIVE, source, run)
-            for _ in range(missing):
-                receive = owner.take_receive()
-                messages.append(_Message(receive, sum(map(len, receive.scatter))))
-        message = messages[ahead]
+            receive = owner.take_receive()
+            self._message = message = _Message(receive, sum(map(len, receive.scatter)))
         if not owner.may_receive(message.receive.scatter):  # for every segment: it may be taken back meanwhile
             fault = _fault(Condition.RECEIVE_UNUSABLE, source, run)
             fault.receive, fault.status = message.receive, Status.LOCAL_PROTECTION_ERROR
             return fault
-        voids = run.last and not early and run.rdmap & 0xF in _INVALIDATES  # RFC 5040 7.2: with all other checks
+        voids = run.last and run.rdmap & 0xF in _INVALIDATES  # RFC 5040 7.2: with all other checks
         if voids and (condition := owner.invalidate(run.stag, only_check=True)) is not None:
             return _fault(condition, source, run, -1)
         room = message.capacity - run.offset
@@ -424,7 +351,7 @@ class Receiver:
 
     # --- delivering ---
 
-    def _deliver(self, source: _Source, run: Run) -> Fault | None:
+    def _deliver(self, source: Inbound, run: Run) -> Fault | None:
         """What a run means now that everything before it has been delivered."""
         opcode = run.rdmap & 0xF
         if opcode == _WRITE:
@@ -444,7 +371,7 @@ class Receiver:
         self._owner.terminated(source.payload(run))
         return None
 
-    def _deliver_request(self, source: _Source, run: Run) -> Fault | None:
+    def _deliver_request(self, source: Inbound, run: Run) -> Fault | None:
         if run.offset or run.length != ReadRequest.LENGTH:
             return _fault(Condition.READ_REQUEST_MALFORMED, source, run)
         content = source.payload(run)
@@ -466,8 +393,9 @@ class Receiver:
         self._read_msn = (self._read_msn + 1) & _MSN
         return None
 
-    def _deliver_send(self, source: _Source, run: Run, opcode: int) -> Fault | None:
-        message = self._messages[0]
+    def _deliver_send(self, source: Inbound, run: Run, opcode: int) -> Fault | None:
+        message = self._message
+        assert message is not None  # placed before
         message.delivered += run.length
         if not run.last:
             return None
@@ -476,7 +404,7 @@ class Receiver:
             if (condition := self._owner.invalidate(run.stag)) is not None:
                 return _fault(condition, source, run, -1)
             invalidated = RKey(run.stag)
-        self._messages.popleft()
+        self._message = None
         self._send_msn = (self._send_msn + 1) & _MSN
         self._owner.received(message.receive, message.delivered, opcode in (_SEND_SE, _SEND_SE_INV), invalidated)
         return None
@@ -510,6 +438,6 @@ def _segment_beyond(source: Inbound, run: Run, room: int) -> int:
     raise AssertionError("the run fits")
 
 
-def _fault(condition: Condition, source: _Source, run: Run, index: int = 0) -> Fault:
+def _fault(condition: Condition, source: Inbound, run: Run, index: int = 0) -> Fault:
     header, size = source.segments(run)[index]
     return Fault(condition, header, size)

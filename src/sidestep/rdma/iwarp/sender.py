@@ -126,7 +126,6 @@ class Sender:
 
     @property
     def outstanding(self) -> int:
-        """Requests that are not completed."""
         return len(self.requests) + len(self._begun)
 
     @property
@@ -150,7 +149,6 @@ class Sender:
             self._frame(message)
 
     def written(self) -> None:
-        """The transport has taken something."""
         unwritten = self._unwritten
         position = self._outbound.written
         while unwritten and unwritten[0][0] <= position:

@@ -49,7 +49,6 @@ class StartFrame:
     LENGTH: ClassVar[int] = 20
 
     def encode(self) -> bytes:
-        """Its bytes."""
         if len(self.private_data) > PRIVATE_DATA_MAX:
             raise Misuse(f"{len(self.private_data)} bytes of private data")
         flags = self.markers << 7 | self.crc << 6 | self.rejected << 5 | self.enhanced << 4

@@ -144,7 +144,6 @@ class _Startup:
             self._fail(Cause.ENDED, Condition.TCP_LOST, text, retry_revision=self._retry_after_end())
 
     def handle_timeout(self, *, now: float) -> None:
-        """A deadline may have passed."""
         if self._deadline is not None and now >= self._deadline:
             self._expire()
 
@@ -340,7 +339,6 @@ class Responder(_Startup):
 
     @property
     def may_transmit(self) -> bool:
-        """Whether FPDUs may be sent."""
         return self.state is State.FULL
 
     @property

@@ -112,7 +112,6 @@ class Stream:
 
     @property
     def remote_address(self) -> str:
-        """Of the other end."""
         return self._tcp.remote_address
 
     @property
@@ -139,7 +138,6 @@ class Stream:
 
     @property
     def tally(self) -> Tally:
-        """What went over it so far."""
         tally = self.sender.tally
         tally.stream_bytes_sent = self._outbound.written
         tally.stream_bytes_received = self._inbound.position + self._inbound.pending
@@ -178,7 +176,6 @@ class Stream:
     # --- reading ---
 
     def on_readable(self) -> None:
-        """Takes what there is."""
         if self._phase is not _Phase.OPEN:
             self._drain()
             return
@@ -231,7 +228,6 @@ class Stream:
     # --- writing ---
 
     def pump(self) -> None:
-        """Sends what can go."""
         if self._phase is not _Phase.OPEN:
             return
         sender, outbound = self.sender, self._outbound
@@ -269,7 +265,6 @@ class Stream:
         self.nudge_after(later_s)
 
     def on_writable(self) -> None:
-        """There is room again."""
         if self._phase is _Phase.OPEN:
             self._outbound.mulpdu = mulpdu(self._tcp.mss, markers=self._markers)
             self.pump()

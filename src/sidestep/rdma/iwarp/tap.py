@@ -102,14 +102,12 @@ class Taps:
     # For wires.
 
     def opened(self, wire: Wire) -> None:
-        """A connection is there."""
         self.wires[wire] = None
         wire.live = bool(self._taps)
         for tap in list(self._taps):
             wire.introduce(tap, began_before=False)
 
     def closed(self, wire: Wire) -> None:
-        """It is no more."""
         self.wires.pop(wire, None)
         wire.live = False
         for skipped in self._taps.values():
@@ -164,7 +162,6 @@ class Wire:
     # --- the connection's side ---
 
     def opened(self, taps: Taps, local: Address, remote: Address, *, active: bool) -> None:
-        """TCP is connected."""
         self._taps, self._local, self._remote, self.active = taps, local, remote, active
         taps.opened(self)
 
@@ -185,12 +182,10 @@ class Wire:
                 )
 
     def sent(self, data: bytes | memoryview) -> None:
-        """Bytes went out."""
         self._pass(What.BYTES, bytes(data), outbound=True)
         self._sent += len(data)
 
     def received(self, data: bytes) -> None:
-        """Bytes came in."""
         self._pass(What.BYTES, data, outbound=False)
         self._received += len(data)
 
@@ -203,7 +198,6 @@ class Wire:
         self._pass(What.RESET, b"", outbound=outbound)
 
     def closed(self) -> None:
-        """The socket is given back."""
         if self._taps is not None:
             self._taps.closed(self)
             self._taps = None

@@ -74,7 +74,6 @@ class Tcp:
 
     @property
     def closed(self) -> bool:
-        """Whether it is."""
         return self._sock.fileno() < 0
 
     @property
@@ -262,7 +261,6 @@ class TcpListener:
         self._watch()
 
     def close(self) -> None:
-        """Takes no more connections."""
         if self._pause is not None:
             self._pause.cancel()
         if self._sock.fileno() >= 0:

@@ -347,7 +347,6 @@ class Terminate:
 
     @property
     def text(self) -> str:
-        """In words."""
         about = ""
         if self.ddp_header:
             try:

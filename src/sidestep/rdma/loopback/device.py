@@ -34,19 +34,16 @@ class LoopbackDevice(SoftDevice):
         self._bytes_until = 0.0  # when the last byte given to the port has left
 
     def close(self) -> None:
-        """Ends everything."""
         if not self.closed:
             super().close()
             del self.fabric.devices[self.name]
 
     def end_connections(self) -> None:
-        """Closes the connection manager."""
         self.cm.close()
 
     # For what belongs to the device.
 
     def make_qp(self, init: QpInit) -> LoopbackQueuePair:
-        """Makes a queue pair of the fabric's mode."""
         make = ImmediateQueuePair if self.fabric.immediate else TimedQueuePair
         return make(self, init)
 

@@ -32,16 +32,13 @@ class ImmediateQueuePair(LoopbackQueuePair):
 
     @property
     def sends_outstanding(self) -> int:
-        """Requests in the queue."""
         return self._unsignaled + len(self._unanswered)
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a request got none."""
         return bool(self._unanswered)
 
     def take_unfinished(self) -> list[SendRequest]:
-        """Those that got no answer."""
         unfinished = list(self._unanswered)
         self._unanswered.clear()
         return unfinished

@@ -375,7 +375,6 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
         return private_data.ljust(size, b"\0") if self.device.attributes.private_data_padded else private_data
 
     def forget(self, connection: LoopbackConnection) -> None:
-        """It is over."""
         self.connections.pop(connection.local_id, None)
         self.by_remote.pop((connection.remote_address, connection.remote_id), None)
 
@@ -428,7 +427,6 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
     # The other end's side.
 
     def receive(self, message: CmMessage) -> None:
-        """A message arrived."""
         if message.kind is CmKind.REQ:
             self._on_request(message)
             return

@@ -93,16 +93,13 @@ class Recorder:
     placements: list[Placed] = field(default_factory=list)
 
     def qp_message(self, message: QpMessage) -> None:
-        """Keeps it."""
         copied = (b"".join(message.payload),) if message.payload else ()
         self.qp_messages.append(replace(message, payload=copied))
 
     def cm_message(self, message: CmMessage) -> None:
-        """Keeps it."""
         self.cm_messages.append(message)
 
     def placed(self, placed: Placed) -> None:
-        """Keeps it."""
         self.placements.append(placed)
 
     def kinds(self) -> list[Kind]:

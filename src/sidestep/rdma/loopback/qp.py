@@ -81,14 +81,12 @@ class LoopbackQueuePair(SoftQueuePair):
     # The user's side.
 
     def modify_to_error(self) -> None:
-        """Flushes everything."""
         was_connected = self.hears
         self.end()
         if was_connected and self._takes_connection_along:
             self._break_connection()
 
     def destroy(self) -> None:
-        """Gives it back."""
         super().destroy()
         self.fabric.queue_pairs.pop(self.number, None)
 
@@ -111,7 +109,6 @@ class LoopbackQueuePair(SoftQueuePair):
         self._set_state(RTR)
 
     def ready_to_send(self) -> None:
-        """RTR to RTS."""
         if self.state is RTR:
             self._set_state(RTS)
 
@@ -314,7 +311,6 @@ class LoopbackQueuePair(SoftQueuePair):
     # Being seen.
 
     def saw_request(self, request: Send | RdmaWrite | RdmaRead, length: int) -> None:
-        """Tells the observer that a request leaves."""
         if self.fabric.observer is None:
             return
         if isinstance(request, Send):

@@ -73,12 +73,10 @@ class TimedQueuePair(LoopbackQueuePair):
 
     @property
     def sends_outstanding(self) -> int:
-        """Requests in the queue."""
         return len(self._waiting) + len(self._sent) + self._unsignaled
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a request has left."""
         return bool(self._sent)
 
     def take_unfinished(self) -> list[SendRequest]:

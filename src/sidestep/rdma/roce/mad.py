@@ -42,7 +42,6 @@ def gid(address: IPv4Address | IPv6Address) -> bytes:
 
 
 def address_of(wire: bytes) -> IPv4Address | IPv6Address:
-    """The address of a GID."""
     address = IPv6Address(wire)
     return address.ipv4_mapped or address
 
@@ -78,7 +77,6 @@ class CmMessage:
 
     @classmethod
     def private_of(cls, message: bytes) -> bytes:
-        """All of the private data."""
         return message[cls.PRIVATE_OFFSET : cls.PRIVATE_OFFSET + cls.PRIVATE_LEN]
 
 
@@ -147,7 +145,6 @@ class Req(CmMessage):
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         return cls(
             local_comm_id=int.from_bytes(message[0:4]),
             service_id=int.from_bytes(message[8:16]),
@@ -199,7 +196,6 @@ class Rep(CmMessage):
     srq: bool = False
 
     def head(self) -> bytes:
-        """The fields in front of the private data."""
         return struct.pack(
             ">II4xI4xIBBBBQ",
             self.local_comm_id,
@@ -215,7 +211,6 @@ class Rep(CmMessage):
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         return cls(
             local_comm_id=int.from_bytes(message[0:4]),
             remote_comm_id=int.from_bytes(message[4:8]),
@@ -244,12 +239,10 @@ class _OfConnection(CmMessage):
     private_data: bytes = b""
 
     def head(self) -> bytes:
-        """The fields in front of the private data."""
         return struct.pack(">II", self.local_comm_id, self.remote_comm_id)
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         local, remote = struct.unpack_from(">II", message)
         return cls(local, remote, cls.private_of(message))
 
@@ -282,12 +275,10 @@ class Dreq(CmMessage):
     private_data: bytes = b""
 
     def head(self) -> bytes:
-        """The fields in front of the private data."""
         return struct.pack(">III", self.local_comm_id, self.remote_comm_id, self.remote_qpn << 8)
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         local, remote = struct.unpack_from(">II", message)
         return cls(local, remote, _u24(message, 8), cls.private_of(message))
 
@@ -312,7 +303,6 @@ class Rej(CmMessage):
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         local, remote, rejected, _, reason = struct.unpack_from(">IIBBH", message)
         return cls(local, remote, reason, rejected >> 6, cls.private_of(message))
 
@@ -332,14 +322,12 @@ class Mra(CmMessage):
     private_data: bytes = b""
 
     def head(self) -> bytes:
-        """The fields in front of the private data."""
         return struct.pack(
             ">IIBB", self.local_comm_id, self.remote_comm_id, self.received << 6, self.service_timeout << 3
         )
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         local, remote, received, timeout = struct.unpack_from(">IIBB", message)
         return cls(local, remote, received >> 6, timeout >> 3, cls.private_of(message))
 

@@ -95,7 +95,6 @@ class Bth:
 
     @classmethod
     def decode(cls, packet: memoryview) -> Self:
-        """Read it from the start of the packet."""
         if len(packet) < cls.LENGTH:
             raise _violation("ib_short", f"{len(packet)} bytes")
         opcode, second, pkey, third, fourth = cls._LAYOUT.unpack_from(packet)
@@ -123,7 +122,6 @@ class Extension:
     LAYOUT: ClassVar[Struct]
 
     def encode(self) -> bytes:
-        """Its bytes."""
         return self.LAYOUT.pack(*(getattr(self, one.name) for one in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
@@ -153,7 +151,6 @@ class Aeth(Extension):
 
     @classmethod
     def of(cls, syndrome: int, msn: int) -> Self:
-        """From its two fields."""
         return cls(syndrome << 24 | msn & PSN_MASK)
 
     @property

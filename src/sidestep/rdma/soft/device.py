@@ -77,21 +77,18 @@ class SoftDevice(Device):
         self._va = VA_FIRST
 
     def alloc_pd(self) -> Domain:
-        """Makes a protection domain."""
         self.check_open()
         domain = Domain(self)
         self.domains.append(domain)
         return domain
 
     def create_cq(self, capacity: int, handler: CompletionHandler | None = None) -> SoftQueue:
-        """Makes a completion queue."""
         self.check_open()
         if not 0 < capacity <= self.attributes.completions_max:
             raise Misuse(f"a completion queue of {capacity}; the device offers up to {self.attributes.completions_max}")
         return PolledQueue(self, capacity) if handler is None else HandledQueue(self, capacity, handler)
 
     def close(self) -> None:
-        """Ends everything."""
         if self.closed:
             return
         self.closed = True
@@ -146,7 +143,6 @@ class SoftDevice(Device):
             raise LimitReached(f"the device has {attributes.queue_pairs_max} queue pairs already")
 
     def tell(self, event: AsyncEvent) -> None:
-        """An event for the device's handler."""
         if self.on_event is not None:
             self.notices.append(partial(self.on_event, event))
 

@@ -44,7 +44,6 @@ class SoftListener(Listener):
         self._pending += change
 
     def close(self) -> None:
-        """Takes no more requests."""
         if not self.closed:
             self.closed = True
             self._closed(self)
@@ -72,11 +71,9 @@ class Listeners:
             raise Misuse(f"somebody listens on service id {service_id:#018x} already")
 
     def add(self, listener: SoftListener) -> None:
-        """It is asked from now on."""
         self._listeners.append(listener)
 
     def remove(self, listener: SoftListener) -> None:
-        """It is not asked any more."""
         self._listeners.remove(listener)
 
     def find(self, service_id: int, private_data: bytes) -> SoftListener | int:

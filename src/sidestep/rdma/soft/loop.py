@@ -42,7 +42,6 @@ class Timer:
         self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        """It will not be made."""
         if self.callback is not None:
             self.callback = None
             self._loop.timer_cancelled()
@@ -123,7 +122,6 @@ class Loop:
         return True
 
     def close(self) -> None:
-        """No more turns."""
         if not self.closed:
             self.closed = True
             self._epoll.close()
@@ -144,7 +142,6 @@ class Loop:
             self._epoll.unregister(fd)
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Calls once."""
         timer = Timer(self, callback)
         self._timer_number += 1
         heappush(self._timers, (self.now + delay_s, self._timer_number, timer))

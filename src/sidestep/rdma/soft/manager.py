@@ -48,7 +48,6 @@ class SoftRequest(ConnectionRequest):
         self.responder_resources = self.initiator_depth = 0
 
     def deliver(self) -> None:
-        """Hands it to the listener."""
         if self._answered:
             return
         assert self._listener is not None
@@ -58,7 +57,6 @@ class SoftRequest(ConnectionRequest):
             self._listener.handler(self)
 
     def withdraw(self) -> None:
-        """Who asked has given up."""
         if not self.withdrawn:
             self.withdrawn = True
             if not self._answered:
@@ -115,7 +113,6 @@ class SoftManager(ConnectionManager, Generic[_Q]):
         return service_id
 
     def listener_closed(self, listener: SoftListener) -> None:
-        """It is not asked any more."""
         self.listeners.remove(listener)
 
     def check_qp(self, qp: QueuePair) -> _Q:

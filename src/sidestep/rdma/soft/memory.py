@@ -79,7 +79,6 @@ class Region(MemoryRegion):
         self.valid = True
 
     def deregister(self) -> None:
-        """The keys are void from now on."""
         if self in self.domain.regions:
             if self.windows:
                 self._refuse_windows()
@@ -167,7 +166,6 @@ class Domain(ProtectionDomain):
     def register(
         self, buffer: Buffer, access: Access, *, zero_based: bool = False, key_part: int | None = None
     ) -> MemoryRegion:
-        """Makes a region at once."""
         self._check_usable()
         view = self._view(buffer, access)
         return self._register(view, access, zero_based, self.part(key_part, zero_based=zero_based))
@@ -208,7 +206,6 @@ class Domain(ProtectionDomain):
         srq: SharedReceiveQueue | None = None,
         on_event: EventHandler | None = None,
     ) -> SoftQueuePair:
-        """Makes a queue pair in INIT."""
         self._check_usable()
         device = self.device
         own_send, own_recv, own_srq = device.own_queue(send_cq), device.own_queue(recv_cq), device.own_shared(srq)
@@ -218,7 +215,6 @@ class Domain(ProtectionDomain):
         return device.make_qp(QpInit(self, own_send, own_recv, wanted, access, own_srq, on_event))
 
     def create_srq(self, max_wr: int, *, on_event: EventHandler | None = None) -> SharedReceives:
-        """Makes a shared receive queue."""
         self._check_usable()
         device = self.device
         attributes = device.attributes
@@ -234,7 +230,6 @@ class Domain(ProtectionDomain):
         return srq
 
     def alloc_window(self) -> Window:
-        """Makes a void window."""
         self._check_usable()
         device = self.device
         if not device.attributes.windows_max:
@@ -339,7 +334,6 @@ class Domain(ProtectionDomain):
             del self._by_object[exporter]
 
     def note(self, region: Region) -> None:
-        """A region is good from now on."""
         if self._lenient:
             return
         self._by_object.setdefault(id(region.view.obj), []).append(region)

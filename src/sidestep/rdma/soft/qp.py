@@ -112,11 +112,9 @@ class SoftQueuePair(QueuePair):
 
     @property
     def receives_posted(self) -> int:
-        """Receives that no message has taken yet."""
         return len(self._receives) if self.srq is None else 0
 
     def post_recv(self, receive: Receive) -> None:
-        """Posts room for one message."""
         receives = self._receives
         if self.srq is not None:
             raise Misuse("the receives of this queue pair come from a shared queue")
@@ -136,7 +134,6 @@ class SoftQueuePair(QueuePair):
         return self._receives[0] if self._receives else None
 
     def take_receive(self) -> Receive:
-        """Takes it out; there must be one."""
         receive = self._receives.popleft()
         if self.srq is not None:
             self.srq.taken()
@@ -250,7 +247,6 @@ class SoftQueuePair(QueuePair):
             self.tell(EventKind.QP_LAST_WQE_REACHED)
 
     def destroy(self) -> None:
-        """Gives it back."""
         if self.state is RESET:
             return
         if self.windows:
@@ -267,7 +263,6 @@ class SoftQueuePair(QueuePair):
         self.domain.queue_pairs.discard(self)
 
     def break_off(self, kind: EventKind, why: str) -> None:
-        """Ends the queue pair for a reason that no completion tells."""
         if self.state in (ERROR, RESET):
             return
         self.modify_to_error()
@@ -290,12 +285,10 @@ def _may_write(domain: Domain, scatter: Scatter) -> bool:
 
 
 def entries_of(request: SendRequest) -> Gather:
-    """The local memory of a request."""
     if isinstance(request, RdmaRead):
         return request.scatter
     return () if isinstance(request, LOCAL_KINDS) else request.gather
 
 
 def length_of(request: SendRequest) -> int:
-    """Bytes that a request moves."""
     return sum(map(len, entries_of(request)))

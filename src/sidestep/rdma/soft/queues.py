@@ -59,11 +59,9 @@ class SoftQueue(CompletionQueue):
         self.users: list[User] = []  # once for each of its two queues
 
     def add(self, completion: Completion) -> None:
-        """A request is done."""
         raise NotImplementedError
 
     def destroy(self) -> None:
-        """Misuse while a queue pair uses it."""
         if self.users:
             raise Misuse(f"the completion queue is used by {len(self.users)} queues")
 

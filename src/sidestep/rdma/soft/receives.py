@@ -34,7 +34,6 @@ class SharedReceives(SharedReceiveQueue):
 
     @property
     def receives_posted(self) -> int:
-        """Receives that no message has taken yet."""
         return len(self.receives)
 
     def post_recv(self, receive: Receive) -> None:
@@ -48,14 +47,12 @@ class SharedReceives(SharedReceiveQueue):
         self.receives.append(receive)
 
     def arm(self, limit: int) -> None:
-        """One event for fewer receives than that."""
         if not 0 <= limit <= self.max_wr:
             raise Misuse(f"a limit of {limit} for a queue of {self.max_wr}")
         self._limit = limit
         self.taken()
 
     def taken(self) -> None:
-        """A message took a receive."""
         if len(self.receives) >= self._limit:
             return
         self._limit = 0
@@ -67,7 +64,6 @@ class SharedReceives(SharedReceiveQueue):
             device.tell(event)
 
     def destroy(self) -> None:
-        """Misuse while a queue pair uses it."""
         if self.users:
             raise Misuse(f"the shared receive queue is used by {len(self.users)} queue pairs")
         if not self.destroyed:

@@ -91,7 +91,6 @@ class Window(MemoryWindow):
             self.view = _NOTHING
 
     def deallocate(self) -> None:
-        """The key is void, and free for others."""
         if self in self.domain.windows:
             self.invalidate()
             self.domain.windows.discard(self)

@@ -112,7 +112,6 @@ class Bandwidth(Talk):
         self._finish()
 
     def received(self, index: int, length: int) -> None:
-        """A Send of the other end."""
         if self.terms.op is not Op.SEND:
             raise PeerViolation("a Send that nobody agreed on", rule="unexpected")
         self.back.messages += 1
@@ -125,7 +124,6 @@ class Bandwidth(Talk):
             self._owed = 0
 
     def noted(self, note: Note) -> None:
-        """What the other end says."""
         if note.kind is NoteKind.CREDIT:
             self._credits = min(self._credits + note.count, 2 * self.terms.depth)
             self._fill()

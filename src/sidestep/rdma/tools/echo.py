@@ -22,12 +22,10 @@ class Echo(Talk):
         self.messages = 0
 
     def received(self, index: int, length: int) -> None:
-        """Back it goes."""
         self.messages += 1
         self.qp.post_send(Send(index, (memoryview(self.slots[index])[:length],)))
 
     def sent(self, completion: Completion) -> None:
-        """It has gone; its place is free."""
         self.post_receive(completion.wr_id)
 
 
@@ -54,7 +52,6 @@ class Pinger(Talk):
         self.qp.post_send(Send(0, gather))
 
     def received(self, index: int, length: int) -> None:
-        """One is back."""
         self.round_trip_ns = time.perf_counter_ns() - self._asked_ns
         self.wrong = self.terms.verify and bytes(memoryview(self.slots[index])[:length]) != bytes(self._message)
         self.post_receive(index)

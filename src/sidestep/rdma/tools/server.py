@@ -42,11 +42,9 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self.listener.service_id & 0xFFFF
 
     def close(self) -> None:
-        """Ends all conversations."""
         self.listener.close()
         for talk in list(self._served):
             self._end(talk, "the server ends")

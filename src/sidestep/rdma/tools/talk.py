@@ -70,20 +70,16 @@ class Talk:
             self.post_receive(index)
 
     def memory(self, buffer: bytearray, access: Access) -> bytearray:
-        """Memory for this conversation."""
         self.regions.append(self.domain.register(buffer, access))
         return buffer
 
     def post_receive(self, index: int) -> None:
-        """A slot is free for a message."""
         self.qp.post_recv(Receive(index, (memoryview(self.slots[index]),)))
 
     def tell(self, note: Note) -> None:
-        """Sends a note."""
         self.qp.post_send(Send(_NOTE_ID, (note.encode(),), solicited=True))
 
     def fail(self, why: str) -> None:
-        """It cannot go on."""
         if not self._over:
             self._over = True
             self._failed(why)
@@ -105,7 +101,6 @@ class Talk:
         raise PeerViolation("a message that is no note", rule="unexpected")
 
     def noted(self, note: Note) -> None:
-        """A note came."""
         raise PeerViolation(f"a note {note.kind.name}", rule="unexpected")
 
     def sent(self, completion: Completion) -> None:

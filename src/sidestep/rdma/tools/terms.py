@@ -51,7 +51,6 @@ class Terms:
     _LAYOUT: ClassVar[Struct] = Struct("!4sBBBBIIIQ")
 
     def encode(self) -> bytes:
-        """Its bytes."""
         flags = self.both | self.verify << 1
         return self._LAYOUT.pack(_MAGIC, _VERSION, self.op, flags, 0, self.size, self.depth, self.rkey, self.va)
 

@@ -286,7 +286,6 @@ def _expected_prefix(book: Book, got: bytes, *, inline: bool, name: str) -> byte
 
 
 def describe(conversation: Conversation, index: int) -> str:
-    """The state of one end."""
     user = conversation.users[index]
     if user.stream is None:
         return f"{user.name}: no connection"

@@ -260,7 +260,6 @@ class Conversation:
         return self._over() and all(companion._over() for companion in self.companions)
 
     def describe(self) -> str:
-        """Both ends, for people."""
         everyone = [self, *self.companions]
         return "\n".join(checks.describe(each, index) for each in everyone for index in range(2))
 

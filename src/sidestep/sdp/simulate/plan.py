@@ -330,7 +330,6 @@ def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) 
 
 
 def _themed_habits(rng: Random, theme: Theme, index: int, habits: Habits) -> Habits:
-    """Habits that do."""
     if theme is Theme.MIXED:
         return habits
     scale = rng.choice((200, 400, 1000))

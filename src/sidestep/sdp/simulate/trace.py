@@ -35,7 +35,6 @@ class Trace:
         self.entries: list[Entry] = []
 
     def qp_message(self, message: QpMessage) -> None:
-        """A message leaves."""
         if message.kind is Kind.SEND:
             body = b"".join(message.payload)
             self._add(message.at, message.source, "message", words.line(body), body)
@@ -49,7 +48,6 @@ class Trace:
             self._add(message.at, message.source, "rdma", f"refusal: {message.status}")
 
     def cm_message(self, message: CmMessage) -> None:
-        """A message of the connection manager leaves."""
         text = message.kind.name
         body = b""
         if message.kind in (CmKind.REQ, CmKind.REP):
@@ -72,7 +70,6 @@ class Trace:
     # --- to be read ---
 
     def lines(self) -> Iterator[str]:
-        """One for each entry."""
         for entry in self.entries:
             arrow = _ARROWS[entry.end == LEFT] if entry.what != "user" else f"{entry.end}:"
             yield f"{entry.at * 1e6:12.2f} us  {arrow} {entry.text}"
@@ -85,7 +82,6 @@ class Trace:
             yield from _rungs(entry, inner)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Plain values."""
         told = []
         for entry in self.entries:
             row: dict[str, Any] = {"at_s": entry.at, "end": entry.end, "what": entry.what, "text": entry.text}

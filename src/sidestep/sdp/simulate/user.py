@@ -61,7 +61,6 @@ class Book:
     stream: bytearray = field(default_factory=bytearray)  # bytes received, in order
     peeked: list[tuple[int, bytes]] = field(default_factory=list)  # offset, bytes
     marks: list[tuple[int, int | None]] = field(default_factory=list)  # offset of an urgent byte, and its value if had
-    urgent_bytes: list[int] = field(default_factory=list)
     events: list[EventKind] = field(default_factory=list)
     error: SidestepError | None = None
 
@@ -117,12 +116,10 @@ class User:
 
     @property
     def connection(self) -> Connection:
-        """That of the stream."""
         assert self.stream is not None
         return self.stream.connection
 
     def join(self, stream: Stream) -> None:
-        """This is the stream to use."""
         self.stream = stream
         if self._habits.starts_early:
             self._start()
@@ -163,7 +160,6 @@ class User:
         self.closed = self._over = True
 
     def tell(self, stream: Stream, told: Told) -> None:
-        """Something has happened."""
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
         if isinstance(told, Event) and stream in self._left:
@@ -496,7 +492,6 @@ class User:
     # --- leaving before the time ---
 
     def abort(self) -> None:
-        """Resets the connection."""
         assert self.stream is not None
         self._over = True
         self.ends_gracefully = False

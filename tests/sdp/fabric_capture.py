@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from pcap_file import PcapFile, RoceWriter
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, PcapFile, Record, RoceWriter
+from sidestep.observe.capture.writer import Ends, Kind, Record
 from sidestep.rdma.loopback import observer
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.roce.packet import PSN_MASK
@@ -51,7 +52,6 @@ class FabricCapture:
         self._by_qp: dict[tuple[str, int], _Wire] = {}
 
     def qp_message(self, message: observer.QpMessage) -> None:
-        """A message leaves."""
         wire = self._by_qp.get((message.source, message.source_qp))
         if wire is None:
             return
@@ -69,7 +69,6 @@ class FabricCapture:
         )  # fmt: skip
 
     def cm_message(self, message: observer.CmMessage) -> None:
-        """A message of the connection manager leaves."""
         found = self._by_comm_id.get((message.source, message.local_id))
         if found is None and message.kind is CmKind.REQ:
             found = self._request(message)

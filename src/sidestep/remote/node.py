@@ -1,0 +1,45 @@
+"""A software RNIC at one address of this host, with SDP on top."""
+
+from __future__ import annotations
+
+from sidestep import limits
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.soft.loop import Loop, Timer
+from sidestep.routing import Address
+from sidestep.sdp.settings import Settings
+from sidestep.sdp.stack import Stack
+
+
+class Node:
+    """One device, driven by a loop that it shares with others."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: Address,
+        settings: Settings | None = None,
+        *,
+        private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
+    ) -> None:
+        self._loop = loop
+        self._timer: Timer | None = None
+        self.device = IwarpDevice(str(address), loop, name=f"iwarp@{address}")
+        try:
+            self.stack = Stack(
+                self.device, lambda: loop.now, settings, wake_at=self._wake_at, private_bytes_max=private_bytes_max
+            )
+        except BaseException:
+            self.device.close()
+            raise
+
+    def close(self) -> None:
+        """Ends everything at once."""
+        self.stack.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.device.close()
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, at - self._loop.now), self.stack.handle_timeouts)
