@@ -65,13 +65,14 @@ static void channel_of(struct channel *channel, struct object *object, int place
 {
 	struct channel_segment *segment = (struct channel_segment *)object->memory;
 	struct channel_ring rings[2];
-	uint8_t *at = object->memory + CHANNEL_HEADER_SIZE;
+	uint8_t *at = object->memory + CHANNEL_HEADER_SIZE, *spill = at + segment->ring_size[0] + segment->ring_size[1];
 	int ours = 1 - place;
 
 	for (int i = 0; i < 2; i++) {
 		uint32_t size = segment->ring_size[i], spill_size = size > CHANNEL_SPILL ? size : CHANNEL_SPILL;
-		rings[i] = (struct channel_ring){at, at + size, size, spill_size};
-		at += size + spill_size;
+		rings[i] = (struct channel_ring){at, spill, size, spill_size};
+		at += size;
+		spill += spill_size;
 	}
 
 	*channel = (struct channel){

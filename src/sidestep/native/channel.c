@@ -114,10 +114,10 @@ int channel_map(struct channel_end *end, int fd, int side, const struct channel_
 	}
 
 	int peer = 1 - side;
-	uint8_t *at = (uint8_t *)seg + CHANNEL_HEADER_SIZE;
+	uint8_t *at = (uint8_t *)seg + CHANNEL_HEADER_SIZE, *spills = at + size0 + size1;
 	struct channel_ring ring[2] = {
-		{at, at + size0, size0, spill_size(size0)},
-		{at + size0 + spill_size(size0), at + size0 + spill_size(size0) + size1, size1, spill_size(size1)},
+		{at, spills, size0, spill_size(size0)},
+		{at + size0, spills + spill_size(size0), size1, spill_size(size1)},
 	};
 	/* A core dump would touch every page. All of it, so that it stays one mapping: a process has 65530, see proc_sys_vm(5). */
 	(void)madvise(seg, (size_t)st.st_size, MADV_DONTDUMP);
@@ -185,7 +185,8 @@ static void give_back(uint8_t *at, size_t len)
 
 void channel_trim(struct channel_end *end)
 {
-	give_back(end->tx.data, (size_t)end->tx.size + end->tx.spill_size);
+	give_back(end->tx.data, end->tx.size);
+	give_back(end->tx.spill, end->tx.spill_size);
 }
 
 bool channel_trim_spill(struct channel_end *end)

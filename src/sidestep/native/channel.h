@@ -1,9 +1,9 @@
 /*
  * channel.h - one stream connection in shared memory.
  *
- * A segment is a sealed memfd: one header page and, for each direction d, written by side d (0: the side that offered, 1:
- * the side that claimed), a *ring* and behind it a *spill*, both powers of two long. tail and head are free-running byte
- * counts. The authoritative counts of a side live in that side's own memory (`struct channel_own` points at them); the
+ * A segment is a sealed memfd: one header page, and for each direction d, written by side d (0: the side that offered, 1:
+ * the side that claimed), a *ring* and a *spill*, both powers of two long. The two rings come first, so that one page table
+ * maps all that most connections ever touch. tail and head are free-running byte counts. The authoritative counts of a side live in that side's own memory (`struct channel_own` points at them); the
  * segment holds the published copies, which the peer could overwrite, so a side never reads its own back.
  *
  * A ring is small, so that a stream that is read in time stays in the cache. When its reader stands still, the producer
@@ -31,7 +31,7 @@
 #include "layout.h"
 
 #define CHANNEL_MAGIC 0x31434453u /* "SDC1" */
-#define CHANNEL_VERSION 4u
+#define CHANNEL_VERSION 5u
 #define CHANNEL_HEADER_SIZE 4096u
 #define CHANNEL_RING_MIN 4096u
 #define CHANNEL_RING_MAX (64u << 20)

@@ -220,8 +220,8 @@ static PyObject *channel_readable(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(receiving_doc, "ring($self, /)\n--\n\n"
-                       "A read-only view of all the memory of the receiving ring and its spill, to register it; it says nothing of\n"
-                       "what is in it.");
+                       "A read-only view of the memory from the receiving ring to the end of its spill, to register it; it says\n"
+                       "nothing of what is in it.");
 
 static PyObject *channel_ring(PyObject *self, PyObject *unused)
 {
@@ -230,8 +230,8 @@ static PyObject *channel_ring(PyObject *self, PyObject *unused)
 	(void)unused;
 	if (!channel)
 		return NULL;
-	return piece_view(channel, (struct iovec){channel->end.rx.data, (size_t)channel->end.rx.size + channel->end.rx.spill_size},
-	                  true);
+	const struct channel_ring *rx = &channel->end.rx;
+	return piece_view(channel, (struct iovec){rx->data, (size_t)(rx->spill + rx->spill_size - rx->data)}, true);
 }
 
 PyDoc_STRVAR(writable_doc, "writable($self, /)\n--\n\n"
