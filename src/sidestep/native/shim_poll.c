@@ -270,6 +270,8 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 		if (native)
 			raw_poll(poller->kernel, 1, 0);
 		errno = error;
+		if (error == EINTR && self.signals == wait->signals)
+			return 0; /* stopped and continued: poll(2) goes on then, epoll_wait(2) does not */
 		return error ? -1 : 1;
 	}
 	int bell_fd = self_bell_fd(sleep->bells, sleep->len);
