@@ -22,8 +22,10 @@ def test_what_a_protocol_has_opened_and_given_up_goes_back_to_tcp(
     with Sidestep() as sidestep:
         with control.ControlConnection(sidestep.socket) as connection:
             connection.document("module_remove", name="local")
-        program = sidestep.popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True)
-        assert program.communicate(timeout=30)[0] == "done\n"
-        counters = sidestep.status()["counters"]
-        assert counters["relay_opened"] == counters["relay_left"]
-        assert counters["relay_opened"] >= 1
+        counters: dict[str, int] = {}
+        for _ in range(30):  # on a busy machine a talk may be over before its ends are paired
+            program = sidestep.popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True)
+            assert program.communicate(timeout=30)[0] == "done\n"
+            if counters := {name: n for name, n in sidestep.status()["counters"].items() if name.startswith("relay_")}:
+                break
+        assert counters["relay_opened"] == counters["relay_left"] >= 1
