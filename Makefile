@@ -70,7 +70,7 @@ setup-apps:
 LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
 # The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; real
 # programs, programs that are killed, and CPython's own tests run alone. All runs take place whatever the first one finds.
-AT_ONCE := tests/unit tests/sdp tests/sim tests/sdp_model tests/rdma tests/iwarp tests/net tests/system tests/api
+AT_ONCE := $(addprefix tests/,api cli net observe policy project provider rdma sdp sdp_model sim switch system)
 test: setup-apps build
 	@failed=0; \
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \

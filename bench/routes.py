@@ -21,7 +21,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 from sidestep import limits
-from sidestep.provider.network import Network
+from sidestep.provider.network.routes import Network
 from sidestep.routing import Address, Route
 
 _CLONE_NEWNET = 0x40000000

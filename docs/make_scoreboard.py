@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 HERE: Final = Path(__file__).parent
 TESTS: Final = HERE.parent / "tests"
 PAGE: Final = HERE / "scoreboard.md"
-sys.path[:0] = [str(TESTS / "shim"), str(TESTS)]  # as pytest does for them
+sys.path[:0] = [str(TESTS / "shim"), str(TESTS / "support")]  # as pytest does for them
 
 from scene_runner import KNOWN_DIFFERENCES, PROGRAMS, Sockets, scene_names  # noqa: E402
 from test_scenes import MODES  # noqa: E402

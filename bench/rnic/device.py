@@ -20,7 +20,7 @@ from rnic.method import (
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected, Established
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import Access, Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 ROOT: Final = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/support"))
 
-from interop.lab_guest import Lab, Unusable  # noqa: E402 - found by the line above
+from lab_guest import Lab, Unusable  # noqa: E402 - found by the line above
+
 from rnic.method import DEVICE_PORT, SIW_PORT  # noqa: E402
 from rnic.tcp import TCP_PORT  # noqa: E402
 

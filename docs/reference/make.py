@@ -26,10 +26,12 @@ from sidestep.native import layout
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REFUSAL_TEXT, REMEDY
 from sidestep.observe.sockets import Outside
-from sidestep.provider.direction import MACHINES
+from sidestep.provider.carry.direction import MACHINES
 from sidestep.rdma import verbs
 from sidestep.rdma.conformance import CHECKS
-from sidestep.rdma.iwarp import start_frame, start_terms, startup
+from sidestep.rdma.iwarp.startup import frame as start_frame
+from sidestep.rdma.iwarp.startup import negotiation as startup
+from sidestep.rdma.iwarp.startup import terms as start_terms
 from sidestep.rdma.iwarp.terminate import CODE_TEXT, CONDITIONS, code_text
 from sidestep.rdma.loopback import manager, settings
 from sidestep.sdp import connection, errnos, header, hello, states, wire

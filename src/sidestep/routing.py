@@ -1,6 +1,6 @@
 """Routes, interfaces and addresses as the switch knows them: plain records, no I/O.
 
-The kernel decides; `sidestep.provider.network` asks it by netlink and tells of every change.
+The kernel decides; `sidestep.provider.network.routes` asks it by netlink and tells of every change.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ from sidestep.observe import connections as observed
 from sidestep.observe import demotion
 from sidestep.observe.connections import Connection
 from sidestep.observe.demotion import Outcome
-from sidestep.provider import control, memory, proof, rpc
+from sidestep.provider import control, memory, rpc
+from sidestep.provider.proof import lookup as proof
 from sidestep.provider.rpc import Message
 
 __all__ = ["Channel", "Connection", "Outcome", "ShimClient", "Sidestep", "free_port"]

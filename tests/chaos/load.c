@@ -10,7 +10,7 @@
  * that send() took, the bytes received, and how the stream ended. It is kept up to date while bytes move, so that it is
  * right when a program is killed. Bytes follow a pattern by offset, and every one received is checked.
  */
-#include "../pattern.h"
+#include "../support/pattern.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

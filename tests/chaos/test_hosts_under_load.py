@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import pytest
+from hosts import Host, hosts, need, need_namespaces
 from load import (
     ENDED,
     Entry,
@@ -28,10 +29,9 @@ from load import (
     reached,
 )
 
-from hosts import Host, hosts, need, need_namespaces
 from sidestep import limits
 from sidestep.provider import control
-from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, Role, StartFrame
 from sidestep.remote.promotion import Purpose
 from sidestep.remote.protocol import HELLO_LEN
 from sidestep.testing import Connection

@@ -13,7 +13,7 @@
  *   arrived e n         1 or 0          ended e             1 or 0            reset e              1 or 0
  *   writable e          1 or 0          clear
  */
-#include "../pattern.h"
+#include "../support/pattern.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from lab_guest import Lab, Unusable, lab_folder
+from raw_iwarp import Depths, RawPeer, request
 from raw_rping import Advertisement, ping
 
-from raw_iwarp import Depths, RawPeer, request
 from sidestep.observe.capture.files import read_frames
 from sidestep.observe.capture.layers import Segment, dissect
 from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.iwarp import ddp
 from sidestep.rdma.iwarp.ddp import RdmapOp
 from sidestep.rdma.iwarp.mpa import Deframer
-from sidestep.rdma.iwarp.start_frame import StartFrame
+from sidestep.rdma.iwarp.startup.frame import StartFrame
 
 _PORT = 7175
 

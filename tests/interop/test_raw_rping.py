@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 from lab_guest import Lab
+from raw_iwarp import Depths, RawPeer, depths_of, reply, request
 from raw_rping import Advertisement, ping, pong
 
-from raw_iwarp import Depths, RawPeer, depths_of, reply, request
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest
-from sidestep.rdma.iwarp.start_frame import StartFrame
+from sidestep.rdma.iwarp.startup.frame import StartFrame
 
 _PORT = 7174
 _ROUNDS = 5

@@ -13,7 +13,7 @@ from lab_guest import Lab
 
 from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID, Disconnected, Rejected
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.start_terms import Settings as Startup
+from sidestep.rdma.iwarp.startup.terms import Settings as Startup
 from sidestep.rdma.work import Opcode, Status
 
 _PORT = 7500

@@ -9,7 +9,7 @@ from guest_verbs import Bench, End, pattern
 from lab_guest import Lab
 
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.start_terms import Settings as Startup
+from sidestep.rdma.iwarp.startup.terms import Settings as Startup
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Status
 

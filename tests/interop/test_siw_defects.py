@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 from defects import DEFECTS, DEPTH, READ_LEN, SINK_ADDRESS, SINK_STAG, Defect
 from lab_guest import ROOT, Lab
+from raw_iwarp import Depths, Ended, RawPeer, frame, request
 from siw_answers import CLOSES, SILENT, TAKEN, answer_of_siw, table
 from siw_consumer import SiwConsumer
 
-from raw_iwarp import Depths, Ended, RawPeer, frame, request
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.start_frame import Role
+from sidestep.rdma.iwarp.startup.frame import Role
 
 _TRIES: Final = 6  # in each of which a Terminate is left out in 3 of 100 cases
 _DOCUMENT: Final = ROOT / "docs" / "interop-siw.md"

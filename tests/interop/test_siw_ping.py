@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from guest_verbs import Bench
 from lab_guest import Lab
-
 from rping_client import RpingClient
+
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.start_terms import Settings as Startup
+from sidestep.rdma.iwarp.startup.terms import Settings as Startup
 from sidestep.rdma.tools.server import Server
 
 _PORT = 7174

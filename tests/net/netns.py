@@ -15,7 +15,7 @@ import pytest
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.observe.namespaces import thread_in_netns
-from sidestep.provider.network import Network
+from sidestep.provider.network.routes import Network
 from sidestep.routing import AddressEvent, Change, ChangesLost, LinkEvent, NetworkEvent
 
 TIMEOUT_S = 10.0

@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 from netns import Follower, batch, index_of, ip, ip_json, veth
 
-from sidestep.provider.network import Network
+from sidestep.provider.network.routes import Network
 from sidestep.routing import AddressEvent, Change, LinkEvent, NetworkEvent, RouteEvent, RouteKind
 
 Follow = Callable[..., Follower]

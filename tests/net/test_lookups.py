@@ -17,7 +17,7 @@ from netns import Follower, batch, index_of, ip, ip_json, veth
 
 from sidestep import limits
 from sidestep.errors import Misuse
-from sidestep.provider.network import Network
+from sidestep.provider.network.routes import Network
 from sidestep.routing import Address, NoRoute, Obstacle, Route
 
 Follow = Callable[..., Follower]

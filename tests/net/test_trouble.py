@@ -15,9 +15,9 @@ import pytest
 from netns import Follower, batch, fresh_view, index_of, ip, veth
 
 from sidestep import limits
-from sidestep.provider import netlink
-from sidestep.provider.netlink import Frame, Malformed
-from sidestep.provider.network import Network
+from sidestep.provider.network import netlink
+from sidestep.provider.network.netlink import Frame, Malformed
+from sidestep.provider.network.routes import Network
 from sidestep.routing import AddressEvent, Change, ChangesLost, RouteEvent
 
 Follow = Callable[..., Follower]

@@ -13,8 +13,8 @@ from typing import Final
 
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.inbound import BY_CARRIER
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.remote.visit import BY_CARRIER
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Carrier, Settings

@@ -17,8 +17,9 @@ from ipaddress import ip_address
 from typing import Final, Self
 
 from raw_iwarp import Depths, Ended, RawPeer, reply, request
+
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SOLICITED, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.start_frame import StartFrame
+from sidestep.rdma.iwarp.startup.frame import StartFrame
 
 PORT_MAPPER: Final = 3935
 BSDH: Final = struct.Struct(">BBHIII")  # §3

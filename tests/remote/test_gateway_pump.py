@@ -12,8 +12,8 @@ from pump_world import World
 
 from sidestep import limits
 from sidestep.errors import Misuse
+from sidestep.remote.inbound import BY_CARRIER
 from sidestep.remote.pump import Pump
-from sidestep.remote.visit import BY_CARRIER
 from sidestep.sdp.settings import Carrier
 
 CARRIERS = list(Carrier)

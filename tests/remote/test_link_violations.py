@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hosts import NETWORK, hosts, need_namespaces
+from raw_iwarp import Ended
 from sdp_by_hand import HandPeer, RefusedError, ask_port, hello_ib
 from talking import PORT, ends_well, line, promoted, serving, talking
 from ways import WAIT_S, World
 
-from hosts import NETWORK, hosts, need_namespaces
-from raw_iwarp import Ended
 from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.native import layout
-from sidestep.provider import far
+from sidestep.provider.carry import remote_relay as far
 from sidestep.remote import link, promotion
 from sidestep.switch.link import Say
 

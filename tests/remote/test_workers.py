@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hosts import Host, Make
 from talking import ends_well, line, promoted, serving, talking
 
 # The same with workers as without: this module's `two` has some.
@@ -33,7 +34,6 @@ from test_remote_programs import (  # noqa: F401
     test_redis,
 )
 
-from hosts import Host, Make
 from sidestep.provider import control
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,9 @@ def test_where_no_worker_works_the_provider_carries_by_itself(
     make_hosts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nif 'sidestep.provider.worker' in sys.orig_argv:\n    raise SystemExit('as the test wants it')\n"
+        "import sys\n"
+        "if 'sidestep.provider.workers.worker' in sys.orig_argv:\n"
+        "    raise SystemExit('as the test wants it')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     one, other = make_hosts(2, workers=WORKERS, workers_work=False)
@@ -168,7 +170,7 @@ def test_a_worker_that_breaks_a_rule_is_killed(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if 'sidestep.provider.worker' in sys.orig_argv:\n"
+        "if 'sidestep.provider.workers.worker' in sys.orig_argv:\n"
         "    import os, socket, time\n"
         "    from sidestep.native import _channel\n"
         "    from sidestep.provider import worker_wire as wire\n"

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import toolchain
+
 from sidestep.testing import Connection, Sidestep
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ NOBODY = 65534
 
 _COMMON = """
 import array, fcntl, os, select, socket, sys, termios
-def pattern(key, start, end):  # tests/pattern.h
+def pattern(key, start, end):  # tests/support/pattern.h
     mixed = (((at + key * 0x01000193) * 0x9E3779B1 & 0xFFFFFFFF) >> 24 ^ at >> 20 & 0xFF for at in range(start, end))
     return bytes(mixed)
 def take(one, count):

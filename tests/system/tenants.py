@@ -20,7 +20,8 @@ from sidestep.config import PolicyPlace, ProviderSettings, ShimSettings
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.observe import connections as observed
 from sidestep.observe.connections import Connection
-from sidestep.provider import control, proof
+from sidestep.provider import control
+from sidestep.provider.proof import lookup as proof
 from sidestep.testing import ShimClient, Sidestep
 
 SERVICE: Final = 64_100  # the uids need no names

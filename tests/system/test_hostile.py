@@ -17,7 +17,8 @@ from tenants import ALICE, BOB, End, Namespace, System, answer, as_user, udp_bes
 from sidestep import limits
 from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal, Rpc
-from sidestep.provider import control, proof, rpc
+from sidestep.provider import control, rpc
+from sidestep.provider.proof import lookup as proof
 from sidestep.provider.rpc import Message
 from sidestep.testing import Channel, ShimClient
 

@@ -22,14 +22,14 @@ import click
 from sidestep import config, limits
 from sidestep.cli.options import json_option, socket_option
 from sidestep.config import PolicyPlace
+from sidestep.devices import device_of
 from sidestep.errors import Misuse, Unavailable
 from sidestep.policy.grammar import printable
 from sidestep.policy.load import compile_all
 from sidestep.policy.model import ROLE_WORDS, Level, Pair, Role, Rule, Subject
 from sidestep.policy.review import review
 from sidestep.provider.control import ControlConnection, answers
-from sidestep.provider.devices import device_of
-from sidestep.provider.network import Network
+from sidestep.provider.network.routes import Network
 from sidestep.provider.policy_files import read_places
 from sidestep.routing import Address
 from sidestep.switch.modules import FIRST, PROTOCOLS_GROUP

@@ -13,7 +13,7 @@ from sidestep import config
 from sidestep.cli.options import promote_after_option, ring_size_option, socket_option
 from sidestep.config import PromoteAfter, ProviderSettings, ShimSettings
 from sidestep.errors import Unavailable
-from sidestep.observe import reach
+from sidestep.observe import preload_check as reach
 from sidestep.provider import control
 
 EXIT_NOT_EXECUTABLE = 126  # as env and the shell have it

@@ -18,7 +18,7 @@ from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.files import is_capture
 from sidestep.observe.capture.hexed import looks_like_hex, messages_in
-from sidestep.sdp import words
+from sidestep.sdp import dissect as words
 
 _INDENT = " " * 8
 _GIVE = "give a pcap or pcapng file, or messages in hex"

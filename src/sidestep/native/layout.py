@@ -506,7 +506,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("rx_frozen", "Q", 1),  # head at which reading by ring stopped; valid with Notice.RECALL
         ("hint", "I", 1),  # not 0: name this number in your hint ring whenever you publish or make room
         ("tx_ended", "I", 1),  # the last round that is over: what follows comes by TCP, and tail stands
-        # Only where a provider stands between the two ends of the connection; see provider/direction.py.
+        # Only where a provider stands between the two ends of the connection; see provider/carry/direction.py.
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends

@@ -2,7 +2,7 @@
  * shim_relayed.c - a provider between the two ends of a connection.
  *
  * A provider between (SLOT_RELAYED): the segment's other side is a provider, which hands bytes and words on to the peer's
- * segment (provider/far.py), later than TCP does its own. What depends on the order of the two is settled thus:
+ * segment (provider/carry/remote_relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
  *   - TCP's end is the end only once the provider has published tx_fin; it is asked by fin_seen, and answers always.
  *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either. A reset waits the same way.
  *   - Going back to TCP has to wait until the provider has handed our offset on (handed_on): else the peer, who does not

@@ -14,9 +14,11 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import SidestepError
-from sidestep.observe import doctor, reach
+from sidestep.observe import doctor
+from sidestep.observe import preload_check as reach
 from sidestep.observe.doctor import Finding, Level
-from sidestep.provider import control, proof
+from sidestep.provider import control
+from sidestep.provider.proof import lookup as proof
 
 _OF_THE_LIBC: Final = ("ld-linux", "libc.so", "libpthread", "libsidestep", "linux-vdso")  # make system calls for others
 _CHANNELS_COMFORTABLE: Final = 64  # fewer than so many in the memory of a container are worth a word

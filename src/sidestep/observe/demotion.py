@@ -17,8 +17,8 @@ from typing import Any, Final
 from sidestep import limits
 from sidestep.native.layout import Reason
 from sidestep.observe.connections import Connection, Key, connections
+from sidestep.provider.commands import Passed
 from sidestep.provider.control import ControlConnection
-from sidestep.provider.orders import Passed
 
 _POLL_S: Final = 0.005
 _UNTIL_ASKED: Final = frozenset({Reason.DEMOTED, Reason.PEER_LEFT, Reason.UNHEARD})  # a promotion undoes these

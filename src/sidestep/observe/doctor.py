@@ -21,8 +21,9 @@ from sidestep.config import ShimSettings, make_private_dir, policy_places
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.installation import native_library
 from sidestep.native import _channel
-from sidestep.provider import control, memory, proof
+from sidestep.provider import control, memory
 from sidestep.provider.policy_files import read_places
+from sidestep.provider.proof import lookup as proof
 
 _NOFILE_COMFORTABLE: Final = 4096  # descriptors; the shim takes one or two a thread and one a promoted peer thread
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}  # system call numbers

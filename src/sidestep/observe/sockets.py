@@ -20,7 +20,7 @@ import psutil
 
 from sidestep import config
 from sidestep.installation import native_library
-from sidestep.observe import reach
+from sidestep.observe import preload_check as reach
 from sidestep.routing import Address, plain_address
 from sidestep.switch.protocol import Endpoint
 

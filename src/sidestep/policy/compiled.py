@@ -5,7 +5,7 @@ to is found once and remembered. Within a class there is one table for each pref
 address to the ports, which are cut into pieces so that each piece has one rule: the first. So a decision costs a look
 into the dictionary for each prefix length of each class of the program, and a bisection; the least line wins.
 
-Whoever changes something here has `tests/unit/test_policy.py` compare it with an evaluator that reads all rules.
+Whoever changes something here has `tests/policy/test_policy.py` compare it with an evaluator that reads all rules.
 """
 
 from __future__ import annotations

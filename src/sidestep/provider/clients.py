@@ -11,7 +11,7 @@ from typing import Final
 
 from sidestep.policy import Subject
 from sidestep.provider import rpc
-from sidestep.provider.evidence import Evidence
+from sidestep.provider.proof.evidence import Evidence
 from sidestep.routing import Route
 from sidestep.switch.offers import ClientId
 

@@ -19,8 +19,8 @@ from sidestep.config import ENV_DISABLE, ENV_LOG, NotBelieved, ProviderSettings,
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.native.layout import Rpc
 from sidestep.provider import rpc
-from sidestep.provider.place import BUSY, READY, AlreadyRunning, lock_path, log_path
 from sidestep.provider.rpc import Descriptors, Message
+from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, lock_path, log_path
 
 _POLL_S = 0.01  # between two looks at a provider that somebody else is starting
 

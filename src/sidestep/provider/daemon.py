@@ -12,7 +12,7 @@ from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.provider import activation
 from sidestep.provider.log import to_file, to_stderr
-from sidestep.provider.place import BUSY, READY, AlreadyRunning, Place, log_path
+from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, Place, log_path
 from sidestep.provider.server import Provider
 
 _LOG_MODE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

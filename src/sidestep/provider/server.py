@@ -33,32 +33,36 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import arena as arenas
-from sidestep.provider import capacity, links, orders, possession, proof, rpc
+from sidestep.provider import capacity, rpc
+from sidestep.provider import commands as orders
+from sidestep.provider.carry import links
+from sidestep.provider.carry.hub import Relays
+from sidestep.provider.carry.polling import Waiting
+from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.clients import Arena, Client, Kind
 from sidestep.provider.crowd import Crowd
 from sidestep.provider.decisions import Decisions, subject_of
-from sidestep.provider.explicit import ExplicitSockets
 from sidestep.provider.interrupt import interrupt, interrupted
-from sidestep.provider.joints import Relays
-from sidestep.provider.listeners import Listeners
 from sidestep.provider.log import Log, Source, Writer, to_stderr
-from sidestep.provider.names import Names
-from sidestep.provider.pairing import Pairing, expect
+from sidestep.provider.pairing.address_map import Names
+from sidestep.provider.pairing.explicit import ExplicitSockets
+from sidestep.provider.pairing.listeners import Listeners
+from sidestep.provider.pairing.pairing import Pairing, expect
+from sidestep.provider.pairing.pending_connects import Reaching
+from sidestep.provider.pairing.registry import Registry
 from sidestep.provider.policy_files import PolicyFiles
-from sidestep.provider.polling import Waiting
-from sidestep.provider.reaching import Reaching
-from sidestep.provider.registry import Registry
+from sidestep.provider.proof import duplicate as possession
+from sidestep.provider.proof import lookup as proof
 from sidestep.provider.rpc import Message, Packet
-from sidestep.provider.services import ProviderServices
 from sidestep.provider.users import ROOT, Lineage, Users, in_container
-from sidestep.provider.workers import Crews, Row
+from sidestep.provider.workers.pool import Crews, Row
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
 from sidestep.switch.offers import ClientId
 from sidestep.switch.protocol import Endpoint, OffloadModule, OffloadProtocol, OffloadTransport, Request
 
 if TYPE_CHECKING:
-    from sidestep.provider.network import Network
+    from sidestep.provider.network.routes import Network
 
 _GOVERNING: Final = ("stop", "module_add", "module_remove")
 _NOT_ALLOWED: Final = {
@@ -290,7 +294,7 @@ class Provider:
     def _router(self) -> Network:
         """The network, followed from the first time that somebody wants to know it: most providers never do."""
         if self._network is None:
-            from sidestep.provider.network import Network  # 0.2 s: not before the provider listens
+            from sidestep.provider.network.routes import Network  # 0.2 s: not before the provider listens
 
             self._network = Network(self._handle_network, counters=self.counters)
             self._services.watch(self._network.fileno(), self._network.handle_readable)

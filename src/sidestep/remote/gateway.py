@@ -27,10 +27,10 @@ from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset
 from sidestep.remote.gateway_rules import Rule, check_rules
+from sidestep.remote.inbound import BY_CARRIER, Place, Visit, settings_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.remote.visit import BY_CARRIER, Place, Visit, settings_for
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.stack import Stack

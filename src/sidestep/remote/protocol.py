@@ -3,8 +3,8 @@
 The connecting end's provider asks the port mapper of the other host where its provider listens, and opens an SDP
 connection there whose Hello, and what stands beside it (`promotion`), name the TCP connection. The accepting end's
 provider looks for the program that holds its end, which shows its socket as for any claim; only then it accepts, and
-both directions switch (`sidestep.provider.far`). Whatever fails at whatever step, the connection is on TCP and stays
-there.
+both directions switch (`sidestep.provider.carry.remote_relay`). Whatever fails at whatever step, the connection is on
+TCP and stays there.
 
 A host is believed if it is among those that the provider was told of, and has the key, if there is one; what it asks
 for must concern a connection between the very addresses that it asks from.
@@ -31,14 +31,14 @@ from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
 from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
-from sidestep.remote.reach import Reaches
+from sidestep.remote.resync import Answers, Asker, Route
+from sidestep.remote.sdp_connect import Reaches
 from sidestep.remote.serving import Serving
-from sidestep.remote.settle import Answers, Asker, Route
-from sidestep.remote.visit import settings_for
 from sidestep.routing import Address
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.header import BSDH_LEN

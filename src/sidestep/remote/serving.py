@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.native.layout import NAMED_ADDRESS
+from sidestep.remote.inbound import Place, Visit, settings_for
 from sidestep.remote.pump import Pieces
-from sidestep.remote.visit import Place, Visit, settings_for
 from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Services
 
 if TYPE_CHECKING:

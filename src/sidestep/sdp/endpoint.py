@@ -45,8 +45,8 @@ from sidestep.rdma.work import (
 )
 from sidestep.sdp.buffers import Loan, Want
 from sidestep.sdp.connection import Cause, Connection
-from sidestep.sdp.cover import Cover, Covering
 from sidestep.sdp.private_data import fitted, whole
+from sidestep.sdp.registration import Cover, Covering
 from sidestep.sdp.requests import (
     Accept,
     Connect,

@@ -25,9 +25,9 @@ from sidestep.rdma.work import (
 )
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import Cause
-from sidestep.sdp.cover import LastingMemory
 from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, Stream, Teller, ip_of
 from sidestep.sdp.private_data import check_room, whole
+from sidestep.sdp.registration import LastingMemory
 from sidestep.sdp.requests import (
     Suspended,
     Told,

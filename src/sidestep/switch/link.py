@@ -1,6 +1,6 @@
 """The link of one connection between two providers: what they say to each other, and what either side of it must do.
 
-A protocol that is `remote` makes links; the provider has what is carried over them (`sidestep.provider.far`).
+A protocol that is `remote` makes links; `sidestep.provider.carry.remote_relay` carries connections over them.
 """
 
 from __future__ import annotations

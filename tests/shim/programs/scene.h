@@ -14,7 +14,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "../../pattern.h"
+#include "../../support/pattern.h"
 #include "sidestep.h"
 
 #include <arpa/inet.h>

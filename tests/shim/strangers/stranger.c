@@ -1,7 +1,7 @@
 /* A program that goes on with a connection by its number: stranger FD RECEIVED LEN SENT LEN. It reads LEN bytes of the peer's
  * pattern from offset RECEIVED on, and sends LEN bytes of its own from offset SENT on. Ends with 0 if all were right.
  * First it prints whether it runs with the rights of another, so that nothing is preloaded into it. */
-#include "../../pattern.h"
+#include "../../support/pattern.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -14,10 +14,10 @@ import threading
 from pathlib import Path
 
 from provider import prepare
-
 from sidestep.config import ProviderSettings
-from sidestep.provider import pairing, server, users
+from sidestep.provider import server, users
 from sidestep.provider.clients import Client
+from sidestep.provider.pairing import pairing
 from sidestep.provider.rpc import Packet
 
 path, listener, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

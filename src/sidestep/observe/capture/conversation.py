@@ -31,7 +31,7 @@ from sidestep.observe.capture.places import Named, Place, first_message
 from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.writer import Ends, Kind, Record, RoceConnection
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, TAGGED, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.start_frame import DEPTH_MAX, Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import DEPTH_MAX, Role, StartFrame
 from sidestep.rdma.iwarp.tap import Seen, What
 from sidestep.rdma.iwarp.terminate import terminate_text
 from sidestep.rdma.roce.mad import Rej

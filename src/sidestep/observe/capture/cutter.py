@@ -14,7 +14,7 @@ from sidestep.errors import PeerViolation
 from sidestep.native._framing import FPDU_MAX, crc32c
 from sidestep.rdma.iwarp.ddp import Segment
 from sidestep.rdma.iwarp.mpa import CRC_LEN, MARKER_LEN, MARKER_SPACING, frame_len, payload_of
-from sidestep.rdma.iwarp.start_frame import StartFrame
+from sidestep.rdma.iwarp.startup.frame import StartFrame
 
 if TYPE_CHECKING:
     from sidestep.rdma.iwarp.tap import Seen

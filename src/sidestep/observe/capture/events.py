@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sidestep.observe.capture.layers import Wire
 from sidestep.observe.capture.sides import Side
-from sidestep.sdp import words
+from sidestep.sdp import dissect as words
 
 
 class What(StrEnum):

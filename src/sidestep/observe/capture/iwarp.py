@@ -22,7 +22,7 @@ from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer
-from sidestep.rdma.iwarp.start_frame import Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
 from sidestep.rdma.iwarp.terminate import terminate_text
 from sidestep.sdp.hello import IwarpHello
 from sidestep.sdp.wire import BSDH_LEN, decode

@@ -26,7 +26,7 @@ from sidestep.observe.capture.devices import DeviceFile, DeviceWriter
 from sidestep.observe.capture.places import Named, Place
 from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.writer import IpAddress, ethernet_header, internet_checksum, network_header
-from sidestep.rdma.iwarp.start_frame import Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
 from sidestep.rdma.iwarp.tap import Ends, Seen, What
 
 if TYPE_CHECKING:

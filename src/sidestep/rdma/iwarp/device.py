@@ -18,7 +18,7 @@ from sidestep.rdma.iwarp.counting import EVENTS, Tally
 from sidestep.rdma.iwarp.manager import IwarpManager
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.start_frame import ENHANCED_LEN, PRIVATE_DATA_MAX
+from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, PRIVATE_DATA_MAX
 from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.iwarp.tcp import check_address
 from sidestep.rdma.soft.device import SoftDevice

@@ -37,10 +37,10 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.iwarp.start_frame import Rtr
-from sidestep.rdma.iwarp.start_terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
-from sidestep.rdma.iwarp.starting import Starting
-from sidestep.rdma.iwarp.startup import Initiator, Responder
+from sidestep.rdma.iwarp.startup.connection import Starting
+from sidestep.rdma.iwarp.startup.frame import Rtr
+from sidestep.rdma.iwarp.startup.negotiation import Initiator, Responder
+from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
 from sidestep.rdma.iwarp.stream import Stream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
 from sidestep.rdma.soft.listeners import SoftListener

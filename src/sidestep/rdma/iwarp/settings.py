@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidestep import limits
-from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
 
 _NUDGES_S: Final = tuple(limits.IWARP_NUDGE_S * 10**number for number in range(limits.IWARP_NUDGES_MAX))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.settings import Settings
-    from sidestep.rdma.iwarp.start_terms import Agreed
+    from sidestep.rdma.iwarp.startup.terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
     from sidestep.rdma.soft.loop import Loop, Timer
 

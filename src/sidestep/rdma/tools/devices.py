@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.start_terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
 from sidestep.rdma.soft.loop import READ, Loop
 
 if TYPE_CHECKING:

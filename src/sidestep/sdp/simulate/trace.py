@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sidestep.rdma.loopback import CmKind, CmMessage, Kind, Placed, QpMessage
 from sidestep.rdma.work import Status
-from sidestep.sdp import words
+from sidestep.sdp import dissect as words
 
 LEFT: Final = "left"
 _ARROWS: Final = {True: "-->", False: "<--"}

@@ -1,0 +1,1 @@
+"""Connections that a provider carries between two ends."""

@@ -1,0 +1,386 @@
+"""Connections that end in this provider, with somebody standing between their ends: their hub, and what they share.
+
+One bell of the provider's serves all its channels. An application names the channel that has news in the hint ring of
+its own bell (`bell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is read once and
+checked, and what makes no sense ends that connection alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.errors import LimitReached, Unavailable
+from sidestep.native import _channel
+from sidestep.native.layout import Notice, Words
+from sidestep.provider.carry.services import ProviderServices
+
+_CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What the provider needs to make its side of a channel with one application."""
+
+    channel: _channel.Channel
+    bell_name: bytes  # of the application's bell, 16 bytes
+    bell_index: int
+    bell_fd: int
+    bell_page_fd: int
+    held: Callable[[], bool]  # whether any process still holds that end of the TCP connection
+    received: Callable[[], int | None]  # bytes that TCP has brought to it, and maybe its FIN; None: nobody holds it
+    client_open: Callable[[], bool]  # whether who attached it is still connected to the provider
+
+
+class Side:
+    """The provider's side of one application's channel."""
+
+    def __init__(self, joint: Joint, end: End, bell: _channel.RemoteBell, number: int) -> None:
+        self.joint = joint
+        self.channel = end.channel
+        self.end_of = end
+        self.bell = bell
+        self.number = number
+        self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
+        self.asking = False  # the application is to ring when it has read
+        self.gone = False  # no process holds that end any more
+        self.words = Words(*[0] * len(Words._fields))
+
+    def tell(self, **words: int) -> None:
+        """Shows the application some words, in their order, and rings."""
+        for name, value in words.items():
+            self.channel.publish(name, value)
+        self.bell.ring()
+
+    def ask(self, *, wanted: bool = True) -> None:
+        """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
+        if self.asking != wanted:
+            self.asking = wanted
+            self.channel.publish("want_space", int(wanted))
+
+    def room_for(self, length: int) -> tuple[memoryview, ...]:
+        """The room in the application's ring or, if that has less than `length` bytes, behind it."""
+        pieces = self.channel.writable()
+        return pieces if sum(map(len, pieces)) >= length or not self.channel.spill() else self.channel.writable()
+
+    @property
+    def closed(self) -> bool:
+        """Nobody holds that end of the connection any more."""
+        return self.gone or bool(self.words.notice & _CLOSED)
+
+    @property
+    def final(self) -> bool:
+        """It sends nothing any more, neither by ring nor by TCP."""
+        return self.closed or bool(self.words.shut_wr)
+
+    @property
+    def read_count(self) -> int:
+        """Bytes of ours that it has read."""
+        return self.channel.sent - self.channel.unread
+
+
+class Joint(ABC):
+    """One connection, as far as it ends in this provider, and what the hub needs of it."""
+
+    side: Side
+
+    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None], *, ends_here: int = 1) -> None:
+        self._hub = hub
+        self.protocol = protocol
+        self.on_drop = on_drop
+        self.ends_here = ends_here  # that count as its own; of two that are joined one counts for both
+        self.open = False  # both applications have attached
+        self.lost = False  # reset, or over
+        self.checking = False  # whether the kernel is to be asked about its ends
+
+    @abstractmethod
+    def turn(self, side: Any) -> None:
+        """There may be news from the application of `side`."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The protocol goes: both ends are asked back to TCP."""
+
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether neither end depends on the provider any more."""
+
+    @property
+    def promised(self) -> bool:
+        """Whether somebody may count on what has been said of it already, though it is not open here."""
+        return False
+
+    @abstractmethod
+    def bid_farewell(self) -> None:
+        """It is lost: whoever carries it is to hear that."""
+
+    def give_up(self, reason: str | None) -> None:
+        """The application is told to reset the connection; None: that is counted at its other end."""
+        if self.lost:
+            return
+        if reason is not None:
+            self._hub.counters.add("relay_reset", reason)
+        self.side.tell(notice=Notice.RESET)
+        self._hub.drop(self)
+
+    def check_held(self) -> bool:
+        """Asks the kernel about an end whose process has left the provider; whether to ask again later."""
+        side = self.side
+        self._hub.mark(side)
+        if side.gone or side.end_of.client_open():
+            return False
+        side.gone = not side.end_of.held()
+        return not side.gone
+
+
+@dataclass(slots=True)
+class _Feed:
+    """One bell of an application, and the channels whose news it names."""
+
+    bell: _channel.RemoteBell
+    sides: dict[int, Side]
+
+
+class Relays:
+    """All connections through this provider, and the bell that serves them."""
+
+    def __init__(
+        self,
+        services: ProviderServices,
+        counters: Counters,
+        *,
+        relays_max: int,
+        guarded: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`guarded` calls what it is given and answers for what that raises."""
+        self._services = services
+        self.counters = counters
+        self._joints_max = relays_max
+        self._leaving = False
+        self.refused: set[str] = set()  # protocols that are about to go
+        self._guarded = guarded
+        self._joints: dict[int, Joint] = {}
+        self.finishing: dict[Joint, None] = {}  # over, but for last words that are still on their way
+        self._feeds: dict[tuple[bytes, int], _Feed] = {}
+        self._news: dict[Side, None] = {}  # in order
+        self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
+        self._young: deque[tuple[float, Joint]] = deque()  # in order of the time by which they must be attached
+        self._numbers = 0
+        self._tidy_due = False
+        self._bell: _channel.Bell | None = None
+        self._life: tuple[int, int] = (-1, -1)  # reading and writing end of the pipe
+        self.bell_id: Final = secrets.token_bytes(16)
+
+    def __len__(self) -> int:
+        return len(self._joints)
+
+    def __iter__(self) -> Iterator[Joint]:
+        return iter(self._joints.values())
+
+    # ---- making ----
+
+    def enter(self, joint: Joint, end: End) -> None:
+        """Takes in an end whose application has not attached yet; raises Unavailable."""
+        if self._leaving or joint.protocol in self.refused:
+            raise Unavailable("the provider, or its protocol, is going away")
+        if joint.ends_here and sum(bool(each.ends_here) for each in self) >= self._joints_max:
+            raise Unavailable(f"{self._joints_max} connections already go through this provider")
+        try:
+            joint.side = side = self._side(joint, end)
+        except (OSError, Unavailable) as error:
+            raise Unavailable(f"a bell cannot be used: {error}") from error
+        self._joints[id(joint)] = joint
+        side.channel.publish("hint", side.number)
+        self.mark(side)
+        self._young.append((self._services.now() + limits.RELAY_ATTACH_S, joint))
+        if len(self._young) == 1:
+            self._services.call_later(limits.RELAY_ATTACH_S, self._check_attached)
+        if joint.ends_here:
+            self.counters.add("relay_opened")
+
+    def descriptors(self) -> tuple[int, int, int]:
+        """What a shim needs to ring us and to hear us die: bell, its page, and the pipe."""
+        if self._bell is None:
+            life = os.pipe2(os.O_CLOEXEC)
+            try:
+                bell = _channel.Bell()
+                self._services.watch(bell.wait_fd, self._rung)
+            except BaseException:
+                for fd in life:
+                    os.close(fd)
+                raise
+            self._bell, self._life = bell, life
+        return self._bell.fd, self._bell.page_fd, self._life[0]
+
+    def _side(self, joint: Joint, end: End) -> Side:
+        name = (end.bell_name, end.bell_index)
+        feed = self._feeds.get(name)
+        if feed is None:
+            feed = _Feed(_channel.RemoteBell(end.bell_fd, end.bell_page_fd, end.bell_index), {})
+            if not feed.bell.gives_hints:
+                raise Unavailable("an application's bell cannot name the channels that have news")
+            self._feeds[name] = feed
+        self._numbers = self._numbers % 0xFFFFFFFF + 1
+        while self._numbers in feed.sides:
+            self._numbers = self._numbers % 0xFFFFFFFF + 1
+        side = Side(joint, end, feed.bell, self._numbers)
+        feed.sides[side.number] = side
+        return side
+
+    def _check_attached(self) -> None:
+        """Drops connections that an application never took up: both ends are on TCP."""
+        now = self._services.now()
+        while self._young and (self._young[0][0] <= now or self._young[0][1].open or self._young[0][1].lost):
+            _, joint = self._young.popleft()
+            if not (joint.open or joint.lost or joint.promised):
+                self.counters.add("relay_dropped", "not_attached")
+                self.drop(joint)
+        if self._young:
+            self._services.call_later(self._young[0][0] - now, self._check_attached)
+
+    # ---- the loop's part ----
+
+    def about_to_wait(self) -> bool:
+        """Call before waiting; whether the wait must not sleep."""
+        if self._farewells:
+            return True
+        if self._bell is None or not self._joints:
+            return False
+        self._bell.sleep()
+        return self.news
+
+    @property
+    def news(self) -> bool:
+        """Whether an application, or a side that was marked, waits for the next turn."""
+        return bool(self._news) or any(feed.bell.news for feed in self._feeds.values())
+
+    def handle_turn(self) -> None:
+        """Call after waiting: serves each channel that has news, once."""
+        farewells, self._farewells = self._farewells, []
+        for farewell in farewells:
+            self._guarded(farewell)
+        if self._bell is None or not self._joints:
+            return
+        self._bell.wake()
+        for feed in self._feeds.values():
+            if feed.bell.news:
+                numbers = feed.bell.hints()
+                for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
+                    self.mark(side)
+        news, self._news = self._news, {}
+        for side in news:
+            if not side.joint.lost:
+                self._guarded(partial(self._serve, side))
+
+    def _serve(self, side: Side) -> None:
+        try:
+            side.joint.turn(side)
+        except Exception:
+            side.joint.leave()
+            raise
+
+    def mark(self, side: Side) -> None:
+        """There is, or may be, news of this side: it is served in the next turn."""
+        self._news[side] = None
+
+    def _rung(self) -> None:
+        if self._bell is not None:
+            self._bell.hear()
+
+    # ---- the end ----
+
+    def handle_disconnect(self) -> None:
+        """A client has gone; connections that it held may have gone with it."""
+        for joint in list(self._joints.values()):
+            if not (joint.checking or joint.side.gone or joint.side.end_of.client_open()):
+                joint.checking = True
+                self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, joint, limits.RELAY_CHECK_S))
+
+    def _check(self, joint: Joint, waited_s: float) -> None:
+        joint.checking = False
+        if not joint.lost and joint.check_held():
+            wait_s = min(2 * waited_s, limits.RELAY_CHECK_MAX_S)
+            joint.checking = True
+            self._services.call_later(wait_s, partial(self._check, joint, wait_s))
+
+    def leave(self, protocol: str | None = None) -> None:
+        """Asks connections back to TCP: those that a protocol carries, or all, and then no others are taken in."""
+        self._leaving |= protocol is None
+        for joint in list(self._joints.values()):
+            if protocol in (None, joint.protocol):
+                joint.leave()
+
+    def settled(self, protocol: str | None = None) -> bool:
+        """Whether the provider, or that protocol, can go without a connection being reset."""
+        settled = all(joint.settled for joint in self._joints.values() if protocol in (None, joint.protocol))
+        return settled and not any(protocol in (None, joint.protocol) for joint in self.finishing)
+
+    def drop(self, joint: Joint) -> None:
+        """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
+        if joint.lost:
+            return
+        joint.lost = True
+        del self._joints[id(joint)]
+        joint.on_drop()
+        joint.side.tell(notice=Notice.OVER)  # it may just be asking for something
+        self._forget(joint.side)
+        joint.bid_farewell()
+        if not self._tidy_due:
+            with suppress(LimitReached):  # so many timers are pending that more will be dropped
+                self._services.call_later(limits.RELAY_TIDY_S, self._tidy)
+                self._tidy_due = True
+
+    def _tidy(self) -> None:
+        """Gives memory back: what has ended refers to itself in circles, and its buffers lie between those in use.
+
+        Python looks for circles when there are many more objects, whatever their size; here few hold much.
+        """
+        self._tidy_due = False
+        gc.collect()
+        _channel.give_back_free_memory()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Makes a call in so many seconds."""
+        self._services.call_later(delay_s, call)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Makes a call in the next turn, guarded: to somebody who must not be called from inside his own."""
+        self._farewells.append(call)
+
+    def _forget(self, side: Side) -> None:
+        name = (side.end_of.bell_name, side.end_of.bell_index)
+        feed = self._feeds[name]
+        del feed.sides[side.number]
+        if not feed.sides:
+            del self._feeds[name]
+            feed.bell.close()
+        self._news.pop(side, None)
+        side.channel.close()
+
+    def close(self) -> None:
+        """Lets go of everything; connections that still go through here are reset by their shims."""
+        for joint in list(self._joints.values()):
+            self.drop(joint)
+        if self._bell is not None:
+            self._services.unwatch(self._bell.wait_fd)
+            self._bell.close()
+            self._bell = None
+            for fd in self._life:
+                os.close(fd)
+
+
+def _named(sides: dict[int, Side], numbers: list[int]) -> Iterator[Side]:
+    for number in numbers:
+        if (side := sides.get(number)) is not None:
+            yield side

@@ -1,0 +1,304 @@
+"""Connections both of whose ends are here, so that an offload protocol can stand between them.
+
+Theory of operation. A and B are the two ends of one TCP connection; the protocol carries their bytes. Each has a
+channel of its own with the provider, and a `Far` as if the other were on another host. What joins the two is a link
+that never leaves the process, and whose bytes the protocol moves:
+
+    A ══ ring ══► Far ── passage │ protocol │ passage ── Far ══ ring ══► B          (and the other way round)
+    └──────────────────────────── native TCP ────────────────────────────┘
+
+A passage is the link of one Far, and the protocol's stream with its application. It hands words on to the other Far
+in the next turn, but for those that say how a direction ends: they stand behind its last byte, so they wait until the
+protocol has committed that and calls `end`. Data it does not hand on: the protocol reads it where it lies, and commits
+it to the other passage. All else is as between two hosts (`far`).
+
+Bytes stay in A's ring until B has read them, though the protocol has long consumed them. So a protocol that fails or is
+removed loses nothing: whatever is not committed then goes straight from ring to ring, at once, and both ends leave.
+
+If the provider dies, what it held is lost: the shims hear it by a pipe that it alone holds open, and reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Final
+
+from sidestep.errors import Misuse, PeerViolation
+from sidestep.provider.carry.hub import End, Relays, Side
+from sidestep.provider.carry.remote_relay import Far
+from sidestep.switch.link import Say
+from sidestep.switch.stream import Stream
+
+_ENDS: Final = frozenset({Say.BACK, Say.SHUT, Say.ENDED})
+
+
+def _nothing() -> None:
+    """What a stream calls before a protocol has taken it, and once it is lost."""
+
+
+class _Way(Enum):
+    """How the bytes of one application go to the other."""
+
+    PROTOCOL = "the protocol moves them, and words that follow them wait"
+    DONE = "all have been committed, or nobody wants the others"
+    STRAIGHT = "the protocol has gone: they go from ring to ring"
+    OVER = "its end is lost, and says nothing more"
+
+
+class _End(Far):
+    """One of two whose other end is here."""
+
+    link: _Passage
+
+    def turn(self, side: Side) -> None:
+        """There may be news from our application, and so for the protocol."""
+        super().turn(side)
+        self.link.call_later()
+
+
+class _Passage(Stream):
+    """The link of one end, and the protocol's stream with its application."""
+
+    other: _Passage
+    far: _End
+
+    def __init__(self, hub: Relays) -> None:
+        self._hub = hub
+        self.on_change = _nothing
+        self._views: tuple[memoryview, ...] = ()  # of our application's bytes, which stay there while we look at them,
+        self._views_from = 0  # from this count on
+        self._way = _Way.PROTOCOL
+        self._sent = 0  # bytes that our application has sent
+        self._passed = 0  # of them, those that the protocol has consumed, or that went straight
+        self._out: list[tuple[Say, int]] = []  # for the other end, in order; DATA: bytes that go straight
+        self._held: list[tuple[Say, int]] = []  # behind bytes that the protocol has
+        self._delivers = self._calls = False  # in the next turn
+        self._on_gone = _nothing
+
+    # ---- the link ----
+
+    @property
+    def room(self) -> int:
+        """It takes as much as there is room for in the other ring."""
+        return 1
+
+    def details(self) -> dict[str, object]:
+        """Nothing that anybody asks for."""
+        return {}
+
+    def say(self, word: Say, count: int = 0) -> None:
+        if word is Say.LEAVE:
+            self.go_straight()
+        elif word is Say.RECALL:
+            self.other.finish_way()  # what else comes to our application comes by TCP
+        if self._way is _Way.OVER:
+            return
+        if word in _ENDS and self._way is _Way.PROTOCOL:
+            self._held.append((word, count))
+        else:
+            self._out.append((word, count))
+            self._deliver_later()
+
+    def send(self, piece: memoryview) -> None:
+        """Bytes, which lie in our application's ring behind those that were sent before."""
+        channel = self.far.side.channel
+        self._views, self._views_from = channel.readable(), channel.received
+        self._sent += len(piece)
+        if self._way is _Way.STRAIGHT:
+            self._out.append((Say.DATA, len(piece)))
+            self._deliver_later()
+
+    def finish(self, on_gone: Callable[[], None]) -> None:
+        """Our end is lost: the other one hears what was said, and the protocol that its stream is."""
+        self._out += self._held
+        self._held.clear()
+        self._way, self._on_gone = _Way.OVER, on_gone
+        self._deliver_later()
+        self._let_go()
+        if not (self.far.open or self.other.far.open):  # the other has not left TCP either
+            self._hub.drop(self.other.far)
+
+    def finish_way(self) -> None:
+        """The protocol has nothing more to do with bytes of our application's: what follows them is said."""
+        if self._way is _Way.PROTOCOL:
+            self._way = _Way.DONE
+            self._out += self._held
+            self._held.clear()
+            self._deliver_later()
+            self.call_later()
+
+    def _deliver_later(self) -> None:
+        if not self._delivers:
+            self._delivers = True
+            self._hub.later(self._deliver)
+
+    def _deliver(self) -> None:
+        """The other end hears what was said."""
+        self._delivers = False
+        far = self.other.far
+        try:
+            self._say_all(far)
+        except Exception:
+            far.reset("fault")
+            raise
+        finally:
+            if self._way is _Way.OVER:
+                on_gone, self._on_gone = self._on_gone, _nothing
+                on_gone()
+                far.handle_farewell()
+                far.handle_arrived(None)
+
+    def _say_all(self, far: Far) -> None:
+        out, self._out = self._out, []
+        with suppress(PeerViolation):  # an application's, which has been reset for it
+            for word, count in out:
+                if far.lost:
+                    return
+                if word is Say.DATA:
+                    self._pass(far, count)
+                elif word is Say.RESET:
+                    far.give_up(None)
+                else:
+                    far.handle_word(word, count)
+                if word is Say.SWITCHED:
+                    self.call_later()  # from now on there are bytes to read
+
+    def _pieces(self, count: int) -> tuple[memoryview, ...]:
+        """The first of our application's bytes that have not passed."""
+        found, skip = [], self._passed - self._views_from
+        for view in self._views:
+            if part := view[skip : skip + count]:
+                found.append(part)
+            count -= len(part)
+            skip = max(0, skip - len(view))
+        return tuple(found)
+
+    def _pass(self, far: Far, count: int) -> None:
+        """Straight into the other ring, which has room for all that was sent."""
+        for piece in self._pieces(count):
+            for room in far.data_room(len(piece)) or ():
+                room[:] = piece[: len(room)]
+                far.handle_data(len(room))
+                piece = piece[len(room) :]
+        self._passed += count
+
+    def go_straight(self) -> None:
+        """The protocol has gone: what it has not committed goes to the other end, and so does what follows."""
+        both = (self, self.other)
+        if any(one._way in (_Way.STRAIGHT, _Way.OVER) for one in both):
+            return
+        for one in both:
+            try:
+                one.far.turn(one.far.side)  # it may have sent more by now
+            except Exception:
+                one.far.reset("fault")
+                raise
+        for one in both:
+            one._let_go()
+            if one._way is _Way.OVER:
+                continue
+            if one._way is _Way.PROTOCOL and not one.other.far.lost:
+                one._passed = one.other.far.side.channel.sent
+                one._out += [(Say.DATA, one._sent - one._passed), *one._held]
+            else:
+                one._passed = one._sent
+            one._way = _Way.STRAIGHT
+            one._held.clear()
+        for one in both:
+            one._deliver()
+
+    # ---- the protocol's stream ----
+
+    @property
+    def lost(self) -> bool:
+        return self._way in (_Way.STRAIGHT, _Way.OVER)
+
+    @property
+    def ended(self) -> bool:
+        return self._way is _Way.DONE or (not self.lost and bool(self._held) and self._passed == self._sent)
+
+    def readable(self) -> tuple[memoryview, ...]:
+        if self._way is not _Way.PROTOCOL or not self.other.far.flows:  # the other end does not know of them yet
+            return ()
+        return self._pieces(self._sent - self._passed)
+
+    def consume(self, count: int) -> None:
+        if self._way is not _Way.PROTOCOL or not count:
+            return
+        if not 0 <= count <= self._sent - self._passed:
+            raise Misuse(f"{count} bytes are not there to be consumed")
+        self._passed += count
+        self.call_later()
+
+    def writable(self) -> tuple[memoryview, ...]:
+        if self.lost or self.other._way is not _Way.PROTOCOL:
+            return ()
+        try:
+            return self.far.side.channel.writable()
+        except ConnectionResetError:
+            self.far.reset("violation")
+            return ()
+
+    def commit(self, count: int) -> None:
+        if self.lost or self.other._way is not _Way.PROTOCOL or not count:
+            return
+        if not (self.far.flows and 0 <= count <= self.far.side.channel.space):
+            raise Misuse(f"there is no room for {count} bytes, or nobody has sent them")
+        self.far.handle_data(count)
+        self.call_later()
+
+    def end(self) -> None:
+        if self.lost or self.other._way is not _Way.PROTOCOL:
+            return
+        if self.other.ended:
+            self.other.finish_way()
+        else:  # the protocol gives up in the midst of a stream
+            self.leave()
+
+    def close(self) -> None:
+        if not (self.ended and self.other._way is _Way.DONE):
+            self.leave()
+
+    def leave(self) -> None:
+        if not self.lost:
+            self.far.leave()
+            self.other.far.leave()
+
+    def call_later(self) -> None:
+        """The protocol may have something to do, and hears of it once a turn."""
+        if not self._calls:
+            self._calls = True
+            self._hub.later(self._call)
+
+    def _call(self) -> None:
+        self._calls = False
+        try:
+            self.on_change()
+        except Exception:
+            self.leave()
+            raise
+
+    def _let_go(self) -> None:
+        """The stream is lost to the protocol, which hears of it in the next turn."""
+        self._hub.later(self.on_change)
+        self.on_change = _nothing
+
+
+def open_relay(
+    hub: Relays, offerer: End, claimer: End, *, protocol: str, on_drop: Callable[[], None]
+) -> tuple[Stream, Stream]:
+    """A relay between two applications that have not attached yet; raises Unavailable."""
+    one, other = _Passage(hub), _Passage(hub)
+    one.far = _End(hub, protocol, _nothing, one, ends_here=2)
+    other.far = _End(hub, protocol, on_drop, other, ends_here=0)
+    one.other, other.other = other, one
+    hub.enter(other.far, claimer)
+    try:
+        hub.enter(one.far, offerer)
+    except BaseException:
+        one.far.lost = True
+        hub.drop(other.far)
+        raise
+    return one, other

@@ -1,0 +1,98 @@
+"""Looking again at once, instead of sleeping, for a moment after something has come over a link.
+
+To be woken takes tens of microseconds, and an answer often comes sooner. One budget serves all connections: it doubles
+when something came while it lasted, and halves when not, so what looks in vain soon looks hardly at all. On a machine
+where as many threads run as there are processors nobody looks: it would take a processor from who makes the news.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+
+if TYPE_CHECKING:
+    from sidestep.provider.carry.hub import Relays
+    from sidestep.provider.carry.services import ProviderServices
+
+_LOAD: Final = "/proc/loadavg"
+
+
+class Polling:
+    """The budget; `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._load_fd = -1
+        self._looked_at = -1.0  # at the load
+        self._crowded = False
+        self._processors = len(os.sched_getaffinity(0))
+        self.budget_s = limits.POLL_MIN_S
+        self.warm = False  # the last turn had something to do with other hosts
+
+    def close(self) -> None:
+        if self._load_fd >= 0:
+            os.close(self._load_fd)
+            self._load_fd = -1
+
+    def look(self, found: Callable[[], bool]) -> bool:
+        """Calls `found` again and again until it is true, or the budget is used up; False then, or at once."""
+        if not self.warm:
+            return False
+        self.warm = False
+        now = self._clock()
+        if self._is_crowded(now):
+            return False
+        until = now + self.budget_s
+        while not found():
+            if self._clock() >= until:
+                self.budget_s = max(self.budget_s / 2, limits.POLL_MIN_S)
+                return False
+        self.budget_s = min(self.budget_s * 2, limits.POLL_MAX_S)
+        return True
+
+    def _is_crowded(self, now: float) -> bool:
+        """Whether others want the processor; not looked up more often than every few milliseconds."""
+        if now - self._looked_at >= limits.POLL_LOAD_S:
+            self._looked_at = now
+            self._crowded = self._running() > self._processors
+        return self._crowded
+
+    def _running(self) -> int:
+        """Threads that run or want to, ours included (proc(5), the fourth field); many, if that cannot be read."""
+        try:
+            if self._load_fd < 0:
+                self._load_fd = os.open(_LOAD, os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self._load_fd, 64, 0).split()[3].split(b"/")[0])
+        except (OSError, ValueError, IndexError):
+            return self._processors + 1
+
+
+class Waiting:
+    """How a loop with connections that go through its process waits."""
+
+    def __init__(self, selector: selectors.BaseSelector, services: ProviderServices, hub: Relays) -> None:
+        self._selector = selector
+        self._services = services
+        self._hub = hub
+        self._polling = Polling(services.now)
+
+    def close(self) -> None:
+        self._polling.close()
+
+    def wait(self, timeout_s: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready; first looked at for a moment without sleeping, if something has just come over a link."""
+        ready: list[tuple[selectors.SelectorKey, int]] = []
+
+        def found() -> bool:
+            nonlocal ready
+            ready = self._selector.select(0)
+            return bool(ready) or self._hub.news
+
+        if timeout_s == 0 or not self._polling.look(found):
+            ready = self._selector.select(0 if self._hub.about_to_wait() else timeout_s)
+        self._polling.warm = self._services.is_driven and (bool(ready) or self._hub.news)
+        return ready

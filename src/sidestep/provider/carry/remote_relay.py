@@ -1,0 +1,690 @@
+"""One end of a connection that providers carry: its application is here, and a link leads to the other end's provider.
+
+Theory of operation. Each application has a channel with its own provider, the TCP connection between the two lives on,
+and the words that they would exchange in shared memory are handed on (`direction`). Every word is a message of the
+link, which leads to another host, or to another end in this process (`relay`):
+
+    A ══ ring ══► Far at A's host ── link ──► Far at B's host ══ ring ══► B          (and the other way round)
+    └──────────────────────────────── native TCP ─────────────────────────┘
+
+Bytes stay in A's ring until the link has told that B has *read* them, and never more are sent than B's ring has room
+for. So whatever arrives is put into B's ring at once, straight from the link: no word waits behind bytes that nobody
+reads, and all that B recalls, or that a broken link has swallowed, A still has and can send by TCP.
+
+What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by a HANDED.
+
+The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
+has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
+application read TCP behind what has come by ring (`handle_settled`): an end that has gone back to TCP, or ended, by
+itself cannot send again, and what TCP brings then would be read in the place of what is lost. If all that cannot be
+found out, or done, the connection is reset. An application that is on TCP already needs nothing of it.
+
+All that the link brings is a stranger's: counts are checked against our own, and words that come out of their order end
+the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from sidestep import limits
+from sidestep.errors import PeerViolation
+from sidestep.native.layout import Back, Handed, Notice, Seen, Words
+from sidestep.provider.carry.direction import (
+    AGAIN,
+    AWAITED,
+    BEFORE,
+    BY_APPLICATION,
+    SILENT,
+    USED,
+    Directions,
+    EndEvent,
+    Ending,
+    In,
+    InEvent,
+    LeaveEvent,
+    Leaving,
+    Out,
+    OutEvent,
+    Recall,
+    RecallEvent,
+    moved,
+)
+from sidestep.provider.carry.hub import End, Joint, Relays, Side
+from sidestep.switch.link import Link, Say
+
+_RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us
+_DEMOTE: Final = int(Notice.DEMOTE)
+_SEEN_RESET: Final = int(Seen.RESET)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+def _rings(read: int, sent: int) -> int:
+    """What an application can leave unread, and the size of the ring that it sends by, as the count of ATTACHED."""
+    return sent << 32 | read
+
+
+class Far(Directions, Joint):
+    """One connection."""
+
+    def __init__(
+        self,
+        hub: Relays,
+        protocol: str,
+        on_drop: Callable[[], None],
+        link: Link,
+        *,
+        segment_id: bytes = b"",
+        uid: int = 0,
+        ends_here: int = 1,
+    ) -> None:
+        Directions.__init__(self)
+        Joint.__init__(self, hub, protocol, on_drop, ends_here=ends_here)
+        self.segment_id = segment_id  # by which a shim's slot names it
+        self.uid = uid  # whose it is
+        self.link = link
+        self.on_over: Callable[[], None] = _nothing  # called once it is lost: its link has no more to do with it
+        # Of the direction from our application:
+        self.sent = 0  # bytes given to the link
+        self.window = 0  # bytes of the ring that the other application reads; 0: it has not attached
+        self.unconfirmed = 0  # ends that were said and that no ARRIVED has answered
+        self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
+        # Of the direction to it:
+        self.recalled_at = 0  # the count from which all is wanted by TCP
+        self.far_switched_at = 0  # bytes that came by TCP before
+        self.far_read_at_close = 0  # what the other application had read when it closed
+        self.read_told = 0
+        self.read_step = 0  # bytes read that are worth a word
+        self._kept = bytearray()  # what comes while it is not known whether it comes again
+        self._keeping: bytearray | None = None  # where the next of it goes
+        # Of both; none of these has a bearing on what may follow, but for what it says itself
+        self.seen = 0  # `Seen` of our application's socket
+        self.demote_told = False  # its wish to be sent to by TCP is said, once
+        self.asked_answered = False  # the other one's is answered, once
+        self.failed = False  # reset, for a reason that the other end may not know
+        self.settled_at: int | None = None  # what we have said has arrived, when the link was broken
+        self._doomed = False  # and the other end has ended: a clock runs
+
+    @property
+    def memory(self) -> memoryview:
+        """Our application's ring."""
+        return self.side.channel.ring()
+
+    def details(self) -> dict[str, object]:
+        return {
+            "protocol": self.protocol, "segment": self.segment_id.hex(), "sent": self.sent, "held": self.side.held,
+            "window": self.window, "arrived": self.side.channel.sent, **self.link.details(),
+        }  # fmt: skip
+
+    # ---- turns ----
+
+    def turn(self, side: Side) -> None:
+        """There may be news from our application."""
+        try:
+            self._look(side)
+        except (ConnectionResetError, ValueError, PeerViolation):  # ValueError: it has taken back what was read
+            self.reset("violation")
+
+    def handle_room(self) -> None:
+        if not self.lost:
+            self._hub.mark(self.side)
+
+    def _look(self, side: Side) -> None:
+        side.words = words = Words(*side.channel.remote())
+        self._tell_attached(side, words)
+        if self.leaving is Leaving.FOLLOWS and self._free:
+            self._hub.drop(self)
+            return
+        if not self.open:
+            return
+        if self.settled_at is not None and (words.fin_seen or side.closed):
+            self._doom()
+        if words.fin_seen & ~self.seen:
+            self._hear_fin(words.fin_seen)
+        if words.rx_ready and self.into is In.TCP and self._invites:
+            self.into = moved(self.into, InEvent.CONSENT)
+            side.channel.publish("handed_on", Handed.READY)
+            self.link.say(Say.READY)
+        if words.tx_switched and self.out in BEFORE:
+            self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
+            self.link.say(Say.SWITCHED, words.tx_switch_offset)
+        if words.notice & _RECALL and self.recall not in BY_APPLICATION:
+            self._recall(side, words)
+        elif words.notice & _DEMOTE and not self.demote_told:
+            self.demote_told = True
+            self.link.say(Say.ASK)
+        if words.back == Back.BACK and words.tx_back_at != words.tail:
+            self.reset("violation")
+        # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
+        if (side.final or words.back) and self.out in BEFORE and not self._drained:
+            self.reset("violation")
+        if self.lost:
+            return
+        self._send(side)
+        self._tell_read(side)
+        self._tell_end(side, words)
+        self._show_end(side)
+        if self.shown is self.ending is Ending.ENDED and not self.lost:
+            self._hub.drop(self)
+
+    @property
+    def _invites(self) -> bool:
+        """Whether consent of our application's is still to be said."""
+        return self.recall is Recall.NOT and self.leaving is Leaving.STAYS and self.settled_at is None
+
+    def _hear_fin(self, seen: int) -> None:
+        if not self.seen:
+            self.link.say(Say.FIN_SEEN)
+        if seen & ~self.seen & _SEEN_RESET:
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._check_dead)
+        self.seen |= seen
+
+    def _check_dead(self) -> None:
+        """Its TCP is dead, as keepalive finds, and the other end would have said by now how it ended."""
+        if not (self.lost or self.taken or self.side.closed):
+            self.reset("link_lost")
+
+    def _tell_attached(self, side: Side, words: Words) -> None:
+        if words.attached and self.into is In.APART:
+            self.into = moved(self.into, InEvent.ATTACHED)
+            self.link.say(Say.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
+        self._open(side)
+
+    def _open(self, side: Side) -> None:
+        """Both applications have attached: each hears it of the other."""
+        if self.into is In.ATTACHED and self.window:
+            self.into = moved(self.into, InEvent.MET)
+            self.out = moved(self.out, OutEvent.MET)
+            self.open = True
+            side.tell(attached=1)
+
+    def _send(self, side: Side) -> None:
+        """Data from our application's ring, as far as there is room at the other end and in the link."""
+        if self.out is not Out.RING:
+            return
+        window = self.window - side.held
+        for piece in side.channel.readable(side.held):
+            if window <= 0 or not self.link.room:
+                break
+            part = piece[:window]
+            self.link.send(part)
+            window -= len(part)
+            side.held += len(part)
+            self.sent += len(part)
+
+    def _tell_read(self, side: Side, *, all_of_it: bool = False) -> None:
+        """How far our application has read, when that is worth a word; else it rings once it has read more."""
+        if self.into is not In.RING and self.into is not In.BACK:
+            return
+        channel = side.channel
+        for _ in range(2):
+            read = side.read_count
+            if read > self.read_told and (all_of_it or read - self.read_told >= self.read_step):
+                self.read_told = read
+                self.link.say(Say.READ, read)
+            wanted = channel.sent - self.read_told >= self.read_step
+            if wanted == side.asking:
+                break
+            side.ask(wanted=wanted)  # then look once more
+
+    def _recall(self, side: Side, words: Words) -> None:
+        """Our application wants by TCP what it has not read."""
+        if self.recall is not Recall.NOT:  # all that has not come before is wanted already
+            if words.rx_frozen != self.recalled_at:
+                self.reset("recall")  # the other end sends again what follows later bytes
+                return
+            self.recall = moved(self.recall, RecallEvent.WANT)
+            return
+        channel = side.channel
+        if (
+            channel.decide(True, Back.RECALLED) != Back.RECALLED
+            or not self.read_told <= words.rx_frozen <= channel.sent
+        ):
+            self.reset("violation")
+            return
+        self.recall = moved(self.recall, RecallEvent.WANT)
+        self.recalled_at = words.rx_frozen
+        self.link.say(Say.RECALL, words.rx_frozen)
+
+    @property
+    def _drained(self) -> bool:
+        """Whether the link has all that our application has sent by ring."""
+        side = self.side
+        return self.out is Out.RECALLED or side.channel.received + side.held == side.words.tail
+
+    def _tell_end(self, side: Side, words: Words) -> None:
+        """How our application's direction ends, behind its last byte."""
+        if side.closed and (self.ending is Ending.OPEN or self.ending is Ending.SHUT):
+            self.ending = moved(self.ending, EndEvent.CLOSED)
+            self.link.say(Say.CLOSED, side.read_count)
+        if not self._drained:
+            return
+        if words.back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
+            self.out = moved(self.out, OutEvent.BACK)
+            self._tell_read(side, all_of_it=True)
+            self._say_end(Say.BACK, words.tail)
+        if words.shut_wr and self.ending is Ending.OPEN:
+            self.ending = moved(self.ending, EndEvent.SHUT)
+            self._say_end(Say.SHUT, words.tail)
+        if side.closed and self.ending is not Ending.ENDED:
+            self.ending = moved(self.ending, EndEvent.ENDED)
+            self._say_end(Say.ENDED, words.tail)
+
+    def _say_end(self, word: Say, count: int) -> None:
+        self.unconfirmed += 1
+        self.link.say(word, count)
+
+    def _show_end(self, side: Side) -> None:
+        """How the other application's direction ends, once all of it is in our application's ring."""
+        if self.far_ending not in (Ending.OPEN, Ending.SHUT) and self.shown is not Ending.ENDED:
+            unread = self.out is not Out.RECALLED and side.words.tail != self.far_read_at_close
+            if unread and (self.far_ending is Ending.ENDED or not side.channel.space):
+                self.reset("unread")  # it closed without reading them, which TCP answers with a reset as well
+                return
+        if self.far_ending not in SILENT:
+            return
+        if self.shown is (shown := self.far_ending if self.far_ending is Ending.ENDED else Ending.SHUT):
+            return
+        self.shown = shown
+        if self.into is not In.BACK and self.recall not in BY_APPLICATION and not self._decide(Back.ENDED):
+            return
+        how = {"shut_wr": 1} if shown is Ending.SHUT else {"notice": int(Notice.CLOSED)}
+        side.tell(**how, tx_fin_at=side.channel.sent, tx_fin=1)
+
+    def _decide(self, how: Back) -> bool:
+        """Ends the ring to our application; False: it has recalled bytes that cannot be sent again."""
+        side = self.side
+        stands = side.channel.decide(True, how)
+        if stands == Back.RECALLED and Words(*side.channel.remote()).rx_frozen != side.channel.sent:
+            self.reset("recall")
+        elif stands not in (how, Back.RECALLED, Back.BACK):
+            self.reset("violation")
+        return not self.lost
+
+    # ---- what the other provider says ----
+
+    def handle_word(self, word: Say, count: int) -> None:
+        """Anything but DATA.
+
+        Raises:
+            PeerViolation: It makes no sense now; the connection is reset.
+        """
+        if self.lost:
+            return
+        try:
+            self._HEARD[word](self, self.side, count)
+        except PeerViolation:
+            self.reset("violation")
+            raise
+        except (ConnectionResetError, ValueError):  # our application's words, not theirs
+            self.reset("violation")
+        if not self.lost:
+            self._hub.mark(self.side)
+
+    def data_room(self, length: int) -> tuple[memoryview, ...] | None:
+        """Where the next `length` bytes go; None: nobody wants them any more.
+
+        Raises:
+            PeerViolation: There is no room, so more was sent than allowed, or it is not the time for it.
+        """
+        if self.lost:
+            return None
+        if not self.flows:
+            self.reset("violation")
+            raise PeerViolation("data from an end that does not send by ring", rule="link_data")
+        if length > self.side.channel.tx_most:
+            self.reset("violation")
+            raise PeerViolation(f"{length} bytes of data for a ring of {self.side.channel.tx_most}", rule="link_data")
+        if self.recall not in (Recall.NOT, Recall.OURS):
+            return None
+        room, found = length + len(self._kept), []
+        try:
+            for piece in self.side.room_for(room):
+                if part := piece[:room]:
+                    found.append(part)
+                    room -= len(part)
+        except ConnectionResetError:
+            self.reset("violation")
+            return None
+        if room:
+            self.reset("violation")
+            raise PeerViolation(f"{length} bytes of data, {room} more than there is room for", rule="link_data")
+        if self.recall is Recall.OURS:
+            self._keeping = bytearray(length)
+            return (memoryview(self._keeping),)
+        return tuple(found)
+
+    def handle_data(self, length: int) -> None:
+        if self._keeping is not None:
+            kept, self._keeping = self._keeping, None
+            if self.recall is Recall.OURS:
+                self._kept += kept
+            return
+        side = self.side
+        try:
+            if self.recall is Recall.OURS and not self.lost:  # it was for the ring, until just now
+                self._kept += b"".join(side.channel.writable())[len(self._kept) :][:length]
+                return
+            if self.lost or self.recall is not Recall.NOT:
+                return
+            side.channel.commit(length)
+            side.bell.ring()
+            self._tell_read(side)
+        except (ConnectionResetError, ValueError):
+            self.reset("violation")
+
+    def _on_attached(self, side: Side, count: int) -> None:
+        read, sent = count & 0xFFFFFFFF, count >> 32
+        if self.window or not all(limits.RING_SIZE_MIN <= ring <= limits.RING_SIZE_MAX for ring in (read, sent)):
+            raise PeerViolation(f"attached again, or rings of {read} and {sent} bytes", rule="link_order")
+        self.window = read
+        self.read_step = min(sent, side.channel.tx_size) // 4  # its ring may fill before ours does
+        self._open(side)
+
+    def _on_ready(self, side: Side, _count: int) -> None:
+        self.out = moved(self.out, OutEvent.INVITED)
+        if self.out is Out.INVITED:
+            side.tell(rx_ready=1)
+
+    def _on_switched(self, side: Side, count: int) -> None:
+        self.into = moved(self.into, InEvent.SWITCHED)
+        self.far_switched_at = count
+        side.tell(tx_switch_offset=count, tx_switched=1)
+        self.link.say(Say.HANDED, Handed.SWITCH)
+
+    def _on_read(self, side: Side, count: int) -> None:
+        channel = side.channel
+        passed = count - channel.received
+        if not 0 <= passed <= side.held:
+            raise PeerViolation(f"{count} bytes read, of {self.sent} that were sent", rule="link_count")
+        if passed:
+            channel.consume(passed)
+            side.held -= passed
+            if channel.wanted:
+                side.bell.ring()
+
+    def _on_ask(self, side: Side, _count: int) -> None:
+        if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
+            return
+        self.asked_answered = True
+        side.tell(notice=Notice.DEMOTE)
+        self.link.say(Say.HANDED, Handed.ASKED)
+
+    def _on_recall(self, side: Side, count: int) -> None:
+        channel = side.channel
+        if not channel.received <= count <= self.sent:
+            raise PeerViolation(f"a recall from byte {count}, of {self.sent} that were sent", rule="link_count")
+        recalled = moved(self.out, OutEvent.RECALLED, rule="link_count")
+        if not self._stop_at(side, count, recalled):
+            # It has gone back by itself, or ended, and will not send again. When a provider goes, who has asked keeps
+            # what comes until it hears of that (`_check_count`).
+            if not self.left:
+                self.reset("recall")
+            return
+        side.bell.ring()
+        self.link.say(Say.HANDED, Handed.ASKED)
+        self.link.say(Say.RESENDS)
+
+    def _on_resends(self, side: Side, _count: int) -> None:
+        self.recall = moved(self.recall, RecallEvent.RESENDS)
+        if self.recall in AGAIN:
+            self._kept.clear()
+            if self.undecided:
+                self._read_tcp(side)
+
+    def _read_tcp(self, side: Side) -> None:
+        """Our application reads TCP behind what has come by ring."""
+        side.channel.publish("tx_back_at", side.channel.sent)
+        if self._decide(Back.BACK):
+            side.bell.ring()
+
+    def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
+        """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
+        channel = side.channel
+        channel.publish("rx_frozen", count)
+        stands = channel.decide(False, Back.RECALLED)
+        if stands != Back.RECALLED and Words(*channel.remote()).tail != count:
+            return False
+        self.out = recalled
+        channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
+        return True
+
+    def _on_back(self, side: Side, count: int) -> None:
+        self.into = moved(self.into, InEvent.BACK)
+        if self.far_ending in SILENT:
+            raise PeerViolation("back to TCP behind its end", rule="link_order")
+        if self._arrived(count):  # it may never have left TCP: then the count is 0
+            self._read_tcp(side)
+
+    def _on_shut(self, _side: Side, count: int) -> None:
+        self.far_ending = moved(self.far_ending, EndEvent.SHUT)
+        self._arrived(count)
+
+    def _on_closed(self, side: Side, count: int) -> None:
+        if not side.channel.received <= count <= self.sent:
+            raise PeerViolation(f"closed with {count} bytes read, of {self.sent} that were sent", rule="link_count")
+        self.far_ending = moved(self.far_ending, EndEvent.CLOSED, rule="link_count")
+        self.far_read_at_close = count
+
+    def _on_ended(self, _side: Side, count: int) -> None:
+        self.far_ending = moved(self.far_ending, EndEvent.ENDED)
+        self._arrived(count)
+
+    def _arrived(self, count: int) -> bool:
+        """All has, unless some is recalled and we drop what comes; that is said. False: it is reset."""
+        if self.recall is Recall.OURS and count != self.recalled_at:
+            self._give_kept()  # it will not send it again
+        elif self.recall is Recall.WANTED and count != self.recalled_at:
+            self.reset("recall")  # nor what our application wants again
+            return False
+        if self.recall is Recall.NOT and count != self.side.channel.sent:
+            raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
+        self.link.say(Say.ARRIVED, count)
+        return True
+
+    def _give_kept(self) -> None:
+        """What was kept goes where it would have gone."""
+        side = self.side
+        self.recall = moved(self.recall, RecallEvent.REFUSED)
+        kept, self._kept = memoryview(bytes(self._kept)), bytearray()
+        for piece in side.channel.writable():  # it was seen that there is room
+            part = kept[: len(piece)]
+            piece[: len(part)] = part
+            kept = kept[len(part) :]
+            side.channel.commit(len(part))
+        side.bell.ring()
+
+    def _on_fin_seen(self, side: Side, _count: int) -> None:
+        # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
+        side.words = Words(*side.channel.remote())
+        side.gone |= not side.final
+
+    def _on_handed(self, side: Side, count: int) -> None:
+        side.tell(handed_on=count & (Handed.SWITCH | Handed.ASKED))
+
+    def _on_arrived(self, side: Side, count: int) -> None:
+        if not self.unconfirmed or count != side.words.tail:
+            raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
+        self.unconfirmed -= 1
+        self.arrived_told = count
+
+    def _on_reset(self, _side: Side, _count: int) -> None:
+        self.give_up("far")
+
+    # ---- the end ----
+
+    def break_off(self) -> int | None:
+        """The link is broken: how many bytes of the other application its host may count as arrived; None: it is over.
+
+        Always the same, whatever our application does afterwards.
+        """
+        if not self.lost:
+            self.turn(self.side)  # the last words may have come just before
+        if self.lost:
+            return None
+        if self.settled_at is None:
+            self.settled_at = self.side.channel.sent if self.recall is Recall.NOT else self.recalled_at
+        if self.side.words.fin_seen and not self.side.end_of.held():
+            if self._free:
+                self._hub.drop(self)  # all has arrived, or went by TCP
+            else:
+                self.reset("link_lost")  # TCP has been reset, as it is where the other provider has died
+            return None
+        if self.left and self._free:
+            self._hub.drop(self)
+            return None
+        if self.into is In.RING and not (self._doomed or self.taken):
+            received = self.side.end_of.received()
+            if received is not None and received > self.far_switched_at + 1:  # one may be a FIN
+                self._doom()  # what stands behind the lost bytes may fill TCP's buffers, and the end not get through
+        return self.settled_at
+
+    def _doom(self) -> None:
+        """TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets."""
+        if not self._doomed:
+            self._doomed = True
+            self._hub.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
+
+    def handle_farewell(self) -> None:
+        """The other provider has let go of it, and all that it said has come; not opened, it never left TCP there."""
+        if not (self.open or self.lost):
+            self._hub.drop(self)
+
+    def _give_up_waiting(self) -> None:
+        self.handle_arrived(None)
+
+    def handle_arrived(self, count: int | None) -> bool:
+        """Of our application's bytes `count` have arrived; None: that cannot be found out. False: it is over now.
+
+        What follows goes by TCP. What comes from the other end still waits for `handle_settled`.
+        """
+        if self.break_off() is None:
+            return False
+        if count is None:
+            if self.given and self.taken:
+                self._hub.drop(self)  # whoever still misses something of ours is the one to reset it
+            else:
+                self.reset("link_lost")
+            return False
+        side = self.side
+        try:
+            if not side.channel.received <= count <= self.sent:
+                self.reset("violation")
+            elif not self._send_again(side, count):
+                self.reset("link_lost")
+            else:
+                # nobody will hear of what it says from now on, and so it need not wait for that
+                side.tell(handed_on=Handed.SWITCH | Handed.ASKED, notice=Notice.DEMOTE)
+        except (ConnectionResetError, ValueError):
+            self.reset("violation")
+        return not self.lost
+
+    def _send_again(self, side: Side, count: int) -> bool:
+        """By TCP what follows; False: it cannot."""
+        if self.out in USED or self.out is Out.BACK:
+            return self._stop_at(side, count, moved(self.out, OutEvent.RECALLED))
+        return True
+
+    def handle_settled(self) -> None:
+        """The other application sends by TCP what has not arrived here, and ours may read it."""
+        if self.lost or self.settled_at is None:
+            return
+        side = self.side
+        self.turn(side)
+        if self.lost:
+            return
+        if self.recall is not Recall.NOT and self.recalled_at != self.settled_at:
+            self.reset("recall")  # it wants again what the other end counts as arrived
+            return
+        if self.undecided:
+            self._read_tcp(side)
+        if not self.lost:
+            self._hub.drop(self)
+
+    def reset(self, reason: str) -> None:
+        """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
+        if not self.lost:
+            self.failed = True
+            self.link.say(Say.RESET)
+            self.give_up(reason)
+
+    def bid_farewell(self) -> None:
+        """Nothing more goes over the link."""
+        self._hub.finishing[self] = None
+        self.link.finish(self._finished)
+        self.on_over()
+
+    def _finished(self) -> None:
+        self._hub.finishing.pop(self, None)
+
+    def leave(self) -> None:
+        """The protocol goes: both directions end where they are, and TCP goes on from there."""
+        if self.lost or self.left:
+            return
+        self.leaving = moved(self.leaving, LeaveEvent.LEAVE)
+        self.link.say(Say.LEAVE)
+        if not self.lost:
+            self._leave(self.side)
+
+    def _leave(self, side: Side) -> None:
+        if self.ends_here:
+            self._hub.counters.add("relay_left")
+        if self.into in AWAITED and self.recall is Recall.NOT and self.far_ending not in SILENT:
+            # What has arrived here is read from the ring. From there on the other end sends again by TCP, which ours
+            # reads once it is known that it can: it may just have gone back, or ended, by itself.
+            self.recall = moved(self.recall, RecallEvent.TAKE)
+            self.recalled_at = side.channel.sent
+            self.link.say(Say.RECALL, self.recalled_at)
+        side.tell(notice=Notice.DEMOTE)
+        self._hub.mark(side)
+
+    def _on_leave(self, side: Side, _count: int) -> None:
+        left, self.leaving = self.left, moved(self.leaving, LeaveEvent.TOLD)
+        if not left:
+            self._leave(side)
+
+    @property
+    def settled(self) -> bool:
+        """Whether neither application depends on the provider any more, and the other provider knows.
+
+        Who does not lead is dropped then, which is what is to be waited for.
+        """
+        return self.leaving is Leaving.LEADS and self._free and self.settled_at is not None
+
+    @property
+    def _free(self) -> bool:
+        """Whether ours does not, nor the other one on what we have still to say."""
+        unused = self.out not in USED and self.out is not Out.BACK
+        return self.given and self.taken and (unused or self.arrived_told >= 0)
+
+    _HEARD = {  # noqa: RUF012 - not to be changed
+        Say.ATTACHED: _on_attached,
+        Say.READY: _on_ready,
+        Say.SWITCHED: _on_switched,
+        Say.READ: _on_read,
+        Say.ASK: _on_ask,
+        Say.RECALL: _on_recall,
+        Say.BACK: _on_back,
+        Say.SHUT: _on_shut,
+        Say.CLOSED: _on_closed,
+        Say.ENDED: _on_ended,
+        Say.FIN_SEEN: _on_fin_seen,
+        Say.HANDED: _on_handed,
+        Say.RESET: _on_reset,
+        Say.LEAVE: _on_leave,
+        Say.ARRIVED: _on_arrived,
+        Say.RESENDS: _on_resends,
+    }
+
+
+def enter(
+    hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
+) -> Far:
+    """Takes a connection in whose application has not attached yet; raises Unavailable."""
+    far = Far(hub, protocol, on_drop, link, segment_id=segment_id, uid=uid)
+    hub.enter(far, end)
+    return far

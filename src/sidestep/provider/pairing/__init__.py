@@ -1,0 +1,1 @@
+"""Who is paired with whom, and what carries their bytes."""

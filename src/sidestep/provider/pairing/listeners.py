@@ -1,0 +1,157 @@
+"""Who listens at an address of this host, and whether the policy lets an offload protocol come in there.
+
+Connections that a provider hands to a listener that is not under the shim have no client that would say who it is. The
+kernel tells the socket that would accept, and its user; /proc tells a process that holds it, and so the program. Where
+that cannot be seen (another user's process, looked at without being root) nobody comes in, as a rule of the policy may
+be about that very program.
+
+A program under the shim asks who is at the other end, and is told the truth; it is known by the arena that it holds.
+Any other sees an address of this host, and might trust it: there a rule has to say that others may come in. Where
+several processes hold the listener the oldest stands for all, as a server's parent does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.errors import Unavailable
+from sidestep.policy import Subject
+from sidestep.provider.decisions import Decisions, names_of
+from sidestep.provider.proof.lookup import SocketProver
+from sidestep.provider.users import ROOT
+from sidestep.switch.protocol import Endpoint, OffloadProtocol, Visited
+
+_PROC: Final = Path("/proc")
+_ARENA: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_arena.c)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """What is known of a listening socket."""
+
+    pid: int  # of a process that holds it
+    subject: Subject
+
+
+class Listeners:
+    """The listening sockets of this network namespace."""
+
+    def __init__(self, decisions: Decisions, counters: Counters) -> None:
+        self._decisions = decisions
+        self._counters = counters
+        self.visitors = 0  # connections of other hosts that go to listeners of this one
+        self._prover: SocketProver | None = None  # made when it is first wanted
+        self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
+
+    def close(self) -> None:
+        if self._prover is not None:
+            self._prover.close()
+
+    def check(self, carrier: OffloadProtocol, local: Endpoint) -> bool:
+        """Returns if somebody listens there and may be reached by that protocol; the decision is remembered.
+
+        True: its program will ask who is at the other end.
+
+        Raises:
+            Unavailable: Nobody listens, it cannot be seen who, or the policy keeps it on TCP.
+        """
+        if self._prover is None:
+            self._prover = SocketProver()
+        found = self._prover.listener(str(local.address), local.port)
+        if found is None:
+            raise Unavailable(f"nobody listens at {local}")
+        listener = self._look_up(*found, local)
+        named = _under_the_shim(listener.pid)
+        verdict = self._decisions.listen(listener.subject, local, carrier)
+        if verdict.refusal is not None:
+            raise Unavailable(verdict.why)
+        if verdict.ruling.rule is None and not named:  # who listens sees this host's own address, and may trust it
+            raise Unavailable(
+                f"no rule lets other hosts in at {local}, whose program is not under sidestep",
+                remedy=f"use {carrier.name} listen PROGRAM {local}, for one",
+            )
+        return named
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+        """One connection wants in. Raises as `check` does."""
+        try:
+            named = self.check(carrier, local)
+        except Unavailable:
+            self._counters.add("visit_refused", carrier.name)
+            raise
+        self._counters.add("visit_accepted", carrier.name)
+        self.visitors += 1
+        return Visited(named, self._leave)
+
+    def _leave(self) -> None:
+        self.visitors -= 1
+
+    def _look_up(self, inode: int, uid: int, local: Endpoint) -> _Listener:
+        known = self._known.get(inode)
+        if known is None or known.subject.uid != uid or not _holds(known.pid, _socket_name(inode)):
+            pid = _holder(inode)
+            if pid is None:
+                raise Unavailable(f"which program listens at {local} cannot be seen", remedy="run the provider as root")
+            if pid == os.getpid():
+                raise Unavailable(f"{local} is this provider's own")
+            near = uid in (ROOT, os.geteuid())
+            known = _Listener(pid, Subject(names_of(pid, near=near), uid, frozenset(_groups(pid))))
+            self._known[inode] = known
+            while len(self._known) > limits.LISTENERS_KNOWN_MAX:
+                self._known.popitem(last=False)
+        return known
+
+
+def _holder(inode: int) -> int | None:
+    """A process that holds the socket of that inode: of several the oldest number, as a server's parent has."""
+    wanted = _socket_name(inode)
+    return next((pid for pid in _processes() if _holds(pid, wanted)), None)
+
+
+def _socket_name(inode: int) -> str:
+    """As /proc shows it."""
+    return f"socket:[{inode}]"
+
+
+def _under_the_shim(pid: int) -> bool:
+    return _holds(pid, _ARENA, f"{_ARENA} (deleted)")
+
+
+def _processes() -> Iterator[int]:
+    yield from sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
+def _holds(pid: int, *wanted: str) -> bool:
+    try:
+        return any(_link(entry) in wanted for entry in (_PROC / str(pid) / "fd").iterdir())
+    except OSError:  # it has gone, or may not be looked into
+        return False
+
+
+def _link(entry: Path) -> str:
+    try:
+        return os.readlink(entry)  # noqa: PTH115 - what is there is a name, not a path
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _groups(pid: int) -> Iterator[int]:
+    """The effective group of a process, and the others that it is in; none if it has gone."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        name, _, values = line.partition(":")
+        numbers = values.split()
+        if name == "Gid" and len(numbers) > 1:
+            yield int(numbers[1])
+        elif name == "Groups":
+            yield from map(int, numbers)

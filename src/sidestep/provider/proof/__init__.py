@@ -1,0 +1,1 @@
+"""Proofs that who names a connection holds it."""

@@ -1,0 +1,95 @@
+"""What a client shows for an offer or a claim, and what the provider makes of it.
+
+By lookup the provider asks the kernel about the socket that the message names; that works within one user and one
+network namespace. By possession the message brings a duplicate of the socket, and where the peer may be in another
+namespace also a UDP socket for the proof of the path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sidestep.errors import PeerViolation
+from sidestep.native.layout import Refusal, Welcome
+from sidestep.provider.proof import duplicate as possession
+from sidestep.provider.proof import lookup as proof
+from sidestep.provider.proof.duplicate import TcpFacts
+from sidestep.provider.proof.path import Way
+from sidestep.provider.rpc import Message, Packet
+from sidestep.switch.offers import ConnectionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One end of a connection, as far as it is known to be held by who says so."""
+
+    key: ConnectionKey
+    cookie: int
+    refusal: Refusal | None = None  # why it is none
+    facts: TcpFacts | None = None  # None: by lookup
+    way: Way | None = None
+
+    def close(self) -> None:
+        """Gives up what the proof of the path needs."""
+        if self.way is not None:
+            self.way.close()
+
+
+class Examiner:
+    """Takes the evidence out of messages."""
+
+    def __init__(self, wants: Welcome, *, netns_cookie: int) -> None:
+        self._wants = wants
+        self._netns_cookie = netns_cookie
+        self._prover = None if wants & Welcome.POSSESSION else proof.SocketProver()
+
+    def close(self) -> None:
+        """Ends the lookups."""
+        if self._prover is not None:
+            self._prover.close()
+
+    def take(self, packet: Packet, channel_fds: int) -> Evidence:
+        """The evidence of an OFFER or CLAIM, whose other `channel_fds` descriptors stay in the packet.
+
+        Raises:
+            PeerViolation: The message brings descriptors of other kinds or numbers.
+        """
+        proofs = len(packet.descriptors) - channel_fds
+        if not self._wants & Welcome.POSSESSION:
+            _expect(packet, proofs, (0,))
+            key = _key(packet.message)
+            foreign = key.netns_cookie != self._netns_cookie
+            return Evidence(key, packet.message.cookie, Refusal.FOREIGN_NETNS if foreign else None)
+        _expect(packet, proofs, (1, 2) if self._wants & Welcome.PATH else (1,))
+        # Closed before anything else is done: while it is open, the peer hears of no close.
+        held = possession.examine(packet.descriptors.take_first())
+        way_fd = packet.descriptors.take_first() if proofs == 2 else None
+        if held is None:
+            if way_fd is not None:
+                possession.as_socket(way_fd, "UDP socket").close()
+            return Evidence(_key(packet.message), packet.message.cookie, Refusal.NOT_PROVEN)
+        way = None
+        if way_fd is not None:
+            way = Way.take(way_fd, netns_cookie=held.key.netns_cookie, address=held.key.local_addr)
+        claimed = (_key(packet.message), packet.message.cookie)
+        refusal = None if claimed == (held.key, held.cookie) else Refusal.NOT_PROVEN
+        return Evidence(held.key, held.cookie, refusal, held.facts, way)
+
+    def refusal(self, evidence: Evidence) -> Refusal | None:
+        """Why the evidence does not hold, or None; by lookup this asks the kernel, so ask last."""
+        if evidence.refusal or self._prover is None:
+            return evidence.refusal
+        return None if self._prover.holds(evidence.key, evidence.cookie) else Refusal.NOT_PROVEN
+
+
+def _expect(packet: Packet, found: int, allowed: tuple[int, ...]) -> None:
+    if found not in allowed:
+        raise PeerViolation(
+            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors", rule="malformed"
+        )
+
+
+def _key(message: Message) -> ConnectionKey:
+    return ConnectionKey(
+        message.netns_cookie, message.local_addr, message.local_port, message.remote_addr, message.remote_port
+    )

@@ -1,0 +1,190 @@
+"""Proof of the path: whether what one end's network namespace sends to the other end's address arrives there.
+
+Two sockets in different namespaces may show the same four addresses and ports and have nothing to do with each other.
+So each end brings, beside the duplicate of its TCP socket, a UDP socket of the same namespace, bound to the address of
+the connection. The provider sends a nonce from each to the other. If both arrive, and come from where they were sent,
+the two namespaces are each other's way to these addresses: whoever stands in the way could take the connection itself.
+
+Not covered: a process that sits in the namespace of one true end, may bind UDP ports there, and works together with a
+namespace of its own that shows the same addresses; docs/security.md says what keeps it out.
+
+Nothing is waited for: arrivals come through the provider's loop, and a proof that is not there in time has failed.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from typing import Final
+
+from sidestep import limits
+from sidestep.errors import LimitReached, PeerViolation
+from sidestep.provider.proof import duplicate as possession
+from sidestep.provider.proof import lookup as proof
+from sidestep.routing import plain_address
+from sidestep.switch.protocol import Services
+
+_NONCE_LEN: Final = 16
+_READS_PER_TURN: Final = 32
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """One end's UDP socket, and the nonces that are expected there."""
+
+    sock: socket.socket
+    host: str
+    port: int
+    expected: dict[bytes, Proof] = field(default_factory=dict)
+    services: Services | None = None  # that watch the socket; None: nothing is expected
+
+    @classmethod
+    def take(cls, fd: int, *, netns_cookie: int, address: bytes) -> Way:
+        """Checks the descriptor and owns it from now on.
+
+        Raises:
+            PeerViolation: It is not an unconnected UDP socket of that namespace, bound to that address and a port.
+        """
+        sock = possession.as_socket(fd, "UDP socket")
+        host = plain_address(IPv6Address(address))
+        family = socket.AF_INET if host.version == 4 else socket.AF_INET6
+        try:
+            if (sock.family, sock.type, sock.proto) != (family, socket.SOCK_DGRAM, socket.IPPROTO_UDP):
+                raise PeerViolation("the UDP socket is something else", rule="descriptor")
+            if proof.netns_cookie_of(sock) != netns_cookie:
+                raise PeerViolation("the UDP socket is of another network namespace", rule="descriptor")
+            name = sock.getsockname()
+            if proof.mapped_address(name[0]) != address or not name[1]:
+                raise PeerViolation("the UDP socket is not bound to the connection's address", rule="descriptor")
+            if possession.bound_to_interface(sock) or _connected(sock):
+                raise PeerViolation("the UDP socket is bound to an interface or connected", rule="descriptor")
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, str(host), name[1])
+
+    def expect(self, nonce: bytes, waiting: Proof, services: Services) -> None:
+        """From now on `waiting` hears of the arrival of `nonce`."""
+        if self.services is None:
+            services.watch(self.sock.fileno(), self._read)
+            self.services = services
+        self.expected[nonce] = waiting
+
+    def forget(self, nonce: bytes) -> None:
+        """Whatever arrives, nobody waits for it."""
+        self.expected.pop(nonce, None)
+        if not self.expected and self.services is not None:
+            self.services.unwatch(self.sock.fileno())
+            self.services = None
+
+    def close(self) -> None:
+        """Closes the socket; proofs that need it run into their deadline."""
+        for nonce in list(self.expected):
+            self.forget(nonce)
+        self.sock.close()
+
+    def _read(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            try:
+                data, source = self.sock.recvfrom(_NONCE_LEN + 1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:  # what the network reported of an earlier datagram; the next read goes on
+                if error.errno in (errno.EBADF, errno.ENOTSOCK):
+                    raise
+                continue
+            waiting = self.expected.get(data)
+            if waiting is not None:
+                waiting.handle_arrival(data, source[0], source[1])
+            if self.services is None:
+                return
+
+
+@dataclass(slots=True, eq=False)
+class Proof:
+    """Two nonces under way between two ends."""
+
+    ends: tuple[Way, Way]
+    uid: int  # of who asked for it
+    on_done: Callable[[bool], None]
+    missing: dict[bytes, tuple[Way, Way]]  # nonce -> from, to
+    finish: Callable[[Proof], None]
+    done: bool = False
+
+    def handle_arrival(self, nonce: bytes, host: str, port: int) -> None:
+        """A nonce arrived where it was expected."""
+        source, target = self.missing[nonce]
+        if (proof.mapped_address(host), port) != (proof.mapped_address(source.host), source.port):
+            return
+        target.forget(nonce)
+        del self.missing[nonce]
+        if not self.missing:
+            self.end(True)
+
+    def end(self, proven: bool) -> None:
+        """Tells the outcome, once."""
+        if self.done:
+            return
+        self.done = True
+        for nonce, (_, target) in self.missing.items():
+            target.forget(nonce)
+        self.missing.clear()
+        self.finish(self)
+        self.on_done(proven)
+
+
+class PathProofs:
+    """All proofs under way in one provider."""
+
+    def __init__(self, services: Services, *, pending_max: int = limits.PATH_PROOFS_MAX) -> None:
+        self._services = services
+        self._pending_max = pending_max
+        self._of_user: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return self._of_user.total()
+
+    def start(self, one: Way, other: Way, *, uid: int, on_done: Callable[[bool], None]) -> Proof:
+        """Sends a nonce each way; `on_done` hears later whether both arrived in time.
+
+        Raises:
+            LimitReached: Too many proofs are under way, of this user or of all.
+        """
+        if len(self) >= self._pending_max or self._of_user[uid] >= limits.PATH_PROOFS_PER_USER_MAX:
+            raise LimitReached("too many proofs are under way")
+        nonces = secrets.token_bytes(_NONCE_LEN), secrets.token_bytes(_NONCE_LEN)
+        started = Proof((one, other), uid, on_done, {nonces[0]: (one, other), nonces[1]: (other, one)}, self._finish)
+        self._services.call_later(limits.PATH_PROOF_S, lambda: started.end(False))
+        self._of_user[uid] += 1
+        for nonce, (source, target) in list(started.missing.items()):
+            target.expect(nonce, started, self._services)
+            # An error is told by the deadline, as silence is: who asks learns nothing of the network by it.
+            _send(source, nonce, target)
+        return started
+
+    def _finish(self, ended: Proof) -> None:
+        self._of_user[ended.uid] -= 1
+        if not self._of_user[ended.uid]:
+            del self._of_user[ended.uid]
+
+
+def _send(source: Way, nonce: bytes, target: Way) -> bool:
+    try:
+        return source.sock.sendto(nonce, socket.MSG_DONTWAIT, (target.host, target.port)) == len(nonce)
+    except OSError:
+        return False
+
+
+def _connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Processes that carry connections with other hosts for the provider."""

@@ -1,0 +1,406 @@
+"""Connections of this host's programs that begin with SDP: TCP leads from the program to this provider only.
+
+    program ── TCP, loopback ──► place ── Pump ── SDP stream ──► the other host's provider, or whoever has SDP there
+
+Theory of operation. The program waits in connect() (`switch.protocol.Asked`). The other host's provider is asked for,
+and gets a Hello with `Purpose.VISIT` beside it; a host that has none may still know the service by the standard: its
+port mapper is asked for it, and it gets the ordinary Hello of iWARP. When the stream is established the program's
+socket is sent to a *place*: a listening socket that takes in that very socket, whose cookie the kernel tells, and
+nothing else. The program is told by its shim that it is connected with the other host.
+
+Who insists on SDP and gets no verdict in time is sent to a place that is *shut*: a filter drops what comes, so the
+kernel goes on sending SYNs and the connect() is truly in progress. It opens when the stream is established, and goes
+away, which resets, when the other host refuses. No answer at all stays none: TCP then says ETIMEDOUT itself.
+
+Who does not insist gets TCP, and where SDP has failed TCP comes first for a while (`limits.REACH_VAIN_S`).
+
+Places are at 127.83.68.80, or, for IPv6, at the address of this host that the program's connection comes from: IPv6 has
+one loopback address only, which a socket bound to another address could not reach from there by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import secrets
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+
+from sidestep import limits
+from sidestep.errors import SidestepError, Unavailable
+from sidestep.rdma.soft.loop import READ
+from sidestep.rdma.tools.devices import source_for
+from sidestep.remote.dial import reset
+from sidestep.remote.inbound import BY_CARRIER
+from sidestep.remote.peers import PROVIDER_PORT, Peers
+from sidestep.remote.promotion import Promotion, Purpose
+from sidestep.remote.pump import Pieces, Pump
+from sidestep.remote.serving import NAMED, Provider
+from sidestep.sdp.errnos import BY_CAUSE
+from sidestep.sdp.requests import Event, EventKind, Told
+from sidestep.sdp.settings import Addresses, Carrier
+from sidestep.switch.protocol import Asked, Endpoint, Ends
+
+if TYPE_CHECKING:
+    from sidestep.rdma.soft.loop import Loop, Timer
+    from sidestep.routing import Address
+    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.stack import Stack
+
+_SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
+_SO_DETACH_FILTER: Final = 27
+_DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K, 0: of every packet no byte is kept
+_BACKLOG: Final = 8  # strangers may knock as well
+_ACCEPTS_PER_TURN: Final = 16
+
+
+class Reaches:
+    """Those of one provider."""
+
+    def __init__(self, provider: Provider, peers: Peers, stack_at: Callable[[Address], Stack]) -> None:
+        self.provider: Final = provider
+        self.peers: Final = peers
+        self.stack_at: Final = stack_at
+        self.pieces: Final = Pieces()
+        self._there: dict[_Reach, None] = {}
+        self._vain: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
+
+    def close(self) -> None:
+        for reach in list(self._there):
+            reach.abandon("the provider stops")
+
+    def open(self, asked: Asked) -> None:
+        """Begins one; raises Unavailable."""
+        remote = asked.request.remote
+        if not remote.port:
+            raise Unavailable("no service has port 0")
+        until = self._vain.get(remote)
+        if not asked.insists and until is not None and until > self.provider.loop.now:
+            raise Unavailable("SDP has failed there a moment ago")
+        reach = _Reach(self, asked, self._local_of(asked))
+        self._there[reach] = None
+        reach.begin()
+
+    def in_vain(self, remote: Endpoint) -> None:
+        """TCP comes first there, for a while."""
+        self._vain.pop(remote, None)
+        self._vain[remote] = self.provider.loop.now + limits.REACH_VAIN_S
+        while len(self._vain) > limits.REACH_VAIN_MAX:
+            self._vain.popitem(last=False)
+
+    def worth_it(self, remote: Endpoint) -> None:
+        """SDP has been had there."""
+        self._vain.pop(remote, None)
+
+    def ended(self, reach: _Reach) -> None:
+        self._there.pop(reach, None)
+
+    def _local_of(self, asked: Asked) -> Endpoint:
+        """Where the program's connection comes from, to the other host."""
+        local, remote = asked.request.local, asked.request.remote
+        assert local is not None
+        address = local.address
+        if address.is_unspecified or address.version != remote.address.version:  # [::] serves IPv4 as well
+            address = ip_address(source_for(str(remote.address)))
+        if address.is_loopback or address.is_link_local:
+            raise Unavailable(f"other hosts are not reached from {address}")
+        return Endpoint(address, local.port)
+
+
+class _Reach:
+    """One connection."""
+
+    def __init__(self, reaches: Reaches, asked: Asked, local: Endpoint) -> None:
+        self._reaches = reaches
+        self._loop = reaches.provider.loop
+        self._asked = asked
+        self._local = local
+        self._remote = asked.request.remote
+        self._began_at = self._loop.now
+        self._answered = False  # the program knows where to connect to, or that nothing comes of it
+        self._asked_of: Endpoint | None = None  # who has told where to connect to, and where that is
+        self._port = 0
+        self._silent: dict[Endpoint, bool] = {}  # who has told of nowhere, and whether he has said anything
+        self._stream: Stream | None = None
+        self._place: _Place | None = None
+        self._pump: Pump | None = None
+        self._unname: Callable[[], None] | None = None
+        self._over = False
+        self._late = self._loop.call_later(asked.wait_s, self._handle_late)
+        self._end: Timer = self._loop.call_later(limits.REACH_S, self._handle_silence)
+        asked.on_gone = self._handle_gone
+
+    def begin(self) -> None:
+        """Asks for the other host's provider, and if that does not answer at once for the service itself."""
+        self._ask(self._provider_there)
+        if not self._over and self._stream is None:
+            self._loop.call_later(limits.PEER_ANSWER_S, self._ask_for_service)
+
+    def abandon(self, why: str) -> None:
+        if self._pump is not None:
+            self._pump.abort(why)
+        else:
+            self._fail(errno.ECONNREFUSED, why)
+            self._finish()
+
+    @property
+    def _provider_there(self) -> Endpoint:
+        return Endpoint(self._remote.address, PROVIDER_PORT)
+
+    def _ask(self, whom: Endpoint) -> None:
+        self._reaches.peers.ask(self._local, whom, partial(self._heard, whom), anew=self._asked.insists)
+
+    # ---- the way there ----
+
+    def _ask_for_service(self) -> None:
+        """As the standard has it; that request cannot show a key."""
+        wanted = self._stream is None and not self._over and self._remote not in self._silent
+        if wanted and self._reaches.provider.key is None:
+            self._ask(self._remote)
+
+    def _heard(self, whom: Endpoint, port: int | None) -> None:
+        """Where to connect to."""
+        if self._over or self._stream is not None:
+            return
+        if self._asked_of == whom and port in (None, self._port):
+            self._fail(errno.ECONNREFUSED, "it is refused there")
+        elif port is not None:
+            self._asked_of, self._port = whom, port
+            self._connect()
+        else:
+            self._silent[whom] = not self._reaches.peers.denied(whom)
+            self._ask_for_service()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """If nobody is left who might answer."""
+        asked = {self._provider_there} | ({self._remote} if self._reaches.provider.key is None else set())
+        if self._over or self._stream is not None or not asked <= self._silent.keys():
+            return
+        if all(self._silent.values()):
+            self._fail(errno.ETIMEDOUT, "no port mapper answers there")
+        else:
+            self._fail(errno.ECONNREFUSED, "there is no such service by SDP")
+
+    def _connect(self) -> None:
+        addresses = Addresses(self._local.address, self._local.port, self._remote.address, self._port)
+        carrier, beside = Carrier.IWARP, None
+        if self._asked_of == self._provider_there:
+            carrier, beside = Carrier.INFINIBAND, self._beside_hello
+        try:
+            stack = self._reaches.stack_at(self._local.address)
+            self._stream = stack.connect(
+                str(self._remote.address), addresses, self._told, BY_CARRIER[carrier], beside_hello=beside
+            )
+        except SidestepError as why:
+            self._fail(errno.ENETUNREACH, why.message)
+
+    def _beside_hello(self, hello: bytes) -> bytes:
+        promotion = Promotion(Purpose.VISIT, self._remote.port, secrets.token_bytes(16))
+        return promotion.encode(hello, self._reaches.provider.key)
+
+    def _told(self, stream: Stream, event: Told) -> None:
+        """Until there is a pump."""
+        if not isinstance(event, Event) or self._over:
+            return
+        if event.kind is EventKind.ESTABLISHED:
+            self._established()
+        elif event.kind is EventKind.BROKEN:
+            stream.tell = _nobody
+            self._loop.soon(partial(self._broken, stream, event))  # it may not even be known yet
+
+    def _broken(self, stream: Stream, event: Event) -> None:
+        if stream is self._stream and not self._over:
+            cause = stream.connection.cause
+            error = BY_CAUSE[cause] if cause is not None else errno.ECONNREFUSED
+            self._stream = None
+            if error == errno.ECONNREFUSED and self._asked_of is not None and not self._opened:
+                # Who was to be there may have been started anew, at another port; or this service is refused.
+                self._reaches.peers.doubt(self._asked_of, self._port)
+                self._ask(self._asked_of)
+            else:
+                self._fail(error, event.error.message if event.error is not None else "it broke")
+
+    @property
+    def _opened(self) -> bool:
+        return self._place is not None and not self._place.shut
+
+    def _established(self) -> None:
+        if self._answered and self._place is None:
+            return  # TCP goes on already
+        if self._place is None:
+            self._send_to_place(shut=False)
+            taken_s = limits.REACH_TAKEN_S
+        else:
+            self._place.open()
+            # its kernel comes back after twice the time that it has waited
+            taken_s = limits.REACH_TAKEN_S + 2 * (self._loop.now - self._began_at)
+        self._end.cancel()
+        self._end = self._loop.call_later(taken_s, self._handle_not_taken)
+        self._reaches.worth_it(self._remote)
+
+    # ---- the way here ----
+
+    def _send_to_place(self, *, shut: bool) -> None:
+        address = NAMED if self._remote.address.version == NAMED.version else self._local.address
+        try:
+            self._place = _Place(self._loop, address, self._asked, self._taken, shut=shut)
+        except OSError as error:
+            self._fail(errno.ENOBUFS, f"no place for it: {error.strerror}")
+            return
+        place = self._place.endpoint
+        bound = self._asked.request.local
+        assert bound is not None
+        comes_from = bound.address
+        if comes_from.is_unspecified or comes_from.version != place.address.version:
+            comes_from = ip_address("127.0.0.1") if place.address == NAMED else self._local.address
+        self._unname = self._reaches.provider.services.name_ends(
+            Ends(Endpoint(comes_from, bound.port), place), Ends(self._local, self._remote)
+        )
+        self._answer()
+        self._asked.redirect(place)
+
+    def _answer(self) -> None:
+        self._answered = True
+        self._late.cancel()
+
+    def _taken(self, sock: socket.socket) -> None:
+        """The program's socket is here."""
+        self._place = None
+        if self._stream is None:
+            reset(sock)
+            self._finish()
+            return
+        self._end.cancel()
+        self._log("goes by SDP")
+        self._pump = Pump(self._loop, self._stream, sock, self._reaches.pieces, self._pumped)
+
+    def _pumped(self, pump: Pump) -> None:
+        how = f": {pump.why}" if pump.why else ""
+        self._log(f"has ended, {pump.to_sdp} bytes there, {pump.to_tcp} back{how}")
+        self._finish()
+
+    # ---- the end ----
+
+    def _handle_late(self) -> None:
+        """The program waits no longer for a verdict."""
+        if self._answered:
+            return
+        if self._asked.insists:
+            self._send_to_place(shut=True)
+        else:
+            self._fail(errno.ETIMEDOUT, "it takes too long")
+
+    def _handle_silence(self) -> None:
+        self._fail(errno.ETIMEDOUT, "it does not answer")
+
+    def _handle_not_taken(self) -> None:
+        self._fail(errno.ECONNREFUSED, "the program has not come")
+
+    def _handle_gone(self) -> None:
+        """The program; its socket may live on, with another."""
+        if self._pump is None:
+            self._fail(errno.ECONNREFUSED, "the program has gone")
+            self._finish()
+
+    def _fail(self, error: int, why: str) -> None:
+        if self._over:
+            return
+        self._log(f"does not go by SDP: {why}")
+        if not self._asked.insists:
+            self._reaches.in_vain(self._remote)
+        self._drop_stream()
+        if not self._answered:
+            self._answer()
+            self._asked.refuse(error, why)
+        elif self._place is not None and self._place.shut and error != errno.ECONNREFUSED:
+            # Its own kernel says ETIMEDOUT, in its own time.
+            self._end.cancel()
+            self._end = self._loop.call_later(limits.REACH_SHUT_S, self._finish)
+            return
+        self._finish()
+
+    def _drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.tell = _nobody
+            self._stream.abort()
+            self._stream = None
+
+    def _finish(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._late.cancel()
+        self._end.cancel()
+        if self._pump is None:
+            self._drop_stream()
+        if self._place is not None:
+            self._place.close()
+        if self._unname is not None:
+            self._unname()
+        self._reaches.ended(self)
+        self._asked.over()
+
+    def _log(self, what: str) -> None:
+        self._reaches.provider.services.log(f"a connection from {self._local} to {self._remote} {what}")
+
+
+class _Place:
+    """Where one program's socket is taken in; raises OSError."""
+
+    def __init__(
+        self, loop: Loop, address: Address, asked: Asked, taken: Callable[[socket.socket], object], *, shut: bool
+    ) -> None:
+        self.shut = shut
+        self._loop = loop
+        self._asked = asked
+        self._taken = taken
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        self._sock = sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            if shut:
+                program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+                filled = struct.pack("@HP", 1, ctypes.addressof(program))  # struct sock_fprog
+                sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filled)
+            sock.bind((str(address), 0))
+            sock.listen(_BACKLOG)
+            self.endpoint = Endpoint(address, sock.getsockname()[1])
+            loop.watch(sock.fileno(), READ, self._ready)
+        except BaseException:
+            sock.close()
+            raise
+
+    def open(self) -> None:
+        """What comes from now on is taken in."""
+        if self.shut:
+            self.shut = False
+            self._sock.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+    def close(self) -> None:
+        """Who comes now is refused."""
+        if self._sock.fileno() >= 0:
+            self._loop.forget(self._sock.fileno())
+            self._sock.close()
+
+    def _ready(self, _events: int) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, (host, port, *_) = self._sock.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self.close()  # it would be ready all the time
+                return
+            if self._asked.is_from(Endpoint(ip_address(host.partition("%")[0]), port), self.endpoint):
+                self.close()
+                self._taken(sock)
+                return
+            reset(sock)  # somebody else's
+
+
+def _nobody(_stream: Stream, _event: Told) -> None:
+    """Nobody wants to hear of it any more."""

@@ -1,0 +1,374 @@
+"""Every kind of explanation, of real programs that talk under sidestep or beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chatting import PROGRAM, Chat, promoted_chat, promoted_client, talk_on
+from common import eventually, slot
+from relay_example import installed as relay_installed
+
+from sidestep.config import Proof
+from sidestep.errors import Misuse
+from sidestep.native.layout import REASON_TEXT, Reason, State
+from sidestep.native.reasons import REMEDY
+from sidestep.observe.explain import Explainer, Wanted
+from sidestep.testing import ShimClient, Sidestep, free_port
+
+pytestmark = pytest.mark.slow  # real programs, and commands as processes
+
+Explain = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def command(sidestep: Sidestep) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`sidestep explain ARGS` with the private provider."""
+
+    def run(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "sidestep", "explain", f"--socket={sidestep.socket}", *map(str, args)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+    return run
+
+
+@pytest.fixture
+def explain(command: Callable[..., subprocess.CompletedProcess[str]]) -> Explain:
+    """Its explanations."""
+
+    def run(*args: object) -> list[dict[str, Any]]:
+        found = command("--json", *args)
+        assert found.returncode == 0, found.stderr
+        explanations: list[dict[str, Any]] = json.loads(found.stdout)["explanations"]
+        return explanations
+
+    return run
+
+
+@pytest.fixture
+def chat(sidestep: Sidestep, closing: ExitStack) -> Chat:
+    """A server under sidestep."""
+    return Chat(closing, sidestep.popen)
+
+
+def test_a_promoted_connection_is_told_with_its_offsets_and_its_saving(
+    sidestep: Sidestep, explain: Explain, command: Callable[..., Any], closing: ExitStack
+) -> None:
+    chat, client = promoted_chat(sidestep, closing)
+    (found,) = explain(client.pid)
+    slots = {one.pid: one for one in sidestep.connections()}
+    mine, other = slots[client.pid], slots[chat.server.pid]
+    assert (found["verdict"], found["carrier"], found["reason"], found["cause"]) == ("carried", "local", None, "")
+    # Nothing of the stream was lost or doubled where it moved: what went by TCP ends where the ring begins.
+    assert mine.tx.ring_from == mine.tx.tcp_bytes == other.rx.ring_from
+    assert mine.rx.ring_from == mine.rx.tcp_bytes == other.tx.ring_from
+    assert found["facts"]["since"].startswith(f"byte {mine.tx.ring_from:,} sent, byte {mine.rx.ring_from:,} received (")
+    assert found["facts"]["peer"].startswith(f"{other.program}[{chat.server.pid}] fd {other.fd}, promoted")
+    messages = mine.tx.ring_msgs + mine.rx.ring_msgs
+    made = mine.doorbells + mine.sleeps + mine.calls  # of a chat on a busy machine as many as there are messages
+    assert found["calls_saved"] == max(0, messages - made)
+    assert found["facts"]["saved"].startswith(f"{found['calls_saved']:,} system calls: {messages:,} messages")
+    text = command(f"{client.pid}/{mine.fd}").stdout.splitlines()
+    assert text[0].endswith(f"{mine.local} -> {mine.remote}, is carried by local (shared memory)")
+    assert [line.split(":")[0] for line in text[1:]] == ["since", "sent", "received", "saved", "peer"]
+
+
+def test_the_program_at_the_other_end_is_named_with_the_command_that_would_help(
+    sidestep: Sidestep, explain: Explain, chat: Chat
+) -> None:
+    client = chat.client(subprocess.Popen)
+    start = f"sidestep run -- {sys.executable} {PROGRAM} client {chat.port}"
+    (server_end,) = explain(f"{chat.server.pid}/{sidestep.connections()[0].fd}")
+    assert (server_end["verdict"], server_end["reason"], server_end["hint"]) == ("tcp", "NOT_STARTED", start)
+    assert f"the other end, {Path(sys.executable).resolve().name}[{client.pid}]," in server_end["cause"] or (
+        f"[{client.pid}], was started without 'sidestep run'" in server_end["cause"]
+    )
+    (client_end,) = explain(client.pid)
+    assert (client_end["reason"], client_end["hint"], client_end["connection"]) == ("NOT_STARTED", start, None)
+
+
+def test_a_listening_socket_is_told_by_its_port(explain: Explain, chat: Chat, closing: ExitStack) -> None:
+    (found,) = explain(f":{chat.port}")
+    assert (found["verdict"], found["reason"]) == ("listens", None)
+    outside = Chat(closing, subprocess.Popen)
+    (found,) = explain(f"127.0.0.1:{outside.port}")
+    assert (found["verdict"], found["reason"]) == ("tcp", "NOT_STARTED")
+    assert found["hint"].endswith(f"{PROGRAM} server {outside.port}")
+
+
+def test_a_reason_of_this_end_comes_with_its_remedy_and_shows_at_the_other(
+    sidestep: Sidestep, explain: Explain, chat: Chat
+) -> None:
+    client = chat.client(sidestep.popen, "urgent")
+    (mine,) = explain(client.pid)
+    assert (mine["reason"], mine["cause"], mine["hint"]) == (
+        "URGENT_DATA", REASON_TEXT[Reason.URGENT_DATA], REMEDY[Reason.URGENT_DATA]
+    )  # fmt: skip
+    others = [one for one in explain(f":{chat.port}") if one["connection"] and one["connection"]["role"] == "passive"]
+    assert [one["reason"] for one in others] == ["URGENT_DATA"]
+    assert others[0]["cause"] == f"at the other end, {REASON_TEXT[Reason.URGENT_DATA]}"
+
+
+@pytest.fixture(scope="session")
+def static_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A static program that connects, sends a byte, and waits for its input."""
+    source = tmp_path_factory.mktemp("static") / "client.c"
+    source.write_text("""
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[2])), .sin_addr.s_addr = htonl(0x7f000001)};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	char byte = 'x';
+	if (argc < 3 || connect(fd, (struct sockaddr *)&to, sizeof(to)) || write(fd, &byte, 1) != 1 || read(fd, &byte, 1) != 1)
+		return 1;
+	puts("talked");
+	fflush(stdout);
+	return read(0, &byte, 1) < 0;
+}
+""")  # noqa: E501
+    subprocess.run(["cc", "-static", source, "-o", source.with_suffix("")], check=True)
+    return source.with_suffix("")
+
+
+def test_a_program_out_of_reach_is_told_as_such(
+    sidestep: Sidestep, explain: Explain, chat: Chat, static_client: Path
+) -> None:
+    client = chat.client(sidestep.popen, argv=[str(static_client)])
+    (found,) = explain(client.pid)
+    assert found["reason"] == "UNREACHABLE"
+    assert "linked statically" in found["cause"]
+    assert found["hint"] == "use a dynamically linked build"
+    (server_end,) = [one for one in explain(chat.server.pid) if one["connection"]]
+    assert (server_end["reason"], server_end["hint"]) == ("UNREACHABLE", found["hint"])
+
+
+def test_a_program_in_which_the_shim_does_nothing_is_told(sidestep: Sidestep, explain: Explain, chat: Chat) -> None:
+    client = chat.client(sidestep.popen, env=sidestep.env(SIDESTEP_DISABLE="1"))
+    (found,) = explain(client.pid)
+    assert found["reason"] == "DISABLED"
+    client = chat.client(sidestep.popen, env=sidestep.env(LD_PRELOAD="/no/such/libsidestep.so"))
+    (found,) = explain(client.pid)
+    assert found["reason"] == "NOT_LOADED"
+
+
+def test_a_program_of_another_provider_is_told_with_its_place(sidestep: Sidestep, explain: Explain, chat: Chat) -> None:
+    with Sidestep() as other:
+        client = chat.client(other.popen)
+        (found,) = explain(client.pid)
+    assert found["reason"] == "OTHER_PROVIDER"
+    assert str(other.socket) in found["cause"]
+
+
+def test_a_socket_that_another_process_made_is_told(sidestep: Sidestep, explain: Explain) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as made:
+        program = sidestep.popen(
+            [sys.executable, "-c", "print('ready', flush=True); input()"], pass_fds=[made.fileno()],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        (found,) = explain(f"{program.pid}/{made.fileno()}")
+    assert (found["verdict"], found["reason"]) == ("tcp", "UNKNOWN_SOCKET")
+
+
+def test_a_remote_peer_is_told(sidestep: Sidestep, explain: Explain) -> None:
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        elsewhere = bytes(10) + b"\xff\xff" + socket.inet_aton("198.51.100.7")
+        client.write_arena([slot(1000, state=State.NATIVE, reason=Reason.YOUNG, remote_addr=elsewhere)])
+        (found,) = explain("198.51.100.7:80")
+    assert (found["reason"], found["hint"]) == ("REMOTE", REMEDY[Reason.REMOTE])
+
+
+@pytest.mark.parametrize(("prove_by", "reason"), [(Proof.LOOKUP, "REMOTE"), (Proof.PATH, "YOUNG")])
+def test_a_peer_in_another_network_namespace_is_told_though_it_is_known(prove_by: Proof, reason: str) -> None:
+    """Both ends may have the same provider; only one that proves paths pairs them."""
+    one, other = (bytes(10) + b"\xff\xff" + socket.inet_aton(f"198.51.100.{last}") for last in (6, 7))
+    with Sidestep(prove_by=prove_by) as sidestep, ShimClient(sidestep.socket) as client:
+        client.hello()
+        young = {"state": State.NATIVE, "reason": Reason.YOUNG}
+        here = slot(1000, local_addr=one, remote_addr=other, **young)
+        there = slot(80, local_addr=other, remote_addr=one, remote_port=1000, role=2, **young)
+        client.write_arena([here, there])
+        found = Explainer(sidestep.socket).explain(Wanted(port=1000))
+        assert [one.reason for one in found] == [reason] * 2
+
+
+def test_a_channel_that_ends_in_the_provider_is_not_called_local(sidestep: Sidestep, explain: Explain) -> None:
+    """Each end has a channel of its own then, with another name."""
+    one, other = (bytes(10) + b"\xff\xff\x7f\0\0" + last for last in (b"\1", b"\2"))
+    with ShimClient(sidestep.socket) as client:
+        client.hello()
+        here = slot(1000, local_addr=one, remote_addr=other, segment_id=b"a" * 16)
+        there = slot(80, local_addr=other, remote_addr=one, remote_port=1000, role=2, segment_id=b"b" * 16)
+        client.write_arena([here, there])
+        assert [found["carrier"] for found in explain(":1000")] == ["offload protocol"] * 2
+        client.write_arena([here, there | {"segment_id": b"a" * 16}])
+        assert [found["carrier"] for found in explain(":1000")] == ["local"] * 2
+
+
+def test_a_connection_through_a_protocol_is_told_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack
+) -> None:
+    """Both protocols are there, and only the rule for the end that connects names one."""
+    rules = tmp_path / "policy.conf"
+    rules.write_text("use relay connect * *:*\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(relay_installed()))
+        private = closing.enter_context(Sidestep(promote_after="0", policy=rules))
+    chat, client = promoted_chat(private, closing)
+    assert private.status()["counters"]["relay_opened"] == 1
+    for pid in (client.pid, chat.server.pid):
+        argv = [sys.executable, "-m", "sidestep", "explain", f"--socket={private.socket}", "--json", str(pid)]
+        found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        carriers = [one["carrier"] for one in json.loads(found.stdout)["explanations"] if one["verdict"] == "carried"]
+        assert carriers == ["relay"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_what_is_anothers_is_told_as_such(sidestep: Sidestep, chat: Chat) -> None:
+    chat.client(subprocess.Popen)
+    # The interpreter may be where that user cannot enter: it changes its user once all is loaded.
+    code = "import os, sidestep.cli.explain as e; os.setgroups([]); os.setgid(12345); os.setuid(12345); e.explain()"
+    argv = [sys.executable, "-c", code, "--socket=/proc/nowhere/provider", "--json", f":{chat.port}"]
+    found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    explanations = json.loads(found.stdout)["explanations"]
+    assert {one["reason"] for one in explanations} == {"UNSEEN"}
+    assert len(explanations) == 3  # the listener and both ends
+    assert "only the kernel was asked" in found.stderr
+
+
+def test_without_a_provider_nothing_is_claimed_that_is_not_known(
+    sidestep: Sidestep, explain: Explain, command: Callable[..., Any], closing: ExitStack
+) -> None:
+    _, client = promoted_chat(sidestep, closing)
+    sidestep.kill_provider()
+    (found,) = explain(client.pid)
+    assert (found["verdict"], found["reason"], found["carrier"]) == ("unknown", "NO_PROVIDER", "")
+    everything = command()
+    assert (everything.returncode, everything.stdout) == (1, "")
+    assert "hint: start one with 'sidestep provider start'" in everything.stderr
+
+
+def test_programs_are_found_by_name_and_nothing_is_said_of_others(
+    sidestep: Sidestep, explain: Explain, closing: ExitStack
+) -> None:
+    chat, client = promoted_chat(sidestep, closing)
+    (program,) = {one.program for one in sidestep.connections()}
+    pids = {one["connection"]["pid"] for one in explain(program) if one["connection"]}
+    assert pids == {chat.server.pid, client.pid}
+    assert len(explain()) == 2
+
+
+@pytest.mark.parametrize("role", ["connect", "listen"])
+def test_the_line_of_the_policy_is_named_and_the_line_that_is_proposed_helps(
+    closing: ExitStack, tmp_path: Path, role: str
+) -> None:
+    file, rule = tmp_path / "policy.conf", f"use tcp {role} * *:*"
+    file.write_text(f"# nothing is offloaded\n{rule}\n")
+    sidestep = closing.enter_context(Sidestep(policy=file))
+    chat = Chat(closing, sidestep.popen)
+    client = chat.client(sidestep.popen)
+
+    def explained() -> list[dict[str, Any]]:
+        talk_on(client)
+        argv = [sys.executable, "-m", "sidestep", "explain", f"--socket={sidestep.socket}", "--json", str(client.pid)]
+        found = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        return [one for one in json.loads(found.stdout)["explanations"] if one["reason"] == "POLICY"]
+
+    eventually(explained, timeout_s=30)
+    (found,) = explained()
+    assert (found["verdict"], found["cause"]) == ("tcp", f"{file}, line 2 says so: {rule}")
+    place, line = found["hint"].split(": ", 1)
+    assert place == f"put this line before line 2 of {file}"
+    client.kill()
+    client.wait()
+    file.write_text(f"# nothing is offloaded\n{line}\n{rule}\n")
+    promoted_client(sidestep, chat)
+
+
+def test_a_connection_that_was_sent_back_is_told_and_counts_its_promotions(
+    sidestep: Sidestep, explain: Explain, closing: ExitStack
+) -> None:
+    _, client = promoted_chat(sidestep, closing)
+    order = [sys.executable, "-m", "sidestep", "demote", "--all", f"--socket={sidestep.socket}"]
+    subprocess.run(order, timeout=60, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def reason() -> str | None:
+        talk_on(client)
+        return str(explain(client.pid)[0]["reason"])
+
+    eventually(lambda: reason() == "DEMOTED", timeout_s=30)
+    (found,) = explain(client.pid)
+    assert (found["verdict"], found["hint"]) == ("tcp", f"sidestep promote {found['connection']['local']}")
+    order[3] = "promote"
+    subprocess.run(order, timeout=60, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def verdict() -> str:
+        talk_on(client)
+        return str(explain(client.pid)[0]["verdict"])
+
+    eventually(lambda: verdict() == "carried", timeout_s=30)
+    (found,) = explain(client.pid)
+    assert "promoted 2 times" in found["facts"]["since"]
+
+
+def test_what_is_not_there_is_exit_code_1(command: Callable[..., Any]) -> None:
+    for what in ("no-such-program", f":{free_port()}", f"127.0.0.1:{free_port()}", "4194305", f"{os.getpid()}/99999"):
+        found = command(what)
+        assert (found.returncode, found.stdout) == (1, ""), what
+        assert found.stderr.startswith("sidestep: "), what
+    assert "for a port write :4194305" in command("4194305").stderr
+
+
+def test_no_connections_is_no_error(command: Callable[..., Any]) -> None:
+    found = command()
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "no connections\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (None, Wanted()),
+        ("12", Wanted(pid=12)),
+        ("12/3", Wanted(pid=12, fd=3)),
+        (":80", Wanted(port=80)),
+        ("10.0.0.1:80", Wanted(address="10.0.0.1", port=80)),
+        ("[::1]:80", Wanted(address="::1", port=80)),
+        ("[::ffff:10.0.0.1]:80", Wanted(address="10.0.0.1", port=80)),
+        ("redis-server", Wanted(program="redis-server")),
+        ("12/x", Wanted(program="12/x")),
+    ],
+)
+def test_what_is_asked_for_is_understood(text: str | None, wanted: Wanted) -> None:
+    assert Wanted.parse(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["host:80", "1.2.3.4:", ":", ":65536", "1.2.3.4:-1", "1.2.3:80", ":\uff18\uff10"])
+def test_what_makes_no_sense_is_told(text: str) -> None:
+    with pytest.raises(Misuse):
+        Wanted.parse(text)
+
+
+def test_young_ends_wait_for_one_another(closing: ExitStack) -> None:
+    with Sidestep(promote_after="100000:1000000000") as sidestep:
+        chat = Chat(closing, sidestep.popen)
+        client = chat.client(sidestep.popen)
+        argv = [sys.executable, "-m", "sidestep", "explain", f"--socket={sidestep.socket}", "--json"]
+        eventually(lambda: len(sidestep.connections()) == 2)
+        found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)["explanations"]
+    by_pid = {one["connection"]["pid"]: one for one in found}
+    assert {by_pid[pid]["reason"] for pid in (client.pid, chat.server.pid)} == {"YOUNG"}
+    assert "--promote-after 0" in by_pid[client.pid]["hint"]

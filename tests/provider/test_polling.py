@@ -1,0 +1,75 @@
+"""How long a provider looks for news before it sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sidestep import limits
+from sidestep.provider.carry.polling import Polling
+
+
+class Clock:
+    """Goes on by so much with each look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+@pytest.fixture
+def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Polling]:
+    made = Polling(Clock(1e-6))
+    monkeypatch.setattr(made, "_running", lambda: 1)
+    yield made
+    made.close()
+
+
+def looks(polling: Polling, until: int | None) -> int:
+    """How often it looks, if the look number `until` finds something."""
+    count = 0
+
+    def found() -> bool:
+        nonlocal count
+        count += 1
+        return count == until
+
+    polling.warm = True
+    assert polling.look(found) == (until is not None)
+    return count
+
+
+def test_the_budget_follows_what_was_found(polling: Polling) -> None:
+    assert polling.budget_s == limits.POLL_MIN_S
+    for _ in range(10):
+        looks(polling, 1)
+    assert polling.budget_s == limits.POLL_MAX_S
+    many = looks(polling, None)
+    assert many > 50
+    for _ in range(10):
+        looks(polling, None)
+    assert polling.budget_s == limits.POLL_MIN_S
+    assert looks(polling, None) < many / 5
+
+
+def test_only_news_make_it_look(polling: Polling) -> None:
+    assert looks(polling, 1) == 1
+    assert not polling.look(lambda: pytest.fail("a look without news"))
+
+
+def test_a_crowded_machine_is_left_to_others(polling: Polling, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "_running", lambda: 1 << 16)
+    polling.warm = True
+    assert not polling.look(lambda: pytest.fail("it looked"))
+
+
+def test_the_load_is_the_machines() -> None:
+    polling = Polling(Clock(1e-6))
+    try:
+        assert 1 <= polling._running() < 1 << 22  # threads: we are one
+    finally:
+        polling.close()

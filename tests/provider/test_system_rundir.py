@@ -1,0 +1,165 @@
+"""Where the system-wide provider is, and what is handed over to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sidestep import config
+from sidestep.errors import Unavailable
+from sidestep.provider import activation
+from sidestep.provider.rundir import Place, lock_path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A system-wide socket at which somebody listens, as this machine's would be."""
+    monkeypatch.delenv(config.ENV_SOCKET, raising=False)
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o755)
+    path = directory / "provider"
+    monkeypatch.setattr(config, "SYSTEM_SOCKET", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        yield path
+
+
+def test_the_system_wide_provider_is_found(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert config.socket_path() == place
+    assert config.socket_path(tmp_path / "given") == tmp_path / "given"
+    monkeypatch.setenv(config.ENV_SOCKET, str(tmp_path / "asked"))
+    assert config.socket_path() == tmp_path / "asked"
+
+
+def test_a_socket_that_others_could_have_put_there_is_not_used(place: Path) -> None:
+    place.parent.chmod(0o777)
+    assert config.socket_path() == config.runtime_dir() / "provider"
+    place.parent.chmod(0o755)
+    assert config.socket_path() == place
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_a_socket_of_another_user_is_not_used(place: Path, closing: ExitStack) -> None:
+    """But of whom root gave the directory to."""
+    place.unlink()
+    other = closing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    other.bind(os.fspath(place))
+    os.seteuid(12345)
+    try:
+        other.listen()
+    finally:
+        os.seteuid(0)
+    assert config.socket_path() == config.runtime_dir() / "provider"
+    os.chown(place.parent, 12345, 12345)
+    assert config.socket_path() == place
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory of somebody else's")
+def test_where_all_can_make_things_a_taken_place_is_left_to_who_took_it(tmp_path: Path) -> None:
+    usual = config.shared_place(tmp_path)
+    usual.mkdir()
+    assert config.shared_place(tmp_path) == usual
+    os.chown(usual, 12345, 12345)
+    first, second = config.shared_place(tmp_path), config.shared_place(tmp_path)
+    assert first != second  # nobody can guess it
+    config.make_private_dir(second)
+    assert config.shared_place(tmp_path) == second  # but oneself finds it again
+    os.chown(second, 12345, 12345)
+    assert config.shared_place(tmp_path) not in (usual, second)
+
+
+def test_a_socket_that_nobody_answers_is_not_used(place: Path) -> None:
+    place.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(os.fspath(place))
+    assert config.socket_path() == config.runtime_dir() / "provider"
+
+
+def test_a_file_in_its_place_is_not_used(place: Path) -> None:
+    place.unlink()
+    place.touch()
+    assert config.socket_path() == config.runtime_dir() / "provider"
+
+
+def test_a_directory_that_others_can_change_is_no_place(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    directory.chmod(0o775)
+    with pytest.raises(Unavailable, match="only root or uid"):
+        Place.take(directory / "provider", public=True)
+
+
+def test_a_public_socket_is_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "provider"
+    taken = Place.take(path, public=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o022 == 0
+    assert stat.S_IMODE(lock_path(path).stat().st_mode) == 0o600
+    taken.leave()
+    assert not path.exists()
+
+
+@pytest.fixture
+def handed(closing: ExitStack) -> Iterator[None]:
+    """Descriptor 3 is the test's to fill, and is put back."""
+    try:
+        kept: int | None = os.dup(3)
+    except OSError:
+        kept = None
+    yield
+    if kept is None:
+        try:
+            os.close(3)
+        except OSError:
+            return  # closed by what was tested
+    else:
+        os.dup2(kept, 3)
+        os.close(kept)
+
+
+def hand_over(sock: socket.socket) -> dict[str, str]:
+    """What the service manager does."""
+    os.dup2(sock.fileno(), 3)
+    return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "provider", "HOME": "/"}
+
+
+@pytest.mark.usefixtures("handed")
+def test_the_socket_handed_over_is_taken_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "provider"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.bind(os.fspath(path))
+        made.listen()
+        environment = hand_over(made)
+        found = activation.listener(environment)
+    assert found is not None
+    assert environment == {"HOME": "/"}
+    assert not os.get_inheritable(found.fileno())
+    place = Place.inherit(found)
+    assert place.path == path
+    place.leave()
+    assert path.exists()  # the service manager's
+
+
+@pytest.mark.usefixtures("handed")
+@pytest.mark.parametrize(
+    ("family", "kind"), [(socket.AF_UNIX, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_SEQPACKET)]
+)
+def test_a_socket_of_another_kind_is_refused(family: socket.AddressFamily, kind: socket.SocketKind) -> None:
+    with socket.socket(family, kind) as made:  # the second is right but for listening
+        environment = hand_over(made)
+        with pytest.raises(Unavailable, match="ListenSequentialPacket"):
+            activation.listener(environment)
+
+
+def test_what_is_for_others_is_left() -> None:
+    assert activation.listener({}) is None
+    assert activation.listener({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
+    with pytest.raises(Unavailable, match="not one"):
+        activation.listener({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})

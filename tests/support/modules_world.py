@@ -1,0 +1,128 @@
+"""Offload protocols for tests, and what stands around them: services that nobody asks, and entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sidestep.config import RemoteSettings
+from sidestep.routing import NetworkEvent
+from sidestep.switch.modules import Modules
+from sidestep.switch.protocol import (
+    Awaited,
+    Capabilities,
+    Driven,
+    Endpoint,
+    Ends,
+    Incoming,
+    OffloadProtocol,
+    OffloadTransport,
+    Pair,
+    PortMapper,
+    Services,
+    Visited,
+    Workers,
+)
+
+
+class Told(OffloadProtocol):
+    """Writes down what it is told."""
+
+    name: ClassVar[str] = "told"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def start(self, services: Services) -> None:
+        super().start(services)
+        self.heard.append("start")
+
+    def stop(self) -> None:
+        self.heard.append("stop")
+
+    def handle_network(self, event: NetworkEvent) -> None:
+        self.heard.append(event)
+
+    def join(self, pair: Pair) -> None:
+        pair.attach()
+
+
+class NoServices:
+    """Modules under test ask for nothing."""
+
+    remote: RemoteSettings | None = None
+    port_mapper: PortMapper | None = None
+
+    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+        raise AssertionError
+
+    def drive(self, driven: Driven) -> None:
+        raise AssertionError
+
+    def release_driven(self, driven: Driven) -> None:
+        raise AssertionError
+
+    def await_end(
+        self,
+        carrier: OffloadProtocol,
+        local: Endpoint,
+        remote: Endpoint,
+        on_found: Callable[[Incoming], None],
+        on_failed: Callable[[str], None],
+    ) -> Awaited:
+        raise AssertionError
+
+    def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
+        raise AssertionError
+
+    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+        raise AssertionError
+
+    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+        raise AssertionError
+
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        raise AssertionError
+
+    def unwatch(self, fd: int) -> None:
+        raise AssertionError
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        raise AssertionError
+
+    def transports(self) -> Iterator[OffloadTransport]:
+        raise AssertionError
+
+    def log(self, text: str) -> None:
+        raise AssertionError
+
+
+@dataclass
+class Point:
+    """An entry point, as importlib.metadata has them."""
+
+    name: str
+    found: object
+    value: str = "somewhere:Something"
+    loads: int = 0
+
+    def load(self) -> Any:
+        self.loads += 1
+        if isinstance(self.found, BaseException):
+            raise self.found
+        return self.found
+
+
+@dataclass
+class World:
+    points: dict[str, Point]
+    broken: list[tuple[str, BaseException]] = field(default_factory=list)
+
+    def find(self) -> Mapping[str, Point]:
+        return self.points
+
+    def modules(self, services: Services | None = None) -> Modules[OffloadProtocol]:
+        kind: Any = OffloadProtocol
+        return Modules(kind, self.find, services or NoServices(), lambda name, error: self.broken.append((name, error)))

@@ -1,0 +1,300 @@
+"""Two hosts' hubs in one process, with applications played word by word and a real link of SDP over iWARP."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+from contextlib import ExitStack
+from ipaddress import IPv4Address
+from struct import Struct
+
+from channel_app import RING, App
+
+from sidestep import limits
+from sidestep.counters import Counters
+from sidestep.native.layout import Back, Handed, Notice, Seen
+from sidestep.provider.carry import remote_relay as fars
+from sidestep.provider.carry.hub import Relays
+from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry.services import ProviderServices
+from sidestep.rdma.iwarp.device import IwarpDevice
+from sidestep.rdma.soft.loop import Loop
+from sidestep.remote.link import SdpLink
+from sidestep.remote.protocol import LINK_SETTINGS
+from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.requests import Event, StreamReceive, Told
+from sidestep.sdp.settings import Addresses
+from sidestep.sdp.stack import Stack
+from sidestep.switch.link import Carried, Say
+
+WORD = Struct(">B7xQ")
+RINGS = RING << 32 | RING  # what ATTACHED says of them
+TURN_S = 0.02
+WAIT_S = 20.0
+
+
+class Hub:
+    """One provider's, whose time is the test's."""
+
+    def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
+        self.faults: list[BaseException] = []
+        self.now = 0.0
+        self.selector = stack.enter_context(selectors.DefaultSelector())
+        self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
+        self.counters = Counters()
+        self.hub = Relays(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
+        self.hub.descriptors()
+        stack.callback(self.hub.close)
+        self.dropped = 0
+
+    def _guarded(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            self.faults.append(error)
+
+    def _on_drop(self) -> None:
+        self.dropped += 1
+
+    def pass_time(self, seconds: float) -> None:
+        """And what is due by then happens."""
+        self.now += seconds
+        while callback := self.services.poll_due(self.now):
+            callback()
+
+
+class Host(Hub):
+    """One provider: a hub and a stack."""
+
+    def __init__(self, stack: ExitStack, loop: Loop, address: str) -> None:
+        super().__init__(stack)
+        self.loop = loop
+        self.device = IwarpDevice(address, loop)
+        stack.callback(self.device.close)
+        self.stack = Stack(self.device, lambda: loop.now, LINK_SETTINGS)
+        stack.callback(self.stack.close)
+        self.lost: list[Carried] = []
+        self.logged: list[str] = []
+
+    def wait_for_attachments(self) -> None:
+        """Applications that have not attached by now are not waited for any longer."""
+        self.pass_time(limits.RELAY_ATTACH_S)
+
+    def link(self, stream: Stream) -> SdpLink:
+        return SdpLink(stream, self.loop, self.lost.append, self.logged.append)
+
+    def take(self, app: App, link: SdpLink) -> Far:
+        far = fars.enter(
+            self.hub, app.given(), protocol="test", on_drop=self._on_drop, link=link, segment_id=bytes(16), uid=0
+        )
+        link.carry(far)
+        return far
+
+
+class Stranger:
+    """The other end of a link, which follows no rules."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        stream.tell = self._told
+        self.room = memoryview(bytearray(1 << 16))
+        self.heard = bytearray()
+        self.events: list[str] = []
+        self.open = True
+        self._reading = False
+
+    def _told(self, _stream: Stream, event: Told) -> None:
+        if isinstance(event, Event):
+            self.events.append(event.kind.name)
+        if type(event) is StreamReceive:
+            self._reading = False
+            self.heard += self.room[: event.filled]
+            if event.filled:
+                self.read()
+            else:
+                self.open = False
+        elif isinstance(event, Event) and event.kind.name in ("BROKEN", "CLOSED", "END_OF_STREAM"):
+            self.open = False
+
+    def read(self) -> None:
+        """Hears what comes."""
+        if not self._reading and self.open:
+            self._reading = True
+            self.stream.receive(self.room)
+
+    def write(self, data: bytes) -> None:
+        """Any bytes."""
+        if self.open:
+            self.stream.send(memoryview(data))
+
+    def say(self, word: int, count: int = 0, data: bytes = b"") -> None:
+        """One word, and what follows it."""
+        self.write(WORD.pack(word, count) + data)
+
+    def words(self) -> list[tuple[Say, int]]:
+        """What has been heard, without data."""
+        found, rest = [], bytes(self.heard)
+        while len(rest) >= WORD.size:
+            number, count = WORD.unpack(rest[: WORD.size])
+            rest = rest[WORD.size + (count if number == Say.DATA else 0) :]
+            found.append((Say(number), count))
+        return found
+
+
+class World:
+    """Two hosts, and connections between them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.loop = Loop()
+        stack.callback(self.loop.close)
+        self.one, self.two = Host(stack, self.loop, "127.0.0.1"), Host(stack, self.loop, "127.0.0.2")
+
+    def turns(self, until: Callable[[], bool]) -> None:
+        """Lets both hosts work until something is so."""
+        deadline = self.loop.now + WAIT_S
+        while not until():
+            assert self.loop.now < deadline, "it never came to be"
+            self.turn()
+
+    def turn(self) -> bool:
+        """One turn of all; whether anything was to be done."""
+        busy = False
+        for host in (self.one, self.two):
+            if host.hub.about_to_wait():
+                busy = True
+                host.hub.handle_turn()
+        return self.loop.turn(0 if busy else TURN_S) or busy
+
+    def rest(self) -> None:
+        """Lets both hosts work until nothing happens any more."""
+        quiet = 0
+        while quiet < 3:
+            quiet = 0 if self.turn() else quiet + 1
+
+    def pair(self, *, promoted: bool = True, rings: tuple[int, int] = (RING, RING)) -> tuple[App, App, Far, Far]:
+        """Two applications whose providers have a link."""
+        apps = App(0, rings[0]), App(1, rings[1])
+        for app in apps:
+            self.stack.callback(app.close)
+        taken: list[Far] = []
+        listener = self.two.stack.listen(0, lambda stream: taken.append(self.two.take(apps[1], self.two.link(stream))))
+        addresses = Addresses(
+            IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), listener.service_id & 0xFFFF
+        )
+        stream = self.one.stack.connect(self.two.device.address, addresses, lambda *_: None)
+        far = self.one.take(apps[0], self.one.link(stream))
+        self.turns(lambda: bool(taken))
+        listener.close()
+        if promoted:
+            self.promote(*apps)
+        return *apps, far, taken[0]
+
+    def promote(self, *apps: App) -> None:
+        """Both directions go by ring."""
+        for words in ({"attached": 1}, {"rx_ready": 1}, {"tx_switch_offset": 7, "tx_switched": 1}):
+            for app in apps:
+                app.say(**words)
+            self.rest()
+        assert [app.word("tx_switch_offset") for app in apps] == [7, 7]
+        assert all(app.word("handed_on") & Handed.SWITCH for app in apps)
+
+    def stranger(self, *, promoted: bool = True) -> tuple[App, Far, Stranger]:
+        """An application whose provider has a link with somebody who says what he likes."""
+        app = App(0)
+        self.stack.callback(app.close)
+        met: list[Stranger] = []
+        listener = self.two.stack.listen(0, lambda stream: met.append(Stranger(stream)))
+        addresses = Addresses(
+            IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), listener.service_id & 0xFFFF
+        )
+        stream = self.one.stack.connect(self.two.device.address, addresses, lambda *_: None)
+        far = self.one.take(app, self.one.link(stream))
+        self.turns(lambda: bool(met))
+        listener.close()
+        app.say(attached=1)
+        if promoted:
+            met[0].say(Say.ATTACHED, RINGS)
+            self.rest()
+            app.say(rx_ready=1)
+            self.rest()
+            met[0].say(Say.READY)
+            met[0].say(Say.SWITCHED, 7)
+            self.rest()
+            app.say(tx_switch_offset=7, tx_switched=1)
+        self.rest()
+        return app, far, met[0]
+
+
+def reset(app: App) -> bool:
+    """Whether its provider has told it to reset the connection."""
+    return bool(app.word("notice") & Notice.RESET)
+
+
+def go_back(app: App) -> None:
+    """It sends by TCP from now on, as `tx_back` of the shim does."""
+    sent = app.end.sent
+    app.end.publish("tx_back_at", sent)
+    assert app.end.decide(True, Back.BACK) in (Back.BACK, Back.RECALLED)
+    app.hint()
+
+
+def recall(app: App) -> int:
+    """It reads no more by ring, as `conn_demote` of the shim does with `recall`; the count from which it wants all."""
+    at = app.end.received
+    app.end.publish("rx_frozen", at)
+    assert app.end.decide(False, Back.RECALLED) == Back.RECALLED
+    app.say(notice=Notice.RECALL | Notice.DEMOTE)
+    return at
+
+
+def shut(app: App) -> None:
+    """It shuts its sending direction down."""
+    app.end.decide(True, Back.ENDED)
+    app.say(shut_wr=1)
+
+
+def close(app: App) -> None:
+    """The last descriptor is closed."""
+    app.say(notice=Notice.CLOSED)
+
+
+def hear_fin(app: App, seen: Seen = Seen.END) -> None:
+    """Its native socket has told the end."""
+    app.poke(f"side[{1 - app.provider_side}].fin_seen", seen)
+
+
+def snap(world: World, *ends: Far) -> None:
+    """The link of these is broken, and neither host has heard the last of the other."""
+    for far in ends:
+        assert isinstance(far.link, SdpLink)
+        far.link.abandon()
+    world.rest()
+
+
+def all_of(sender: App, receiver: App, sent: int) -> None:
+    """What the receiver has by ring and what the sender has to send by TCP are all, and each byte once."""
+    by_ring = receiver.end.received + receiver.end.avail
+    if receiver.word("tx_back") == 1 << 2 | Back.BACK:
+        assert receiver.word("tx_back_at") == by_ring
+    if sender.word("notice") & Notice.RECALL:
+        assert sender.word("rx_frozen") == by_ring
+        assert sender.end.unread >= sent - by_ring
+    else:
+        assert sent == by_ring == 0
+
+
+Words = list[tuple[int, int]]
+
+
+def is_cut_off_by(word: tuple[int, int], before: Words, world: World, app: App, far: Far, stranger: Stranger) -> None:
+    """What the stranger says before does no harm; with that word its connection is reset, as a violation."""
+    for each in before:
+        stranger.say(*each)
+    world.rest()
+    assert not far.lost
+    stranger.say(*word)
+    world.rest()
+    assert far.lost
+    assert reset(app)
+    assert world.one.counters.get("relay_reset", "violation") == 1

@@ -1,0 +1,259 @@
+"""Builds the C programs of the tests, and the shim itself, plain or with a sanitizer.
+
+What is built stays in build/native-tests under a name made from sources and flags, so a second run compiles nothing.
+The compiler is $CC, else gcc; libFuzzer targets need clang.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sidestep.testing import Sidestep
+
+SUPPORT: Final = Path(__file__).parent
+TESTS: Final = SUPPORT.parent
+ROOT: Final = TESTS.parent
+NATIVE_TESTS: Final = TESTS / "native"
+NATIVE: Final = ROOT / "src" / "sidestep" / "native"
+HEADERS: Final = ROOT / "include" / "sidestep"  # what C programs include
+OUTPUT: Final = ROOT / "build" / "native-tests"
+COMPILE_TIMEOUT_S: Final = 300
+RUN_TIMEOUT_S: Final = 100
+WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wstrict-prototypes")
+GUARDED: Final = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # see check.h
+SPILL: Final = "-DCHANNEL_SPILL=16384u"  # small, so that it wraps often
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """How to compile for one sanitizer, and what its runtime is told."""
+
+    name: str
+    flags: tuple[str, ...]
+    runtimes: tuple[str, ...] = ()  # to be preloaded into programs that were not built with it
+    options: tuple[tuple[str, str], ...] = ()
+
+    def env(self, log: Path | None = None) -> dict[str, str]:
+        """Environment for the runtime; reports go to files named `log`.PID, else to stderr."""
+        path = "" if log is None else f":log_path={log}"
+        return {name: value + path for name, value in self.options}
+
+
+PLAIN: Final = Sanitizer("plain", ("-O2",))
+ADDRESS: Final = Sanitizer(
+    "address",
+    ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    ("libasan.so", "libubsan.so"),
+    (
+        # leaks: the programs under the shim are not ours; use_sigaltstack: threads come and go
+        ("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1"),
+        ("UBSAN_OPTIONS", "print_stacktrace=1:abort_on_error=1"),
+    ),
+)
+THREAD: Final = Sanitizer(
+    "thread",
+    # atomic_thread_fence is unknown to it: what a fence orders must be ordered by acquire and release as well
+    ("-O1", "-fno-omit-frame-pointer", "-fsanitize=thread", "-Wno-tsan"),
+    ("libtsan.so",),
+    # symbolize: the runtime would read debug information by calls that the shim hooks, holding its own locks
+    (("TSAN_OPTIONS", "halt_on_error=0:exitcode=66:second_deadlock_stack=1:symbolize=0:handle_segv=0"),),
+)
+SANITIZERS: Final = (PLAIN, ADDRESS, THREAD)
+
+
+def compiler() -> str:
+    """The C compiler."""
+    return os.environ.get("CC", "gcc")
+
+
+def _run(argv: Sequence[str | os.PathLike[str]]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+
+
+@cache
+def require(sanitizer: Sanitizer) -> None:
+    """Fails the test, with the remedy, where the compiler cannot link a program with this sanitizer."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "empty.c"
+        source.write_text("int main(void) { return 0; }\n")
+        done = _run([compiler(), *sanitizer.flags, source, "-o", Path(scratch) / "empty"])
+    if done.returncode:
+        pytest.fail(
+            f"{compiler()} cannot build for the {sanitizer.name} sanitizer: {done.stderr.strip()}\n"
+            f"hint: on Debian, gcc brings it; with CC=clang install libclang-rt-dev; or set CC to a compiler that can"
+        )
+
+
+def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str | None = None) -> Path:
+    """The program or library `name` made from `sources`; compiled only if there is none of this content yet."""
+    cc = cc or compiler()
+    digest = hashlib.sha256("\0".join([cc, *flags]).encode())
+    folders = {NATIVE, HEADERS, SUPPORT, NATIVE_TESTS, *(path.parent for path in sources)}
+    headers = [NATIVE / "layout.py", *(header for folder in folders for header in folder.glob("*.h"))]
+    for path in sorted({*sources, *headers}):
+        digest.update(path.name.encode() + path.read_bytes())
+    target = OUTPUT / f"{digest.hexdigest()[:16]}-{name}"
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    with (OUTPUT / f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several runs may meet here: the first compiles, the others find it done
+        if not target.exists():
+            _compile(cc, target, sources, flags)
+    return target
+
+
+def _compile(cc: str, target: Path, sources: Sequence[Path], flags: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
+        made = Path(scratch) / "made"
+        subprocess.run([sys.executable, NATIVE / "layout.py", Path(scratch) / "layout.h"], check=True)
+        includes = [f"-I{scratch}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
+        done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
+        if done.returncode:
+            pytest.fail(f"{cc} cannot build {target.name}:\n{done.stderr}")
+        made.rename(target)  # whole or not at all
+
+
+def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
+    """The C test program tests/native/`name`.c, with the channel's own code, for `sanitizer`."""
+    require(sanitizer)
+    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
+    return build(f"{name}-{sanitizer.name}", sources, [*sanitizer.flags, *GUARDED, SPILL])
+
+
+def run(
+    argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer, timeout_s: float = RUN_TIMEOUT_S, **env_more: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that was built for `sanitizer`, run to a good end."""
+    env = {**os.environ, **sanitizer.env(), **env_more}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, f"{argv} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done
+
+
+def succeed(argv: Sequence[str | os.PathLike[str]], sanitizer: Sanitizer) -> str:
+    """Standard output of a program that ends well and says nothing of a failure."""
+    return run(argv, sanitizer).stdout
+
+
+def build_shim(sanitizer: Sanitizer) -> Path:
+    """libsidestep.so for `sanitizer`."""
+    require(sanitizer)
+    sources = [NATIVE / "channel.c", *sorted(NATIVE.glob("shim*.c"))]
+    # the flags that meson.build gives the library, for the same reasons
+    flags = [
+        *("-shared", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-fno-semantic-interposition"),
+        *("-U_FORTIFY_SOURCE", "-U_FILE_OFFSET_BITS", "-w"),  # the ordinary build warns
+        *("-Wl,-z,now", "-Wl,-z,relro", "-ldl"),
+    ]
+    return build(f"libsidestep-{sanitizer.name}.so", sources, [*sanitizer.flags, *flags])
+
+
+def build_module(sanitizer: Sanitizer, name: str, *parts: str) -> Path:
+    """The Python extension `name`, made of the C files called so and other parts of the library, for `sanitizer`."""
+    require(sanitizer)
+    sources = [*sorted(NATIVE.glob(f"{name}*.c")), *(NATIVE / f"{part}.c" for part in parts)]
+    flags = [
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-DPy_LIMITED_API=0x030b0000",
+        "-Wno-missing-field-initializers",
+    ]
+    flags.append(f"-I{sysconfig.get_path('include')}")
+    return build(f"_{name}-{sanitizer.name}.so", sources, [*sanitizer.flags, *flags])
+
+
+@cache
+def runtimes(sanitizer: Sanitizer) -> tuple[str, ...]:
+    """Paths of the sanitizer's runtime libraries, for LD_PRELOAD."""
+    found = []
+    for name in sanitizer.runtimes:
+        path = _run([compiler(), f"-print-file-name={name}"]).stdout.strip()
+        if not Path(path).is_absolute():
+            pytest.fail(f"{compiler()} has no shared {name}\nhint: use gcc for the tests of the sanitized shim")
+        found.append(str(Path(path).resolve()))
+    return tuple(found)
+
+
+def preload(sanitizer: Sanitizer, shim: Path) -> str:
+    """LD_PRELOAD for a program under a sanitized shim."""
+    libraries = runtimes(sanitizer)
+    if sanitizer is THREAD:
+        # TSan calls, while it starts, functions that the shim defines and it has instrumented: the shim goes first
+        closes = build("tsan-syscall.so", [NATIVE_TESTS / "tsan_syscall.c"], ["-O2", "-shared", "-fPIC", "-ldl"])
+        return ":".join([str(shim), str(closes), *libraries])
+    return ":".join([*libraries, str(shim)])  # ASan insists on being first
+
+
+_FRAME = re.compile(r"\(([^()+]+)\+0x([0-9a-f]+)\)")
+
+
+def symbolized(report: str) -> str:
+    """A sanitizer's report with a source line beside each address that has one."""
+
+    def line(match: re.Match[str]) -> str:
+        done = _run(["addr2line", "-Cfspie", OUTPUT / match[1], f"0x{int(match[2], 16) - 1:x}"])
+        return f"{done.stdout.strip()} {match[0]}" if not done.returncode else match[0]
+
+    return _FRAME.sub(line, report)
+
+
+class SanitizedShim:
+    """The shim built for a sanitizer: what programs run under it need, and what the sanitizer has to say of them."""
+
+    def __init__(self, sanitizer: Sanitizer, sidestep: Sidestep, directory: Path) -> None:
+        self.sanitizer = sanitizer
+        self._logs = directory / "reports"
+        self._logs.mkdir()
+        self.env = sidestep.env(
+            LD_PRELOAD=preload(sanitizer, build_shim(sanitizer)), **sanitizer.env(self._logs / "report")
+        )
+
+    def reports(self) -> list[str]:
+        """What the sanitizer has reported, a text for each process that had something."""
+        return [symbolized(path.read_text()) for path in sorted(self._logs.iterdir())]
+
+    def check(self) -> None:
+        """Fails the test if the sanitizer has reported anything."""
+        reports = self.reports()
+        assert not reports, f"{len(reports)} sanitizer reports; the first:\n{reports[0][:6000]}"
+
+
+def clang() -> str | None:
+    """clang with libFuzzer, if there is one."""
+    found = shutil.which("clang")
+    if not found:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "empty.c"
+        source.write_text("int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }\n")
+        return found if not _run([found, "-fsanitize=fuzzer", source, "-o", Path(scratch) / "x"]).returncode else None
+
+
+def guided(name: str, seconds: float, directory: Path, *more: Path) -> int:
+    """How many inputs libFuzzer led through the target tests/native/`name`.c in so long; any failure is the test's."""
+    with_libfuzzer = clang()
+    if with_libfuzzer is None:
+        pytest.skip("no clang with libFuzzer; install clang and libclang-rt-dev to run this")
+    sources = [NATIVE_TESTS / f"{name}.c", NATIVE_TESTS / "check.c", NATIVE / "channel.c", *more]
+    flags = ["-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined", *GUARDED, SPILL]
+    program = build(f"{name}-libfuzzer", sources, flags, cc=with_libfuzzer)
+    bounds = ["-max_len=400", f"-max_total_time={seconds:.0f}", f"-artifact_prefix={directory}/"]
+    said = run([program, *bounds, directory], ADDRESS, timeout_s=seconds + RUN_TIMEOUT_S).stderr
+    runs = re.search(r"Done (\d+) runs", said)
+    assert runs is not None, said
+    return int(runs[1])
