@@ -32,7 +32,7 @@ from harness.machine import Machine
 
 import sidestep
 from sidestep import socket
-from sidestep.api import blocking
+from sidestep.api import rnic
 from sidestep.api.rnic import SETTINGS
 from sidestep.api.streams import SdpReader, SdpWriter
 from sidestep.observe.namespaces import Bridge, Namespace
@@ -46,7 +46,7 @@ OUTSTANDING: Final = 4  # at a time, with asyncio
 
 def only_bcopy() -> None:
     """From now on, in this process."""
-    vars(blocking)["SETTINGS"] = replace(SETTINGS, strategy=bcopy_only)
+    vars(rnic)["SETTINGS"] = replace(SETTINGS, strategy=bcopy_only)
 
 
 # ---- the two ends; all of a way's messages have one size ----

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from sidestep import config, limits
-from sidestep.api import blocking, streams
+from sidestep.api import sockets, streams
 from sidestep.cli import cli
 from sidestep.counters import NAMES
 from sidestep.native import layout
@@ -456,7 +456,7 @@ def first_line(record: object) -> str:
 
 def python_page() -> str:
     """What SDP in Python programs has."""
-    classes = (blocking.SdpSocket, streams.SdpReader, streams.SdpWriter, streams.SdpServer)
+    classes = (sockets.SdpSocket, streams.SdpReader, streams.SdpWriter, streams.SdpServer)
     tables = "\n\n".join(
         f"## {each.__name__}\n\n{table('name', 'what it does', rows=members_of(each))}" for each in classes
     )

@@ -32,7 +32,7 @@ from sidestep.rings import Window
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sidestep.api.blocking import SdpSocket
+    from sidestep.api.sockets import SdpSocket
 
 # No timeout was given: new sockets have that of setdefaulttimeout(). Callers such as http.client pass it on.
 _GLOBAL_DEFAULT: Final[Any] = getattr(_stdlib, "_GLOBAL_DEFAULT_TIMEOUT")  # noqa: B009 - unknown to the type checker
@@ -45,7 +45,7 @@ _EXPLICIT: Final = (AF_INET_OFFLOAD, AF_INET6_OFFLOAD, AF_INET_DIRECT, AF_INET6_
 def __getattr__(name: str) -> Any:
     """Whatever else the standard module has, and what is imported when it is first used."""
     if name == "SdpSocket":
-        from sidestep.api.blocking import SdpSocket
+        from sidestep.api.sockets import SdpSocket
 
         return SdpSocket
     return getattr(_stdlib, name)
@@ -220,11 +220,11 @@ def _connect_each(
 ) -> tuple[socket | SdpSocket | None, list[OSError]]:
     """What is connected, or what came of each address."""
     if protocol == "sdp":
-        from sidestep.api import blocking
+        from sidestep.api import sockets
 
         if timeout is _GLOBAL_DEFAULT:
             timeout = _stdlib.getdefaulttimeout()
-        return blocking.create_connection(address, timeout, source_address, rdma_port)
+        return sockets.create_connection(address, timeout, source_address, rdma_port)
     if protocol != "tcp" or rdma_port is not None:
         raise Misuse(f"protocol {protocol!r}, RDMA port {rdma_port}", remedy='"tcp", or "sdp" with or without a port')
     host, port = address
@@ -279,11 +279,11 @@ def create_server(
 ) -> socket | SdpSocket:
     """A socket that listens at `address`; as `socket.create_server`, and with `protocol="sdp"` for SDP."""
     if protocol == "sdp":
-        from sidestep.api import blocking
+        from sidestep.api import sockets
 
         if reuse_port or dualstack_ipv6:
             raise Misuse("an SDP listener has a port for itself, and one family")
-        return blocking.create_server(address, family, backlog)
+        return sockets.create_server(address, family, backlog)
     if protocol != "tcp":
         raise Misuse(f"protocol {protocol!r}", remedy='"tcp" or "sdp"')
     plain = _stdlib.create_server(

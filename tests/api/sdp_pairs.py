@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, TypeVar, cast
 
-from sidestep.api.blocking import SdpSocket
+from sidestep.api.sockets import SdpSocket
 from sidestep.socket import create_connection, create_server
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 import toolchain
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shim"))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import toolchain
+
 from sidestep.testing import Sidestep, free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

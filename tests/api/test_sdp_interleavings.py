@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sdp_pairs import WAIT_S, Running, pair
 
 import sidestep
-from sidestep.api.blocking import SdpSocket
+from sidestep.api.sockets import SdpSocket
 from sidestep.api.streams import SdpReader, SdpWriter
 from sidestep.socket import MSG_WAITALL, SHUT_WR
 

@@ -17,6 +17,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from ipaddress import ip_address
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,10 +25,9 @@ import pytest
 from sdp_pairs import LARGE, WAIT_S, Running, digest, moved, pair, pattern
 
 import sidestep
-from sidestep.api import blocking
-from sidestep.api.blocking import SdpSocket
 from sidestep.api.rnic import SETTINGS
 from sidestep.api.service import service
+from sidestep.api.sockets import SdpSocket
 from sidestep.errors import Misuse
 from sidestep.sdp.strategy import Strategy
 from sidestep.socket import MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_WAITALL, SHUT_WR, create_connection, create_server
@@ -274,8 +274,7 @@ def test_its_device_is_listed(ends: Ends) -> None:
 
 def test_closing_ends_what_other_threads_wait_for(ends: Ends) -> None:
     client, _ = ends
-    stream = client._get().stream
-    assert stream is not None
+    stream = client.stream
     receiving = Running(lambda: client.recv_into(bytearray(LARGE), 0, MSG_WAITALL))
     with service() as by:
         assert by.wait(lambda: bool(stream.connection._sink.receives), WAIT_S)
@@ -341,7 +340,8 @@ def test_connecting_to_who_does_not_answer_times_out() -> None:
 
 def test_who_does_not_answer_a_withdrawal_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event loop that does nothing any more is such a peer: it neither reads what is on offer nor lets go of it."""
-    monkeypatch.setattr(blocking, "SETTINGS", replace(SETTINGS, cancel_answer_s=0.05))
+    stack = service().rnics.at(ip_address("127.0.0.1")).stack
+    monkeypatch.setattr(stack, "settings", replace(SETTINGS, cancel_answer_s=0.05))
     ports: SimpleQueue[int] = SimpleQueue()
     connected, over = threading.Event(), threading.Event()
 
@@ -399,8 +399,7 @@ def struck() -> Iterator[None]:
 def test_a_signal_that_raises_ends_a_receive_whose_buffer_is_free_then(ends: Ends, struck: None) -> None:
     client, server = ends
     room = bytearray(LARGE)
-    stream = server._get().stream
-    assert stream is not None
+    stream = server.stream
     striking = Running(lambda: strike_once(server, lambda: bool(stream.connection._sink.receives)))
     with pytest.raises(Struck):
         server.recv_into(room, 0, MSG_WAITALL)
@@ -416,8 +415,7 @@ def test_a_signal_in_the_midst_of_a_receive_loses_no_byte(ends: Ends, struck: No
     client, server = ends
     room = bytearray(2 * LARGE)
     data = pattern(2 * LARGE)
-    stream = server._get().stream
-    assert stream is not None
+    stream = server.stream
     receives = stream.connection._sink.receives
     sending = Running(lambda: client.sendall(data[:LARGE]))
     striking = Running(lambda: strike_once(server, lambda: bool(receives) and receives[0].filled >= LARGE))
@@ -438,8 +436,7 @@ def test_a_signal_that_raises_ends_a_send(ends: Ends, struck: None) -> None:
     client, server = ends
     data = bytearray(pattern(LARGE))
     before = bytes(data)
-    stream = client._get().stream
-    assert stream is not None
+    stream = client.stream
     striking = Running(lambda: strike_once(client, lambda: bool(stream.connection._source.adverts)))
     with pytest.raises(Struck):
         client.sendall(data)
@@ -455,8 +452,7 @@ def test_a_signal_that_raises_ends_a_send(ends: Ends, struck: None) -> None:
 
 def test_closing_while_a_thread_sends(ends: Ends) -> None:
     client, server = ends
-    stream = client._get().stream
-    assert stream is not None
+    stream = client.stream
     sending = Running(lambda: client.sendall(bytearray(LARGE)))
     with service() as by:
         assert by.wait(lambda: bool(stream.connection._source.adverts), WAIT_S)
@@ -470,8 +466,7 @@ def test_the_other_end_breaks_off_in_the_midst_of_a_large_receive(ends: Ends) ->
     room = bytearray(2 * LARGE)
     receiving = Running(lambda: server.recv_into(room, 0, MSG_WAITALL))
     client.sendall(pattern(LARGE))
-    stream = client._get().stream
-    assert stream is not None
+    stream = client.stream
     with service():
         stream.abort()
     assert receiving.result() == LARGE
@@ -502,13 +497,16 @@ def test_strangers_at_the_port_disturb_nobody(garbage: bytes) -> None:
 
 
 def test_one_that_is_forgotten_is_closed_with_a_warning() -> None:
-    with pair() as (client, server):
-        inner, client._inner = client._inner, None
-        lost = [SdpSocket()]
-        lost[0]._inner = inner
-        with pytest.warns(ResourceWarning, match="unclosed"):
-            lost.clear()
-        assert server.recv(1) == b""
+    with create_server(("127.0.0.1", 0), protocol="sdp") as listener:
+        listener.settimeout(WAIT_S)
+        port = listener.getsockname()[1]
+        lost = [create_connection(("127.0.0.1", port), WAIT_S, protocol="sdp", rdma_port=port)]
+        server, _ = listener.accept()
+        with server:
+            server.settimeout(WAIT_S)
+            with pytest.warns(ResourceWarning, match="unclosed"):
+                lost.clear()
+            assert server.recv(1) == b""
 
 
 def test_what_a_process_has_sent_before_it_ends_arrives() -> None:

@@ -14,7 +14,7 @@ from sdp_pairs import LARGE, WAIT_S, digest, moved, pattern
 
 import sidestep
 from sidestep import limits
-from sidestep.api import streams
+from sidestep.api import engine
 from sidestep.api.streams import SdpReader, SdpWriter
 from sidestep.errors import Misuse
 from sidestep.sdp.strategy import Strategy
@@ -29,7 +29,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         await asyncio.wait_for(main(), WAIT_S)
         await asyncio.sleep(0)  # the last one turns off the light in its own turn
-        assert streams._engines == {}
+        assert engine._engines == {}
 
     asyncio.run(whole())
 
@@ -436,9 +436,9 @@ def test_a_loop_that_ends_with_connections_open_leaves_nothing_to_the_next_one()
         await arrived
 
     asyncio.run(forgets())
-    assert len(streams._engines) == 1
+    assert len(engine._engines) == 1
     talk(_nothing)
-    assert streams._engines == {}
+    assert engine._engines == {}
 
 
 async def _nothing(client: End, server: End) -> None:

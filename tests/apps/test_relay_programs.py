@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from relay_example import installed, prefer_relay, relayed
 from stage import require
 
-from relay_example import installed, prefer_relay, relayed
 from sidestep.provider import control
 from sidestep.testing import Sidestep, free_port
 

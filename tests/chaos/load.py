@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hosts import Host
+
 from sidestep.testing import Sidestep
 
 ENDED: Final = 1

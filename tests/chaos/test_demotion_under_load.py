@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from load import Load, faults_of_survivor, faults_of_whole, loaded, reached
-
 import toolchain
+from load import Load, faults_of_survivor, faults_of_whole, loaded, reached
+from toolchain import ADDRESS, THREAD, SanitizedShim, Sanitizer
+
 from sidestep.observe.demotion import Result
 from sidestep.testing import Connection, Sidestep
-from toolchain import ADDRESS, THREAD, SanitizedShim, Sanitizer
 
 HERE = Path(__file__).resolve().parent
 SEEDS = range(int(os.environ.get("SIDESTEP_CHAOS_SEEDS", "1")))

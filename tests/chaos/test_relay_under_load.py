@@ -22,8 +22,8 @@ from load import (
     loaded,
     reached,
 )
-
 from relay_example import relayed
+
 from sidestep.provider import control
 from sidestep.testing import Connection, Sidestep
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from raw_iwarp import RawPeer, frame
+
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 
 

@@ -12,6 +12,7 @@ from struct import Struct
 from typing import ClassVar, Self
 
 from raw_iwarp import RawPeer
+
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest
 
 

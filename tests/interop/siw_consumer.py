@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from defects import DEPTH, RECEIVE_LEN, Memory, Place
 from lab_guest import Lab
-
 from raw_iwarp import Depths, RawPeer, Terminate, request
+
 from sidestep.rdma.iwarp.ddp import RdmapOp
 
 _PROGRAM: Final = Path(__file__).parent / "guest" / "verbs_consumer.py"

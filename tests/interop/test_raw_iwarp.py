@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-
 from raw_iwarp import PAYLOAD_MAX, Depths, RawPeer, Terminate, depths_of, reply, request
+
 from sidestep.errors import PeerViolation
 from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 import toolchain
 from toolchain import ADDRESS, PLAIN, SANITIZERS, Sanitizer
 

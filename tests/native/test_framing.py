@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import toolchain
 from toolchain import ADDRESS
 

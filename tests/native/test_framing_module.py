@@ -17,8 +17,8 @@ import pytest
 from framing_oracle import Message, Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from iwarp_vectors import frames
+
 from sidestep import limits
 from sidestep.native import _framing, layout
 from sidestep.native._framing import Inbound, Outbound, crc32c, crc32c_by, crc32c_implementations

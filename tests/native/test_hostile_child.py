@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 import toolchain
-from sidestep.testing import Sidestep
 from toolchain import ADDRESS
+
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
 

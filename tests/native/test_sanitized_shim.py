@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import toolchain
-from sidestep.testing import Connection, Sidestep
 from toolchain import ADDRESS, THREAD, Sanitizer
+
+from sidestep.testing import Connection, Sidestep
 
 BENCH = toolchain.ROOT / "bench" / "c"
 PROGRAMS = toolchain.NATIVE_TESTS / "programs"

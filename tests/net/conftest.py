@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from netns import Follower, ip, private_netns
-
 from hosts import need_namespaces
+from netns import Follower, ip, private_netns
 
 
 @pytest.fixture

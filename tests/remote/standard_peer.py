@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
 
+from sidestep.api.driver import Driver
+from sidestep.api.loopback import OneHost
+from sidestep.api.sockets import SdpSocket
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
-from sidestep.sdp.blocking import Socket, create_connection, create_server
-from sidestep.sdp.driver import Driver
 from sidestep.sdp.host import Host
 from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
 from sidestep.sdp.settings import Carrier, Settings
@@ -82,10 +83,14 @@ class StandardPeer:
                 continue
         raise TimeoutError(f"no port mapper answers at {where}")
 
-    def connect(self, host: str, rdma_port: int) -> Socket:
-        """An SDP socket."""
-        return create_connection(self._host, self.driver, (host, rdma_port), WAIT_S)
+    def connect(self, host: str, rdma_port: int) -> SdpSocket:
+        made = SdpSocket(driver=self.driver, hosts=OneHost(self._host))
+        made.settimeout(WAIT_S)
+        made.connect((host, rdma_port))
+        return made
 
-    def listen(self, rdma_port: int) -> Socket:
-        """A listening one."""
-        return create_server(self._host, self.driver, ("", rdma_port))
+    def listen(self, rdma_port: int) -> SdpSocket:
+        made = SdpSocket(driver=self.driver, hosts=OneHost(self._host))
+        made.bind(("", rdma_port))
+        made.listen()
+        return made

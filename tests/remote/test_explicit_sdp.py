@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import toolchain
+from hosts import NETWORK, Host, Make
 from reaching import IPPROTO_SDP
 from talking import PORT, TALKERS, ends_well, line, listening, talking
 
-import toolchain
-from hosts import NETWORK, Host, Make
 from sidestep.config import RemoteSettings
 
 pytestmark = pytest.mark.slow

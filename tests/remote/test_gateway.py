@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hosts import Host, Make
 from standard_peer import StandardPeer
 from talking import PORT, TALKERS, ends_well, line
 
-from hosts import Host, Make
 from sidestep import limits
+from sidestep.api.sockets import MSG_WAITALL, SHUT_WR
 from sidestep.cli.gateway import gateway as command
 from sidestep.config import RemoteSettings
 from sidestep.errors import Misuse
 from sidestep.provider import control
 from sidestep.remote.gateway_rules import Rule, check_rules, read_rules
-from sidestep.sdp.blocking import MSG_WAITALL, SHUT_WR
 
 SIDESTEP = Path(sys.executable).with_name("sidestep")
 

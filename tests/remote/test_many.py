@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hosts import Host, Make
 from talking import PORT, line
 
-from hosts import Host, Make
 from sidestep import limits
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from talking import PYTHON_SDP, TALKERS, line, promoted, running, talks
-
 from dissector import messages_seen, shown
 from hosts import Host, Make
+from talking import PYTHON_SDP, TALKERS, line, promoted, running, talks
+
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
 from sidestep.remote.link import WORD

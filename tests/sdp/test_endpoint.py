@@ -40,7 +40,7 @@ from sidestep.sdp.listening import Listening
 from sidestep.sdp.private_data import fitted, match_address, whole
 from sidestep.sdp.requests import EventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import encode
 
@@ -292,7 +292,7 @@ def test_no_queue_pair_is_left(immediate: bool) -> None:
     with pytest.raises(LimitReached):
         world.stacks[0].connect(RIGHT, addresses(40001), End().tell)
     third = world.fabric.device("10.0.0.3", LENIENT)
-    stack = world.driver.stack(third)
+    stack = stack_on(world.fabric, third)
     world.stacks[1].listen(PORT, lambda stream: pytest.fail("nobody is to be asked"))
     end = End()
     end.stream = stack.connect(RIGHT, addresses(40002), end.tell)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from random import Random
 
 import pytest
-from endpoint_world import LENIENT, PORT, RIGHT, End, World, addresses, done, join, pattern, read_zcopy, take
+from endpoint_world import (
+    LENIENT,
+    PORT,
+    RIGHT,
+    End,
+    World,
+    addresses,
+    create_connection,
+    create_server,
+    done,
+    join,
+    pattern,
+    read_zcopy,
+    socket_on,
+    take,
+)
 
+from sidestep.api.sockets import MSG_DONTWAIT, MSG_OOB
 from sidestep.errors import PeerViolation
-from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes, QueuePair
 from sidestep.rdma.work import RKey, Send, SendRequest
-from sidestep.sdp.aio import timers
-from sidestep.sdp.blocking import MSG_DONTWAIT, MSG_OOB, Socket, create_connection, create_server
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Settings
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.stack import stack_on
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import Mode
 
@@ -90,22 +101,6 @@ def test_one_timer_serves_a_stack() -> None:
     world.assert_nothing_left()
 
 
-def test_one_timer_of_the_event_loop_serves_a_stack() -> None:
-    async def main() -> None:
-        fabric = Fabric(Random(3))
-        loop = asyncio.get_running_loop()
-        stack = Stack(fabric.device("one", LENIENT), loop.time)
-        timers(stack)
-        assert stack.wake_at is not None
-        for sooner in range(50):
-            stack.wake_at(loop.time() + 1000.0 - sooner)
-        pending = [each for each in loop._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
-        assert len(pending) == 1
-        stack.close()
-
-    asyncio.run(main())
-
-
 # --- what is given back ---
 
 
@@ -128,7 +123,7 @@ def test_who_gets_no_queue_pair_waits_for_no_buffers() -> None:
     left, right = join(world)
     buffers = world.stacks[1].buffers
     other = world.fabric.device("other", LENIENT)
-    stack = world.driver.stack(other)
+    stack = stack_on(world.fabric, other)
     world.right.listen(None, PORT, backlog=4)
     third = End()
     third.stream = stack.connect(RIGHT, addresses(40001), third.tell)
@@ -192,7 +187,7 @@ def test_who_drives_the_device_is_told_of_every_order() -> None:
         kicks += 1
 
     world = World(kick=kick)
-    client = Socket(world.left, world.driver)
+    client = socket_on(world.left, world.driver)
     client.settimeout(1.0)
     kicks = 0
     with pytest.raises(TimeoutError):

@@ -19,8 +19,8 @@ def test_the_examples_run(number: int) -> None:
     exec(compile(EXAMPLES[number], f"example {number}", "exec"), {"__name__": "example"})
 
 
-def test_there_are_examples_of_both_faces() -> None:
-    assert ["blocking" in each for each in EXAMPLES] == [True, False]
+def test_there_are_examples_of_sockets_and_streams() -> None:
+    assert ["SdpSocket" in each for each in EXAMPLES] == [True, False]
     assert ["asyncio" in each for each in EXAMPLES] == [False, True]
 
 
@@ -31,6 +31,6 @@ def test_limits_that_are_named_exist() -> None:
 
 
 def test_every_module_that_is_named_exists() -> None:
-    named = re.findall(r"`(sdp/\w+\.py)`", DOCUMENT)
+    named = re.findall(r"`((?:sdp|api)/\w+\.py)`", DOCUMENT)
     assert named
     assert [path for path in named if not (Path(sidestep.sdp.__file__).parents[1] / path).exists()] == []

@@ -6,13 +6,13 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from endpoint_world import BOTH_MODES, LEFT, PORT, RIGHT, World
+from endpoint_world import BOTH_MODES, LEFT, PORT, RIGHT, World, create_connection, create_server, socket_on
 
+from sidestep.api.sockets import SdpSocket
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.loopback import Faults
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.work import RdmaRead, RKey
-from sidestep.sdp.blocking import Socket, create_connection, create_server
 from sidestep.sdp.connection import Cause, Connection
 from sidestep.sdp.errnos import BY_CAUSE, BY_ERROR, Reports, error_of, os_error
 from sidestep.sdp.host import Host
@@ -68,40 +68,40 @@ def test_a_connection_that_lives_has_nothing_to_report() -> None:
 # --- each cause, as it comes about ---
 
 
-def pair(world: World) -> tuple[Socket, Socket]:
+def pair(world: World) -> tuple[SdpSocket, SdpSocket]:
     with create_server(world.right, world.driver, ("", PORT)) as server:
         client = create_connection(world.left, world.driver, (RIGHT, PORT))
         conn, _ = server.accept()
     return client, conn
 
 
-def qp_of(sock: Socket) -> LoopbackQueuePair:
+def qp_of(sock: SdpSocket) -> LoopbackQueuePair:
     assert sock.stream is not None
     assert isinstance(sock.stream.qp, LoopbackQueuePair)
     return sock.stream.qp
 
 
-def reset_by_peer(world: World, client: Socket, conn: Socket) -> None:
+def reset_by_peer(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     conn.set_linger(0)
     conn.close()
 
 
-def cut(world: World, client: Socket, conn: Socket) -> None:
+def cut(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     world.fabric.cut(qp_of(client))
     assert client.stream is not None
     client.stream.send(memoryview(b"nobody gets this"))
 
 
-def violate(world: World, client: Socket, conn: Socket) -> None:
+def violate(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     qp_of(conn).post_send(RdmaRead(1 << 40, (memoryview(bytearray(8)),), 0x1234, RKey(0xBAD)))
 
 
-def abort(world: World, client: Socket, conn: Socket) -> None:
+def abort(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     assert client.stream is not None
     client.stream.abort()
 
 
-def no_answer(world: World, client: Socket, conn: Socket) -> None:
+def no_answer(world: World, client: SdpSocket, conn: SdpSocket) -> None:
     """The other end lives, but does not close."""
     assert client.stream is not None
     client.stream.shutdown_write()
@@ -120,7 +120,7 @@ def no_answer(world: World, client: Socket, conn: Socket) -> None:
     ],
 )
 def test_an_established_connection(
-    immediate: bool, act: Callable[[World, Socket, Socket], None], cause: Cause, number: int
+    immediate: bool, act: Callable[[World, SdpSocket, SdpSocket], None], cause: Cause, number: int
 ) -> None:
     world = World(immediate=immediate)
     client, conn = pair(world)
@@ -189,7 +189,7 @@ def test_no_memory(immediate: bool) -> None:
 
 def test_given_up_while_connecting() -> None:
     world = World()
-    sock = Socket(world.left, world.driver)
+    sock = socket_on(world.left, world.driver)
     sock.settimeout(0)
     with create_server(world.right, world.driver, ("", PORT)):
         with pytest.raises(BlockingIOError):

@@ -34,7 +34,7 @@ from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.moving import Arrival
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, Told
 from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
 
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
@@ -46,8 +46,8 @@ class MovingWorld(World):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self.new = self.driver.stack(self.devices[1], self.stacks[1].settings)
-        self.new_left = self.driver.stack(self.devices[0], self.stacks[0].settings)
+        self.new = stack_on(self.fabric, self.devices[1], self.stacks[1].settings)
+        self.new_left = stack_on(self.fabric, self.devices[0], self.stacks[0].settings)
 
     def assert_nothing_left(self) -> None:
         """Also of the new processes."""
@@ -327,7 +327,7 @@ def test_both_ends_move_at_once(immediate: bool) -> None:
 def test_a_connection_moves_to_another_device() -> None:
     world = World()
     device = world.fabric.device("10.0.0.3", CHECKING)
-    stack = world.driver.stack(device)
+    stack = stack_on(world.fabric, device)
     left, right = join(world)
     new = End()
     arrival = Arrival(

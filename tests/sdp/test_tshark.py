@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from captures import ACCEPTING, CONNECTING, END, SETUP, WHOLE, V, decoded, messages, written
 from core_talk import Several, talk
-from fabric_capture import FabricCapture
-
 from dissector import numbers, shown
+from fabric_capture import FabricCapture
 from pcap_file import PcapFile
+
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.writer import Ends, Kind, Record
 from sidestep.rdma.loopback import Recorder

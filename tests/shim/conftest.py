@@ -9,12 +9,12 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from scene_runner import Apart, Build, Run, Variant, build, run
-
 from hosts import hosts, need_namespaces
 from relay_example import relayed
-from sidestep.testing import Sidestep
+from scene_runner import Apart, Build, Run, Variant, build, run
 from toolchain import ADDRESS, THREAD, build_shim
+
+from sidestep.testing import Sidestep
 
 
 @pytest.hookimpl(tryfirst=True)

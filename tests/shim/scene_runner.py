@@ -27,9 +27,10 @@ from typing import Final, TypeAlias
 
 import toolchain
 from hosts import Host
+from toolchain import PLAIN, Sanitizer
+
 from sidestep.observe.demotion import Outcome, Result
 from sidestep.testing import Connection, Sidestep
-from toolchain import PLAIN, Sanitizer
 
 PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 WARM_UP_S: Final = 15.0

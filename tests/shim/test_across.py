@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import toolchain
 from told_ends import End, join, promote
 
-import toolchain
 from sidestep.testing import Connection, Sidestep
 
 pytestmark = pytest.mark.slow

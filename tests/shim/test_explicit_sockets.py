@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 import toolchain
 from ledger import Book, install
+
 from sidestep import limits
 from sidestep.native.layout import AF_INET_OFFLOAD
 from sidestep.testing import Connection, Sidestep, free_port

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ledger import install
+
 from sidestep.provider import control
 from sidestep.testing import Sidestep
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 import toolchain
+
 from sidestep.testing import Sidestep
 
 PROGRAMS = Path(__file__).parent / "programs"

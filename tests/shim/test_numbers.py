@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import toolchain
+
 from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow

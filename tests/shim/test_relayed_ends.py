@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from relay_example import relayed
 from told_ends import End, join, promote
 
-from relay_example import relayed
 from sidestep.provider import control
 from sidestep.testing import Connection, Sidestep
 

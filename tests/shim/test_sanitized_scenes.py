@@ -26,9 +26,9 @@ from scene_runner import (
     run,
     scene_names,
 )
+from toolchain import ADDRESS, PLAIN, THREAD, SanitizedShim, Sanitizer
 
 from sidestep.testing import Sidestep
-from toolchain import ADDRESS, PLAIN, THREAD, SanitizedShim, Sanitizer
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import toolchain
 from tenants import ALICE, PROGRAMS, as_user
 
-import toolchain
 from sidestep import native_library
 from sidestep.config import PromoteAfter, ShimSettings
 

@@ -8,11 +8,11 @@ this process are found by who names their RDMA port, which is that number, too.
 
 from __future__ import annotations
 
+import logging
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
-from sidestep.api.rnic import log
 from sidestep.remote.peers import Peers
 from sidestep.switch.protocol import Endpoint
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop
     from sidestep.routing import Address
 
+log: Final = logging.getLogger("sidestep")
 _ANY: Final[dict[int, Address]] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 

@@ -1,6 +1,6 @@
 """Software RNICs of a program: one for each local address that it uses, with SDP on top, all in one loop.
 
-Whoever owns a `Rnics` drives its loop from one thread at a time: `service` from a thread of its own, `streams` from an
+Whoever owns a `Rnics` drives its loop from one thread at a time: `service` from a thread of its own, `engine` from an
 asyncio event loop.
 
 Where a service is. A listener takes RDMA at the TCP port of the service's own number. Who connects asks the port mapper
@@ -17,9 +17,12 @@ import sys
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from socket import AF_INET, AF_INET6, SOCK_STREAM, socket
+from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
+from sidestep.api.announce import Announcer
+from sidestep.api.driver import Found, Hosts
 from sidestep.errors import InternalError, Misuse, SidestepError, Unavailable
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
@@ -28,7 +31,7 @@ from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.sdp.connection import Cause
-from sidestep.sdp.errnos import error_of, os_error
+from sidestep.sdp.errnos import os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import Carrier, Settings
 from sidestep.switch.protocol import Endpoint
@@ -40,41 +43,41 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("sidestep")
 SETTINGS: Final = Settings(carrier=Carrier.IWARP, cancel_answer_s=limits.API_CANCEL_S)
-Found: TypeAlias = Callable[["int | None"], None]
 
 
-class Rnics:
+class Rnics(Hosts):
     """The devices of one loop; `kick` is called when something was asked of one from outside of a turn."""
 
     def __init__(self, kick: Callable[[], None]) -> None:
         self.loop = Loop()
         self._kick = kick
-        self._at: dict[Address, _At] = {}
+        self._at: dict[Address, _Rnic] = {}
+        self._announcer = Announcer(self.loop)
         self._peers: Peers | None = None
         self._forsaken = False
 
     def at(self, address: Address) -> Host:
-        """SDP at an address of this host, or at all of a family.
-
-        Raises:
-            Unavailable: Too many are in use.
-        """
         if address not in self._at:
             if len(self._at) >= limits.REMOTE_ADDRESSES_MAX:
                 raise Unavailable(f"{limits.REMOTE_ADDRESSES_MAX} addresses are in use")
-            self._at[address] = _At(self.loop, address, self._kick)
+            self._at[address] = _Rnic(self.loop, address, self._kick)
         return self._at[address].host
 
-    def towards(self, remote: Address, local: Address | None = None) -> Host:
-        """SDP at the address that packets to there come from, or at this one."""
+    def towards(self, remote: Address, local: Address | None) -> Host:
         if local is None or local.is_unspecified:
             local = ip_address(source_for(str(remote)))
         elif local.version != remote.version:
             raise Misuse(f"{local} and {remote} are of different families")
         return self.at(local)
 
+    def free_port(self, address: Address) -> int:
+        """A TCP port that nobody has at the moment."""
+        family = AF_INET if address.version == 4 else AF_INET6
+        with socket(family, SOCK_STREAM) as probe:
+            probe.bind((str(address), 0))
+            return int(probe.getsockname()[1])
+
     def find(self, host: Host, remote: Endpoint, found: Found) -> None:
-        """Tells, now or soon, at which RDMA port a service is; None: its host says that it is not."""
         if self._peers is None:
             self._peers = Peers(self.loop, None, log.debug)
         peers = self._peers
@@ -85,6 +88,13 @@ class Rnics:
 
         peers.ask(Endpoint(host.addresses[0], 0), remote, answered)
         self._kick()
+
+    def announce(self, local: Endpoint) -> bool:
+        self._announcer.add(local)
+        return self._announcer.heard
+
+    def withdraw(self, local: Endpoint) -> None:
+        self._announcer.remove(local)
 
     def hide(self) -> None:
         """Nobody looks on any more: the process ends."""
@@ -129,15 +139,16 @@ class Rnics:
         self.loop.close()
 
 
-class _At(Node):
+class _Rnic(Node):
     """The device at one address."""
 
     def __init__(self, loop: Loop, address: Address, kick: Callable[[], None]) -> None:
         super().__init__(loop, address, SETTINGS)
         self.host = Host(self.stack, [address], kick=kick)
         self.observed: Control | None = None
+        program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
         try:
-            self.observed = Control(loop, [self.device], program_name())
+            self.observed = Control(loop, [self.device], program)
         except (SidestepError, OSError) as why:
             log.debug("%s cannot be listed or captured: %s", self.device.name, why)
 
@@ -150,11 +161,6 @@ class _At(Node):
         """Ends everything at once."""
         self.hide()
         super().close()
-
-
-def program_name() -> str:
-    """For people."""
-    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 
 def _nobody(_stream: Stream, _event: Told) -> None:
@@ -171,10 +177,3 @@ def details(stream: Stream) -> dict[str, object]:
 def not_there(remote: Endpoint) -> OSError:
     """What a connection fails with if the other host knows no such service."""
     return os_error(errno.ECONNREFUSED, f"the port mapper of {remote.address} knows no RDMA port for {remote.port}")
-
-
-def raised(why: SidestepError) -> OSError:
-    """The exception for it: that of the system call beneath, if it was one that failed."""
-    if isinstance(why.__cause__, OSError) and why.__cause__.errno is not None:
-        return os_error(why.__cause__.errno, str(why))
-    return error_of(why)

@@ -26,15 +26,12 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sidestep import limits
-from sidestep.api.announce import Announcer
+from sidestep.api.driver import Driver
 from sidestep.api.rnic import Rnics, log
 from sidestep.errors import Misuse
-from sidestep.sdp.driver import Driver
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from sidestep.switch.protocol import Endpoint
 
 _T = TypeVar("_T")
 _FOREVER_S: Final = 3600.0  # seconds that the thread sleeps at a time when nothing is due
@@ -62,8 +59,7 @@ class Service(Driver):
     """Serves all devices of this process; see `service`."""
 
     def __init__(self) -> None:
-        self.rnics = Rnics(_nothing)
-        self._announcer = Announcer(self.rnics.loop)
+        self.rnics = Rnics(lambda: None)  # who holds the lock lets the loop have its turn
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._entering: deque[None] = deque()  # one for each thread that wants the lock
@@ -84,11 +80,11 @@ class Service(Driver):
         if self._pid != os.getpid():
             raise Misuse("SDP sockets do not survive fork", remedy="open them in the child")
         if threading.current_thread() is not threading.main_thread():
-            return function()
+            return super().call(function)
         try:
             companion = self._idle.pop()
         except IndexError:
-            companion = _Companion(self._calls)
+            companion = _Companion(self, self._calls)
         made = _Call(function)
         try:
             companion.calls.put(made)
@@ -111,19 +107,8 @@ class Service(Driver):
         finally:
             del made  # the error's traceback has this frame
 
-    def announce(self, local: Endpoint) -> bool:
-        """Lets other hosts find a service of this process; False: they ask another program."""
-        with self:
-            self._announcer.add(local)
-            return self._announcer.heard
-
-    def withdraw(self, local: Endpoint) -> None:
-        """It is no more."""
-        with self:
-            self._announcer.remove(local)
-
     def later(self, function: Callable[[], object]) -> None:
-        """Has the thread call it: for who may be within a call already, as a finalizer may."""
+        """See `Driver.later`: the thread calls it."""
         if self._pid == os.getpid():
             self._later.append(function)
             os.eventfd_write(self._bell, 1)
@@ -269,18 +254,19 @@ class _Call:
 class _Companion:
     """A thread that makes the main thread's calls, one at a time."""
 
-    def __init__(self, local: threading.local) -> None:
+    def __init__(self, service: Service, local: threading.local) -> None:
         self.calls: SimpleQueue[_Call] = SimpleQueue()
-        threading.Thread(target=self._run, args=(local,), name="sidestep-sdp-main", daemon=True).start()
+        threading.Thread(target=self._run, args=(service, local), name="sidestep-sdp-main", daemon=True).start()
 
-    def _run(self, local: threading.local) -> None:
+    def _run(self, service: Service, local: threading.local) -> None:
         while True:
             made = self.calls.get()
             if made.finished:
                 continue
             local.made = made
             try:
-                made.result = made.function()
+                with service:
+                    made.result = made.function()
             except BaseException as error:  # raised by `call`
                 made.error = error
             local.made = None
@@ -300,7 +286,3 @@ def service() -> Service:
         if _service is None or _service._pid != os.getpid():
             _service = Service()
         return _service
-
-
-def _nothing() -> None:
-    """Who holds the lock lets the loop have its turn."""

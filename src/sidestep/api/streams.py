@@ -27,12 +27,12 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from sidestep import limits
-from sidestep.api.blocking import Address, free_port
-from sidestep.api.rnic import SETTINGS, Rnics, details, not_there, raised
-from sidestep.api.service import service
-from sidestep.errors import Misuse, SidestepError, Unavailable
-from sidestep.sdp import aio
-from sidestep.sdp.errnos import os_error
+from sidestep.api.connection import SdpConnection
+from sidestep.api.end import SdpListener
+from sidestep.api.engine import engine
+from sidestep.api.rnic import details, not_there
+from sidestep.errors import Misuse, SidestepError
+from sidestep.sdp.errnos import error_of, os_error
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from sidestep.sdp.aio import AsyncStream
-    from sidestep.sdp.requests import StreamSend
+    from sidestep.api.driver import Hosts
 
 __all__ = ["SdpReader", "SdpServer", "SdpWriter", "open_connection", "start_server"]
 
@@ -49,89 +48,11 @@ Connected: TypeAlias = "Callable[[SdpReader, SdpWriter], Awaitable[None] | None]
 _CHUNK: Final = 64 << 10  # bytes that are read ahead for lines, and that small writes are joined to
 
 
-class _Engine:
-    """The devices of one event loop; closed when nobody uses them."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._scheduled: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._users = 0
-        self.rnics = Rnics(self.kick)
-        loop.add_reader(self.rnics.loop.fileno(), self._turn)
-
-    def hold(self) -> None:
-        """One user more."""
-        self._users += 1
-
-    def let_go(self) -> None:
-        """One less; the last one turns off the light, in its own turn."""
-        self._users -= 1
-        if not self._users:
-            self._loop.call_soon(self._close_unless_used)
-
-    def kick(self) -> None:
-        """Something was asked of a device."""
-        if self._scheduled is None and not self.rnics.loop.closed and not self.orphaned:
-            self._scheduled = self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-            self._scheduled = None
-        inner = self.rnics.loop
-        if inner.closed:
-            return
-        self.rnics.turn()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        due_s = inner.next_in_s
-        if due_s == 0:
-            self.kick()
-        elif due_s is not None:
-            self._timer = self._loop.call_later(due_s, self._turn)
-
-    def _close_unless_used(self) -> None:
-        if not self._users:
-            self.close()
-
-    def close(self) -> None:
-        """Ends everything at once."""
-        _engines.pop(self._loop, None)
-        for handle in (self._scheduled, self._timer):
-            if handle is not None:
-                handle.cancel()
-        if not self.rnics.loop.closed:
-            if self.orphaned:
-                self.rnics.forsake()
-            else:
-                self._loop.remove_reader(self.rnics.loop.fileno())
-            self.rnics.close()
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether its event loop is no more."""
-        return self._loop.is_closed()
-
-
-_engines: Final[dict[asyncio.AbstractEventLoop, _Engine]] = {}  # one each, while it is used
-
-
-def _engine() -> _Engine:
-    loop = asyncio.get_running_loop()
-    for each in [each for each in _engines.values() if each.orphaned]:  # asyncio.run() ended with connections open
-        each.close()
-    if loop not in _engines:
-        _engines[loop] = _Engine(loop)
-    return _engines[loop]
-
-
 class SdpReader:
     """What comes from the other end."""
 
-    def __init__(self, stream: AsyncStream) -> None:
-        self._stream = stream
+    def __init__(self, connection: SdpConnection) -> None:
+        self._connection = connection
         self._ahead = bytearray()  # read and not asked for
         self._ended = False
 
@@ -142,7 +63,7 @@ class SdpReader:
         nobody can write to the buffer any more, and what it had got is received again.
         """
         if not self._ahead:
-            count = await self._stream.recv_into(buffer, waitall=waitall)
+            count = await self._connection.recv_into(buffer, waitall=waitall)
             self._ended |= not count and memoryview(buffer).nbytes > 0
             return count
         with memoryview(buffer).cast("B") as view:
@@ -153,7 +74,7 @@ class SdpReader:
                 return len(taken)
             with view[len(taken) :] as rest:
                 try:
-                    count = await self._stream.recv_into(rest, waitall=True)
+                    count = await self._connection.recv_into(rest, waitall=True)
                 except BaseException:
                     self._ahead[:0] = taken
                     raise
@@ -228,11 +149,11 @@ class SdpReader:
 
     def take_urgent(self) -> int | None:
         """The urgent byte, once; None if none has come."""
-        return self._stream.take_urgent()
+        return self._connection.stream.connection.take_urgent()
 
     def at_mark(self) -> bool:
         """Whether the urgent byte is the next one."""
-        return not self._ahead and self._stream.at_mark()
+        return not self._ahead and self._connection.stream.connection.at_mark
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._ahead)[:size])
@@ -241,17 +162,18 @@ class SdpReader:
 
     async def _fill(self, size: int) -> int:
         """Reads ahead, once; 0 at the end."""
-        part = await self._stream.recv(size)
-        self._ended |= not part
-        self._ahead += part
-        return len(part)
+        room = bytearray(size)
+        count = await self._connection.recv_into(room)
+        self._ended |= not count
+        self._ahead += memoryview(room)[:count]
+        return count
 
 
 class SdpWriter:
     """What goes to the other end."""
 
-    def __init__(self, stream: AsyncStream) -> None:
-        self._stream = stream
+    def __init__(self, connection: SdpConnection) -> None:
+        self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._held: deque[bytes] = deque()  # written, and not begun
         self._begun = 0  # sends that have not ended
@@ -270,7 +192,7 @@ class SdpWriter:
         while self._held:
             await self._move()
         self._check()
-        await self._stream.send(data, urgent=urgent)
+        await self._connection.send(data, urgent=urgent)
 
     def write(self, data: Buffer) -> None:
         """Takes it to be sent: `bytes` as they are, anything else as a copy. Follow it by `drain`."""
@@ -317,26 +239,26 @@ class SdpWriter:
 
     def is_closing(self) -> bool:
         """Whether it was closed, or broke."""
-        return self._closing or self._error is not None or self._stream.stream.connection.error is not None
+        return self._closing or self._error is not None or self._connection.stream.connection.error is not None
 
     async def wait_closed(self) -> None:
         """Ends when nothing of the connection is left: both ends have closed it, or it broke."""
-        await self._stream.wait_closed()
+        await self._connection.wait_closed()
 
     def abort(self) -> None:
         """Resets the connection."""
         self._closing = True
         self._held.clear()
-        self._stream.abort()
+        self._connection.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`peername`, `sockname`; and `details`, as of `SdpSocket`."""
         if name == "peername":
-            return self._stream.getpeername()
+            return self._connection.getpeername()
         if name == "sockname":
-            return self._stream.getsockname()
+            return self._connection.getsockname()
         if name == "details":
-            return details(self._stream.stream)
+            return details(self._connection.stream)
         return default
 
     # --- within ---
@@ -351,15 +273,15 @@ class SdpWriter:
         try:
             while self._held and self._begun < limits.API_WRITES_AHEAD:
                 self._begin(self._next())
-            if not self._held and not self._stream.broken:
+            if not self._held and not self._connection.broken:
                 if self._eof:
-                    self._stream.write_eof()
+                    self._connection.write_eof()
                 if self._closing:
-                    self._stream.close()
+                    self._connection.close()
         except OSError as error:
             self._fail(error)
         if self._closing and self._error is not None:
-            self._stream.close()
+            self._connection.close()
 
     def _next(self) -> bytes:
         """The next one, or several small ones joined."""
@@ -374,17 +296,17 @@ class SdpWriter:
         self._begun += 1
         self._begun_len += len(data)
         try:
-            self._stream.begin_send(data, ended=partial(self._ended, len(data)))
+            self._connection.begin_send(data, partial(self._ended, len(data)))
         except BaseException:
             self._begun -= 1
             self._begun_len -= len(data)
             raise
 
-    def _ended(self, size: int, send: StreamSend) -> None:
+    def _ended(self, size: int, error: OSError | None) -> None:
         self._begun -= 1
         self._begun_len -= size
-        if send.error is not None and self._error is None:
-            self._fail(self._stream.why())
+        if error is not None and self._error is None:
+            self._fail(error)
         for waiter in self._moved:
             if not waiter.done():
                 waiter.set_result(None)
@@ -406,59 +328,33 @@ class SdpWriter:
             self._moved.discard(waiter)
 
 
-class SdpListener:
-    """What `SdpServer.sockets` has: where it listens."""
-
-    def __init__(self, local: Endpoint) -> None:
-        self._local = local
-
-    def getsockname(self) -> Address:
-        """Its address."""
-        address, port = str(self._local.address), self._local.port
-        return (address, port) if self._local.address.version == 4 else (address, port, 0, 0)
-
-
 class SdpServer:
     """What `start_server` gives; as `asyncio.Server`."""
 
-    def __init__(self, engine: _Engine) -> None:
-        self._engine = engine
-        self._servers: list[aio.Server] = []
-        self._locals: list[Endpoint] = []
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, hosts: Hosts, connected: Connected) -> None:
+        self._hosts = hosts
+        self._connected = connected
+        self._listeners: list[SdpListener] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
         self.announced = False  # whether other hosts find it by the port mapper
-        engine.hold()
+        hosts.hold()
 
-    async def listen(self, served: aio.Served, local: Endpoint, backlog: int) -> None:
+    def listen(self, local: Endpoint, backlog: int) -> None:
         """At one address; for `start_server`."""
-        tries = 1 if local.port else limits.API_PORT_TRIES
-        for left in reversed(range(tries)):
-            port = local.port or free_port(local.address)
-            try:
-                host = self._engine.rnics.at(local.address)
-                server = await aio.start_server(served, host, port, backlog=backlog, settings=SETTINGS)
-            except SidestepError as why:
-                raise raised(why) from why
-            except OSError as error:
-                if isinstance(error.__cause__, Unavailable):
-                    error = raised(error.__cause__)
-                if not left or error.errno != errno.EADDRINUSE:
-                    raise error from None
-            else:
-                self._servers.append(server)
-                self._locals.append(Endpoint(local.address, port))
-                by = service()
-                self.announced = by.call(partial(by.announce, self._locals[-1]))
-                return
+        listener = SdpListener(self._hosts, local, backlog, self._ready)
+        self._listeners.append(listener)
+        self.announced = listener.announced
 
     @property
     def sockets(self) -> tuple[SdpListener, ...]:
         """Where it listens; none once it is closed."""
-        return tuple(map(SdpListener, self._locals))
+        return tuple(self._listeners)
 
     def is_serving(self) -> bool:
         """Whether it takes connections."""
-        return bool(self._servers)
+        return bool(self._listeners)
 
     async def serve_forever(self) -> None:
         """Serves until it is cancelled, and then closes."""
@@ -470,25 +366,18 @@ class SdpServer:
 
     def close(self) -> None:
         """Takes no more connections; those it has taken go on."""
-        servers, self._servers = self._servers, []
-        local, self._locals = self._locals, []
-        for server in servers:
-            server.close()
-        for each in local:
-            by = service()
-            by.call(partial(by.withdraw, each))
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
         if not self._over.done():
             self._over.set_result(None)
-            self._engine.let_go()
-        self._closed_servers = servers or self._closed_servers
-
-    _closed_servers: list[aio.Server] = []  # noqa: RUF012 - replaced, never changed
+            self._hosts.let_go()
 
     async def wait_closed(self) -> None:
         """Ends when it is closed and all that was served has ended."""
         await asyncio.shield(self._over)
-        for server in self._closed_servers:
-            await server.wait_closed()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def __aenter__(self) -> Self:
         return self
@@ -499,74 +388,91 @@ class SdpServer:
         self.close()
         await self.wait_closed()
 
+    def _ready(self) -> None:
+        """Called from within the stack: what follows comes in its own turn."""
+        self._loop.call_soon(self._accept_all)
+
+    def _accept_all(self) -> None:
+        for listener in self._listeners:
+            while listener.queue.waiting:
+                task = self._loop.create_task(self._serve(SdpConnection.accepted(listener)))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: SdpConnection) -> None:
+        try:
+            wanted = self._connected(*_ends(self._hosts, connection))
+            if wanted is not None:
+                await wanted
+        except BaseException:
+            connection.abort()  # nobody else will end it, and the other end would wait
+            raise
+
 
 async def open_connection(
-    name: str, port: int, *, local_addr: tuple[str, int] | None, family: int, rdma_port: int | None
+    name: str,
+    port: int,
+    *,
+    local_addr: tuple[str, int] | None = None,
+    family: int = 0,
+    rdma_port: int | None = None,
+    hosts: Hosts | None = None,
 ) -> tuple[SdpReader, SdpWriter]:
-    """Connects to a host, trying its addresses one after another."""
-    loop = asyncio.get_running_loop()
-    engine = _engine()
-    engine.hold()
+    """Connects to a host, trying its addresses one after another; `hosts` are this process's RNICs unless given."""
+    hosts = hosts or engine()
+    local = Endpoint(ip_address(local_addr[0]), local_addr[1]) if local_addr else None
+    hosts.hold()
     try:
         failed: OSError | None = None
-        for _, _, _, _, address in await loop.getaddrinfo(name, port, family=family, type=_stdlib.SOCK_STREAM):
-            remote = Endpoint(ip_address(str(address[0]).partition("%")[0]), port)
+        for remote in await _resolved(name, port, family):
             try:
-                stream = await _connect(engine, remote, local_addr[0] if local_addr else None, rdma_port)
+                return _ends(hosts, await _connect(hosts, remote, local, rdma_port))
             except OSError as error:
                 failed = failed or error
-            else:
-                return _ends(engine, stream)
         raise failed or OSError(f"{name} has no address")
     finally:
-        engine.let_go()
+        hosts.let_go()
 
 
-async def _connect(engine: _Engine, remote: Endpoint, local: str | None, rdma_port: int | None) -> AsyncStream:
-    rnics = engine.rnics
+async def _connect(hosts: Hosts, remote: Endpoint, local: Endpoint | None, rdma_port: int | None) -> SdpConnection:
     try:
-        host = rnics.towards(remote.address, ip_address(local) if local else None)
-        if rdma_port is None:
-            found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-
-            def answered(port: int | None) -> None:
-                if not found.done():
-                    found.set_result(port)
-
-            rnics.find(host, remote, answered)
-            rdma_port = await found
-            if rdma_port is None:
-                raise not_there(remote)
-        return await aio.open_connection(host, str(remote.address), rdma_port, settings=SETTINGS)
+        host = hosts.towards(remote.address, local.address if local else None)
     except SidestepError as why:
-        raise raised(why) from why
+        raise error_of(why) from why
+    if rdma_port is None:
+        found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        hosts.find(host, remote, lambda port: None if found.done() else found.set_result(port))
+        rdma_port = await found
+        if rdma_port is None:
+            raise not_there(remote)
+    connection = SdpConnection()
+    await connection.open(host, local, Endpoint(remote.address, rdma_port))
+    return connection
 
 
-def _ends(engine: _Engine, stream: AsyncStream) -> tuple[SdpReader, SdpWriter]:
-    """Reader and writer of a connection, which holds the engine until it is over."""
-    engine.hold()
-    stream.on_over(engine.let_go)
-    return SdpReader(stream), SdpWriter(stream)
+def _ends(hosts: Hosts, connection: SdpConnection) -> tuple[SdpReader, SdpWriter]:
+    """Reader and writer of a connection, which holds the devices until it is over."""
+    hosts.hold()
+    connection.on_over(hosts.let_go)
+    return SdpReader(connection), SdpWriter(connection)
 
 
 async def start_server(
-    connected: Connected, name: str | list[str] | None, port: int, *, family: int, backlog: int
+    connected: Connected,
+    name: str | list[str] | None,
+    port: int,
+    *,
+    family: int = 0,
+    backlog: int = limits.RDMA_BACKLOG_DEFAULT,
+    hosts: Hosts | None = None,
 ) -> SdpServer:
-    """Listens at all addresses of a host, or at each of these."""
-    engine = _engine()
-    server = SdpServer(engine)
-
-    async def served(stream: AsyncStream) -> None:
-        reader, writer = _ends(engine, stream)
-        wanted = connected(reader, writer)
-        if wanted is not None:
-            await wanted
-
+    """Listens at all addresses of a host, or at each of these; `hosts` are this process's RNICs unless given."""
+    server = SdpServer(hosts or engine(), connected)
     try:
         for local in await _places(name, port, family):
             if not port and server.sockets:
-                local = Endpoint(local.address, server.sockets[0].getsockname()[1])
-            await server.listen(served, local, backlog)
+                local = Endpoint(local.address, server.sockets[0].local.port)
+            server.listen(local, backlog)
     except BaseException:
         server.close()
         raise
@@ -577,11 +483,15 @@ async def _places(name: str | list[str] | None, port: int, family: int) -> list[
     if not name:
         both = [Endpoint(IPv4Address(0), port), Endpoint(IPv6Address(0), port)]
         return both if not family else both[:1] if family == _stdlib.AF_INET else both[1:]
-    loop = asyncio.get_running_loop()
     found: dict[Endpoint, None] = {}
     for each in [name] if isinstance(name, str) else name:
-        for _, _, _, _, address in await loop.getaddrinfo(each, port, family=family, type=_stdlib.SOCK_STREAM):
-            found[Endpoint(ip_address(str(address[0]).partition("%")[0]), port)] = None
+        found |= dict.fromkeys(await _resolved(each, port, family))
     if not found:
         raise Misuse(f"{name} has no address")
     return list(found)
+
+
+async def _resolved(name: str, port: int, family: int) -> list[Endpoint]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(name, port, family=family, type=_stdlib.SOCK_STREAM)
+    return [Endpoint(ip_address(str(address[0]).partition("%")[0]), port) for *_, address in found]

@@ -65,7 +65,7 @@ from sidestep.sdp.requests import (
 )
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.settings import Addresses, Settings
-from sidestep.sdp.states import OPEN, TRANSITIONS, State, Stimulus
+from sidestep.sdp.states import OPEN, OPENING, TRANSITIONS, State, Stimulus
 from sidestep.sdp.suspend import Suspend
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.updates import Updates
@@ -75,7 +75,6 @@ _unpack: Final = BSDH.unpack_from
 _DATA: Final = int(Mid.DATA)
 _DONE: Final = Status.SUCCESS
 _PIPELINED: Final = Mode.PIPELINED
-_OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
 
 
 def _mechanism(read: bool, write: bool) -> str:
@@ -180,13 +179,13 @@ class Connection:
     def handle_refused(self, reason: int, now: float) -> None:
         """The connection manager says no, or that nobody answered."""
         self.now = now
-        if self.state in _OPENING:
+        if self.state in OPENING:
             self._handshake.rejected(reason)
 
     def handle_unreachable(self, now: float) -> None:
         """The connection manager got no answer."""
         self.now = now
-        if self.state in _OPENING:
+        if self.state in OPENING:
             self._handshake.refuse(Unavailable("the other end does not answer"), Cause.TIMEOUT)
 
     def handle_established(self, now: float) -> None:

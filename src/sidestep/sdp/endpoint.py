@@ -3,10 +3,10 @@
 A `Stack` is one device as SDP uses it: a protection domain, a completion queue for sending and one for receiving that
 all connections share, private buffers, regions, listeners. A `Stream` is one connection: it posts what the connection
 orders and tells it what came of it. Both are driven from outside, in one thread: by the device's callbacks, by the
-user's calls and by `Stack.handle_timeouts`. The faces for programs are in `blocking` and `aio`.
+user's calls and by `Stack.handle_timeouts`. What programs call is in `api`.
 
 Payload is never copied on its way out: the gather list names the user's own memory. Where a device wants all memory it
-touches to be registered (`DeviceAttributes.checks_local_memory`), see `cover`.
+touches to be registered (`DeviceAttributes.checks_local_memory`), see `registration`.
 
 Theory of operation of an end. A queue pair goes into error by a disconnect of either end, by a request that fails, or
 by an event of the device; who sees an error disconnects. Then two last requests are posted: as all work completes in
@@ -64,7 +64,7 @@ from sidestep.sdp.requests import (
     Told,
 )
 from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.states import State
+from sidestep.sdp.states import OPENING, State
 
 if TYPE_CHECKING:
     from sidestep.sdp.stack import Stack
@@ -75,7 +75,6 @@ Acceptor: TypeAlias = "Callable[[Stream], None]"
 SPARE_REQUESTS: Final = 8  # in both queues, beyond what the connection uses: the last ones, and some
 _REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LAST: Final = 0  # number of the two requests that show that a queue pair is flushed; the connection begins at 1
-_OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
 _LAST_RECEIVE: Final = Receive(_LAST, ())
 
 
@@ -214,7 +213,7 @@ class Stream:
         self.run()
 
     def suspend(self, port: int) -> None:
-        """Asks the other end to connect anew to that port, where `moving.expect` waits; see `Connection.suspend`."""
+        """Asks the other end to connect anew to that port; see `Connection.suspend`."""
         self.connection.suspend(port, self.stack.clock())
         self.run()
 
@@ -260,7 +259,7 @@ class Stream:
         """A receive that no message came into."""
         if buffer.wr_id == _LAST:
             self._last_flushed()
-        elif self.connection.state in _OPENING:  # the connection manager is about to say why, or never will
+        elif self.connection.state in OPENING:  # the connection manager is about to say why, or never will
             self._give_back(buffer)
             self._flush()
         else:

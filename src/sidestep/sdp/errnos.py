@@ -43,8 +43,9 @@ def os_error(number: int, why: str = "") -> OSError:
 
 
 def error_of(error: SidestepError) -> OSError:
-    """The exception for what a call has raised."""
-    number = next(BY_ERROR[kind] for kind in type(error).__mro__ if kind in BY_ERROR)
+    """The exception for what a call has raised: that of the system call beneath, if it was one that failed."""
+    beneath = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+    number = beneath or next(BY_ERROR[kind] for kind in type(error).__mro__ if kind in BY_ERROR)
     raised = os_error(number, str(error))
     raised.__cause__ = error
     return raised

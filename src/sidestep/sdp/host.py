@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep.errors import LimitReached, Misuse
 from sidestep.sdp.listening import Listening
-from sidestep.sdp.settings import Addresses
+from sidestep.sdp.settings import Addresses, Carrier
 
 if TYPE_CHECKING:
     from sidestep.sdp.endpoint import Stream, Teller
-    from sidestep.sdp.settings import Settings
     from sidestep.sdp.stack import Stack
 
 IpAddress: TypeAlias = IPv4Address | IPv6Address
@@ -34,7 +33,7 @@ class Host:
         stack: Its connections.
         addresses: Its own; the first of a family is what its connections come from.
         resolve: The address, as devices have it, of an IP address: what `ConnectionManager.connect` is given.
-        kick: Called when something was asked of the stack, for whoever drives its device.
+        kick: Called when something was asked of the stack, for a driver of its device that does not see that by itself.
     """
 
     def __init__(
@@ -43,11 +42,11 @@ class Host:
         addresses: Sequence[str | IpAddress],
         *,
         resolve: Callable[[IpAddress], str] = str,
-        kick: Callable[[], None] | None = None,
+        kick: Callable[[], None] = lambda: None,
     ) -> None:
         self.stack = stack
         self.addresses = tuple(ip_address(address) for address in addresses)
-        self.kick = kick or _nothing
+        self.kick = kick
         self._resolve = resolve
         self._ports: dict[int, int] = {}  # users of each
         self._next = 0  # of the ephemeral ones
@@ -61,16 +60,22 @@ class Host:
             Misuse: It is none.
             LimitReached: All ephemeral ports are in use.
         """
-        if port:
-            if port not in _PORTS:
-                raise Misuse(f"{port} is not a port", remedy="choose 1 to 65535")
-            self._ports[port] = self._ports.get(port, 0) + 1
-            return port
+        port = port or self.free_port()
+        if port not in _PORTS:
+            raise Misuse(f"{port} is not a port", remedy="choose 1 to 65535")
+        self._ports[port] = self._ports.get(port, 0) + 1
+        return port
+
+    def free_port(self) -> int:
+        """An ephemeral port that nobody has taken.
+
+        Raises:
+            LimitReached: All are in use.
+        """
         for _ in EPHEMERAL:
             free = EPHEMERAL[self._next]
             self._next = (self._next + 1) % len(EPHEMERAL)
             if free not in self._ports:
-                self._ports[free] = 1
                 return free
         raise LimitReached(f"{len(EPHEMERAL)} ephemeral ports are in use")
 
@@ -101,31 +106,18 @@ class Host:
                 return address
         raise Misuse(f"no address of this host is of the family of {remote}")
 
-    def connect(
-        self,
-        local: tuple[IpAddress, int],
-        remote: tuple[IpAddress, int],
-        tell: Teller,
-        settings: Settings | None = None,
-    ) -> Stream:
+    def connect(self, local: tuple[IpAddress, int], remote: tuple[IpAddress, int], tell: Teller) -> Stream:
         """Begins a connection; ports are the caller's to take and to give back.
 
         Raises:
             Misuse, LimitReached, Unavailable: As `Stack.connect` does.
         """
-        addresses = Addresses(local[0], local[1], remote[0], remote[1])
-        stream = self.stack.connect(self._resolve(remote[0]), addresses, tell, settings)
+        stream = self.stack.connect(self._resolve(remote[0]), Addresses(*local, *remote), tell)
         self.kick()
         return stream
 
     def listen(
-        self,
-        address: IpAddress | None,
-        port: int,
-        *,
-        backlog: int,
-        settings: Settings | None = None,
-        ready: Callable[[], None] | None = None,
+        self, address: IpAddress | None, port: int, *, backlog: int, ready: Callable[[], None] | None = None
     ) -> Listening:
         """Takes connections; see `Listening`.
 
@@ -134,14 +126,12 @@ class Host:
         """
         if not self.serves(address):
             raise Misuse(f"{address} is not an address of this host")
-        return Listening(self.stack, port, address=address, backlog=backlog, settings=settings, ready=ready)
+        if self.stack.settings.carrier is Carrier.IWARP and len(self.addresses) == 1:
+            address = None  # its Hello has no addresses, and whatever comes is for this one
+        return Listening(self.stack, port, address=address, backlog=backlog, ready=ready)
 
 
 def release(view: memoryview) -> None:
     """Frees a user's buffer when a call ends, whoever still names the view: an exception's traceback, perhaps."""
     with suppress(BufferError):
         view.release()
-
-
-def _nothing() -> None:
-    """Whoever drives the device sees by itself that there is something to do."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from ipaddress import IPv4Address, ip_address
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError, Unavailable
@@ -37,6 +37,8 @@ from sidestep.sdp.wire import BSDH_LEN, SinkAvail, service_id
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from sidestep.rdma.loopback import Fabric, Timer
 
 _DONE: Final = Status.SUCCESS
 _CQ_SIZE: Final = 65536  # completions; queues with a handler are emptied as they fill
@@ -358,6 +360,20 @@ class Stack:
         if self.wake_at is not None and (self._woken_at is None or at < self._woken_at):
             self._woken_at = at
             self.wake_at(at)
+
+
+def stack_on(fabric: Fabric, device: Device, settings: Settings | None = None, **options: Any) -> Stack:
+    """A stack whose clock and timers are those of a loopback fabric; `options` go to `Stack`."""
+    timer: Timer | None = None
+
+    def wake_at(at: float) -> None:
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+        timer = fabric.call_at(at, stack.handle_timeouts)
+
+    stack = Stack(device, lambda: fabric.now, settings, wake_at=wake_at, **options)
+    return stack
 
 
 def _nobody(stream: Stream, event: Told) -> None:

@@ -40,6 +40,9 @@ class State(Enum):
     SUSPENDED = "suspended"  # our socket has moved
 
 
+OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
+
+
 class Stimulus(Enum):
     """What moves a connection from state to state."""
 

@@ -11,8 +11,6 @@ An attempt that comes to nothing ends here as well (`refuse`); what the other en
 
 from __future__ import annotations
 
-from typing import Final
-
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
@@ -21,10 +19,8 @@ from sidestep.sdp.parts import ConnectionHost
 from sidestep.sdp.requests import Cause, Disconnect, EventKind
 from sidestep.sdp.serial import ge
 from sidestep.sdp.settings import Carrier, Settings
-from sidestep.sdp.states import NO_PAYLOAD, OPEN, State, Stimulus
+from sidestep.sdp.states import NO_PAYLOAD, OPEN, OPENING, State, Stimulus
 from sidestep.sdp.wire import AbortConn, DisConn
-
-_OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
 
 
 class Teardown:
@@ -70,7 +66,7 @@ class Teardown:
             self.reader_closed = True
             sink.drain()
             return
-        if linger_s == 0 or sink.ready or sink.adverts or (state in _OPENING and not self._handshake.resuming):
+        if linger_s == 0 or sink.ready or sink.adverts or (state in OPENING and not self._handshake.resuming):
             self.abort()
             return
         self.reader_closed = True
@@ -86,7 +82,7 @@ class Teardown:
             self._flow.disconnect()
         elif self._flow.gone:
             self._halves.sink.drain()
-        elif state in _OPENING:
+        elif state in OPENING:
             self._handshake.withdraw(Unavailable("given up before it was established"), Cause.ABORTED)
         else:
             self.break_off(Unavailable("reset by this end"), Cause.ABORTED)
@@ -131,14 +127,14 @@ class Teardown:
         if flow.down or self._host.state is State.RESUMING:
             return
         flow.work.append(Disconnect())
-        if self._host.state in _OPENING:  # nothing is told of an attempt that is given up
+        if self._host.state in OPENING:  # nothing is told of an attempt that is given up
             self._handshake.refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
         flow.shut()
 
     def failed(self, error: SidestepError, cause: Cause) -> None:
         """The transport connection has failed and no completion tells of it, or what it needs is not to be had."""
         state = self._host.state
-        if state in _OPENING:
+        if state in OPENING:
             self._handshake.withdraw(error, cause)
         elif state in (State.TIME_WAIT, State.ABORTING, State.SUSPENDED):
             self._flow.disconnect()  # it is over, well or badly, whatever comes of the transport
@@ -215,7 +211,7 @@ class Teardown:
         if host.error is None:
             if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT):
                 self._tell_broken(Unavailable("reset by the other end"), Cause.RESET)
-            elif state in _OPENING:
+            elif state in OPENING:
                 self._tell_broken(Unavailable("the transport connection was refused"), Cause.REFUSED)
             elif state in (State.LAST_ACK, State.TIME_WAIT):
                 self._tell_write_closed()  # it disconnects because it has our DisConn: no need to see the answer
@@ -249,7 +245,7 @@ class Teardown:
         state, error = self._host.state, Unavailable("the other end does not close")
         if state in OPEN or state is State.RESUMING:
             self.break_off(error, Cause.TIMEOUT)
-        elif state in _OPENING:  # the stream was to go on
+        elif state in OPENING:  # the stream was to go on
             self._handshake.withdraw(error, Cause.TIMEOUT)
 
     def last_ack_timeout(self) -> None:

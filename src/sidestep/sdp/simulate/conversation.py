@@ -17,7 +17,6 @@ from typing import Final
 
 from sidestep.errors import LimitReached, SidestepError
 from sidestep.rdma.loopback import Fabric
-from sidestep.sdp.driver import stack_on
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
@@ -25,7 +24,7 @@ from sidestep.sdp.simulate.moves import Move
 from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
 from sidestep.sdp.simulate.trace import Trace
 from sidestep.sdp.simulate.user import Surprise, User
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.stack import Stack, stack_on
 
 PORT: Final = 5001
 _LIMIT_S: Final = 3600.0

@@ -1,57 +1,55 @@
-"""Who gives devices and timers their turn while a program of the blocking face waits.
+"""The Python API over a loopback fabric, in virtual time: both ends in one process, and nobody sleeps.
 
-A `Driver` is two things: a lock, held while a thread uses the stacks (`with driver:`), and `wait`, which lets time pass
-until something is so. A device with a thread or a selector of its own needs a driver of some ten lines: `wait` waits on
-a condition, which whoever serves the device notifies after each turn.
+For sockets `VirtualTime` is the driver: time is the fabric's, and goes on while all programs wait. Several programs run
+as threads that take turns, one at a time and in a fixed order (`together`), so a run with two blocking ends depends on
+the fabric's seed and on nothing else. When all wait and nothing is left to happen, they are told so.
 
-For the loopback fabric there are two:
-
-- `VirtualTime`: nobody sleeps. Time is the fabric's, and goes on while all programs wait. Several programs run as
-  threads that take turns, one at a time and in a fixed order (`together`), so a run with two blocking ends depends on
-  the fabric's seed and on nothing else. When all wait and nothing is left to happen, they are told so.
-- `RealTime`: the fabric's time is the clock's. Any number of threads may use it.
+For asyncio a `Pump` drives the fabric from the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from sidestep.api.driver import Driver, Found, Hosts
 from sidestep.errors import Misuse
-from sidestep.sdp.stack import Stack
+from sidestep.sdp.errnos import os_error
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from sidestep.rdma.loopback import Fabric, Timer
-    from sidestep.rdma.verbs import Device
-    from sidestep.sdp.settings import Settings
+    from sidestep.rdma.loopback import Fabric
+    from sidestep.sdp.host import Host, IpAddress
+    from sidestep.switch.protocol import Endpoint
 
 _T = TypeVar("_T")
-_FOREVER_S: Final = 3600.0  # seconds that a thread sleeps at a time when nothing is due
+_PATIENCE: Final = 50  # turns of the event loop without news until virtual time goes on
 
 
-class Driver(ABC):
-    """Drives the stacks that a program uses."""
+class OneHost(Hosts):
+    """One host of the fabric, whose services are at the ports of their own numbers."""
 
-    def __enter__(self) -> Self:
-        """Holds the stacks: nothing happens to them but what this thread does, until it waits."""
-        return self
+    def __init__(self, host: Host) -> None:
+        self.host = host
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        del kind, error, traceback
+    def at(self, address: IpAddress) -> Host:
+        if not self.host.serves(address):
+            raise os_error(errno.EADDRNOTAVAIL, str(address))
+        return self.host
 
-    @abstractmethod
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Lets things happen until `ready` is true, or for so many seconds; tells whether it is.
+    def towards(self, remote: IpAddress, local: IpAddress | None) -> Host:
+        del remote
+        return self.host if local is None else self.at(local)
 
-        To be called while the stacks are held. A timeout of 0 lets what is due happen.
-        """
+    def free_port(self, address: IpAddress) -> int:
+        del address
+        return self.host.free_port()
+
+    def find(self, host: Host, remote: Endpoint, found: Found) -> None:
+        del host
+        found(remote.port)
 
 
 class VirtualTime(Driver):
@@ -61,10 +59,6 @@ class VirtualTime(Driver):
         self.fabric = fabric
         self._programs: list[_Program] = []  # of `together`, in their order
         self._running: _Program | None = None
-
-    def stack(self, device: Device, settings: Settings | None = None, **options: Any) -> Stack:
-        """A stack whose time is the fabric's; `options` go to `Stack`."""
-        return stack_on(self.fabric, device, settings, **options)
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """See `Driver.wait`.
@@ -78,7 +72,7 @@ class VirtualTime(Driver):
             return ready()
         if timeout_s is not None:
             until = self.fabric.now + timeout_s
-            self.fabric.call_at(until, _nothing)  # time stops there
+            self.fabric.call_at(until, lambda: None)  # time stops there
         program = self._running
         if program is None:
             while not self._is_over(ready, until):
@@ -181,69 +175,41 @@ class _Program:
         self._driver.ended(self)
 
 
-class RealTime(Driver):
-    """Runs a loopback fabric by the clock, in whatever thread waits."""
+class Pump:
+    """Drives a loopback fabric from the event loop, in virtual time.
+
+    Time goes on only when the tasks have nothing to do: each event of the fabric gets a turn of the loop, and before
+    the fabric's clock jumps to a timer the tasks get some more.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self._changed = threading.Condition(threading.RLock())
-        self._begun = time.monotonic() - fabric.now
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._patience = _PATIENCE
+        self._closed = False
 
-    def stack(self, device: Device, settings: Settings | None = None, **options: Any) -> Stack:
-        """A stack whose time is the fabric's; `options` go to `Stack`."""
-        return stack_on(self.fabric, device, settings, **options)
+    def kick(self) -> None:
+        """Something was asked of a stack: what `Host` is given as `kick`."""
+        self._patience = _PATIENCE
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
 
-    def __enter__(self) -> Self:
-        self._changed.acquire()
-        try:
-            self._catch_up()
-        except BaseException:
-            self._changed.release()
-            raise
-        return self
+    def close(self) -> None:
+        self._closed = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._changed.notify_all()  # what was done may be what others wait for
-        self._changed.release()
-
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        until = None if timeout_s is None else self._elapsed() + timeout_s
-        while True:
-            self._catch_up()
-            if ready():
-                self._changed.notify_all()
-                return True
-            now, due = self._elapsed(), self.fabric.next_at
-            if until is not None and now >= until:
-                return False
-            wakes = [at for at in (until, due) if at is not None]
-            sleep_s = min(wakes) - now if wakes else _FOREVER_S
-            if sleep_s > 0:
-                self._changed.notify_all()
-                self._changed.wait(min(sleep_s, _FOREVER_S))
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._begun
-
-    def _catch_up(self) -> None:
-        self.fabric.run_until(self._elapsed())
-
-
-def stack_on(fabric: Fabric, device: Device, settings: Settings | None = None, **options: Any) -> Stack:
-    """A stack whose clock and timers are those of a fabric; `options` go to `Stack`."""
-    timer: Timer | None = None
-
-    def wake_at(at: float) -> None:
-        nonlocal timer
-        if timer is not None:
-            timer.cancel()
-        timer = fabric.call_at(at, stack.handle_timeouts)
-
-    stack = Stack(device, lambda: fabric.now, settings, wake_at=wake_at, **options)
-    return stack
-
-
-def _nothing() -> None:
-    pass
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._closed:
+            return
+        if not self.fabric.idle:
+            self.kick()
+            self.fabric.step()
+        elif self.fabric.next_at is not None:
+            patience = self._patience - 1
+            self.kick()
+            if patience < 0:
+                self.fabric.step()
+            else:
+                self._patience = patience

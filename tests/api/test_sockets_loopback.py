@@ -1,9 +1,8 @@
-"""The blocking face: sockets over SDP, two programs in virtual time, and threads in real time."""
+"""Sockets that block, two programs in virtual time."""
 
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable
 from random import Random
 
@@ -18,19 +17,19 @@ from endpoint_world import (
     Range,
     Watch,
     World,
-    assert_empty,
+    create_connection,
+    create_server,
     digest,
     done,
     eager,
     pattern,
     pipelined,
     read_zcopy,
+    socket_on,
 )
 
-from sidestep.errors import Misuse
-from sidestep.rdma.loopback import Fabric, Kind
-from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.blocking import (
+from sidestep.api.loopback import VirtualTime
+from sidestep.api.sockets import (
     MSG_DONTWAIT,
     MSG_OOB,
     MSG_PEEK,
@@ -38,12 +37,12 @@ from sidestep.sdp.blocking import (
     SHUT_RD,
     SHUT_RDWR,
     SHUT_WR,
-    Socket,
-    create_connection,
-    create_server,
+    SdpSocket,
     select,
 )
-from sidestep.sdp.driver import RealTime, VirtualTime
+from sidestep.errors import Misuse
+from sidestep.rdma.loopback import Fabric, Kind
+from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.host import EPHEMERAL, Host
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.strategy import Strategy, bcopy_only
@@ -51,7 +50,7 @@ from sidestep.sdp.strategy import Strategy, bcopy_only
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 ATTRIBUTES = pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 
-Program = Callable[[Socket], object]
+Program = Callable[[SdpSocket], object]
 
 
 def converse(world: World, client: Program, server: Program) -> None:
@@ -77,7 +76,7 @@ def never() -> bool:
     return False
 
 
-def recv_all(conn: Socket, size: int) -> bytes:
+def recv_all(conn: SdpSocket, size: int) -> bytes:
     room = bytearray(size)
     count = 0
     with memoryview(room) as view:
@@ -97,14 +96,14 @@ def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: C
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]
     data = [pattern(size, size) for size in sizes]
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         for each in data:
             conn.sendall(each)
             assert digest(recv_all(conn, len(each))) == digest(each[::-1])
         conn.shutdown(SHUT_WR)
         assert conn.recv(10) == b""
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         for each in data:
             got = recv_all(conn, len(each))
             assert digest(got) == digest(each)
@@ -122,10 +121,10 @@ def test_a_large_send_goes_from_buffer_to_buffer(immediate: bool, attributes: De
     data = bytearray(pattern(1_000_000))
     room = bytearray(len(data))
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(data)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv_into(room, flags=MSG_WAITALL) == len(room)
 
     converse(world, client, server)
@@ -144,11 +143,11 @@ def test_a_small_send_gathers_the_users_buffer(immediate: bool, attributes: Devi
     world = World(immediate=immediate, attributes=attributes, watch=watch)
     data = bytearray(b"small, and where the user has it")
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         with memoryview(data) as view:
             assert conn.send(view[6:]) == len(data) - 6
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv(100) == data[6:]
 
     converse(world, client, server)
@@ -161,12 +160,12 @@ def test_a_small_send_gathers_the_users_buffer(immediate: bool, attributes: Devi
 def test_waitall_and_peek(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         for part in (b"one ", b"two ", b"three"):
             conn.sendall(part)
             assert conn.recv(1) == b"."
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv(100, MSG_PEEK) == b"one "
         assert conn.recv(2, MSG_PEEK) == b"on"
         conn.sendall(b".")
@@ -183,12 +182,12 @@ def test_waitall_and_peek(immediate: bool) -> None:
 def test_waitall_waits_for_all(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         for part in (b"one", b"two", b"three"):
             world.driver.wait(never, 1)
             conn.sendall(part)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv(11, MSG_WAITALL) == b"onetwothree"
         assert world.fabric.now >= 3
 
@@ -201,10 +200,10 @@ def test_peek_at_bytes_that_are_only_on_offer(immediate: bool, attributes: Devic
     world = World(immediate=immediate, attributes=attributes, settings=Settings(strategy=pipelined))
     data = pattern(200_000)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(data)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         peeked = conn.recv(1000, MSG_PEEK)
         assert peeked
         assert data.startswith(peeked)
@@ -217,13 +216,13 @@ def test_peek_at_bytes_that_are_only_on_offer(immediate: bool, attributes: Devic
 def test_urgent_data(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(b"before")
         assert conn.send(b"-!", MSG_OOB) == 2
         conn.sendall(b"after")
         assert conn.recv(1) == b"."
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert select([], [], [conn])[2] == [conn]
         assert recv_all(conn, 7) == b"before-"
         assert conn.at_mark()
@@ -242,11 +241,11 @@ def test_urgent_data(immediate: bool) -> None:
 def test_urgent_data_inline(immediate: bool) -> None:
     world = World(immediate=immediate, settings=Settings(urgent_inline=True))
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.send(b"ab!", MSG_OOB)
         conn.shutdown(SHUT_WR)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv(10) == b"ab"
         assert conn.at_mark()
         with pytest.raises(OSError, match="Invalid"):
@@ -261,7 +260,7 @@ def test_urgent_data_inline(immediate: bool) -> None:
 def test_an_urgent_byte_that_is_announced_but_not_here() -> None:
     world = World(settings=Settings(strategy=read_zcopy))
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         stream = conn.stream
         assert stream is not None
         with memoryview(data) as view:
@@ -272,7 +271,7 @@ def test_an_urgent_byte_that_is_announced_but_not_here() -> None:
 
     data = bytearray(pattern(60_000))
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         world.driver.wait(lambda: conn.urgent)
         with pytest.raises(BlockingIOError):
             conn.recv(1, MSG_OOB)  # it waits behind bytes that are on offer
@@ -290,7 +289,7 @@ def test_an_urgent_byte_that_is_announced_but_not_here() -> None:
 def test_a_receive_in_vain(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         before = world.fabric.now
         conn.settimeout(2.5)
         assert conn.gettimeout() == 2.5
@@ -305,7 +304,7 @@ def test_a_receive_in_vain(immediate: bool) -> None:
         conn.sendall(b"go on")
         assert conn.recv(10) == b"here"  # nothing of the stream was lost
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv(10) == b"go on"
         conn.sendall(b"here")
 
@@ -316,11 +315,11 @@ def test_a_receive_in_vain(immediate: bool) -> None:
 def test_waitall_gives_what_there_is_when_time_is_over(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(b"part")
         assert conn.recv(1) == b"."
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         conn.settimeout(1.0)
         assert conn.recv(10, MSG_WAITALL) == b"part"
         conn.sendall(b".")
@@ -335,7 +334,7 @@ def test_a_send_that_nobody_reads_is_taken_back(immediate: bool, attributes: Dev
     data = bytearray(pattern(4_000_000))
     sent = 0
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         nonlocal sent
         conn.settimeout(3.0)
         with memoryview(data) as view:
@@ -346,7 +345,7 @@ def test_a_send_that_nobody_reads_is_taken_back(immediate: bool, attributes: Dev
         conn.settimeout(None)
         assert conn.recv(1) == b"."
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         world.driver.wait(never, 10)
         got = recv_all(conn, 8_000_000)
         assert got == bytes(data[:sent])
@@ -359,13 +358,13 @@ def test_a_send_that_nobody_reads_is_taken_back(immediate: bool, attributes: Dev
 def test_sendall_in_vain(immediate: bool) -> None:
     world = World(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.settimeout(1.0)
         with pytest.raises(TimeoutError):
             conn.sendall(bytes(1_000_000))
         conn.set_linger(0)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         world.driver.wait(never, 5)
         with pytest.raises(ConnectionResetError):
             recv_all(conn, 2_000_000)
@@ -377,7 +376,7 @@ def test_sendall_in_vain(immediate: bool) -> None:
 def test_a_timeout_of_zero(immediate: bool) -> None:
     world = World(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.settimeout(0)
         with pytest.raises(BlockingIOError):
             conn.recv(1)
@@ -395,7 +394,7 @@ def test_a_timeout_of_zero(immediate: bool) -> None:
         conn.shutdown(SHUT_WR)
         assert int(conn.recv(10)) == sent + 8
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         world.driver.wait(never, 2)
         count = 0
         conn.settimeout(0)
@@ -415,7 +414,7 @@ def test_a_timeout_of_zero(immediate: bool) -> None:
 def test_connecting_takes_too_long(immediate: bool) -> None:
     world = World(immediate=immediate)
     nowhere = Host(world.stacks[0], [LEFT], resolve=lambda address: "nowhere")
-    sock = Socket(nowhere, world.driver)
+    sock = socket_on(nowhere, world.driver)
     sock.settimeout(2.0)
     with pytest.raises(TimeoutError):
         sock.connect((RIGHT, PORT))
@@ -432,7 +431,7 @@ def test_connecting_takes_too_long(immediate: bool) -> None:
 def test_connecting_without_waiting() -> None:
     world = World()
     with create_server(world.right, world.driver, ("", PORT)) as server:
-        sock = Socket(world.left, world.driver)
+        sock = socket_on(world.left, world.driver)
         sock.settimeout(0)
         for expected in (errno.EINPROGRESS, errno.EALREADY):
             with pytest.raises(BlockingIOError) as told:
@@ -485,7 +484,7 @@ def test_an_interrupted_call_gives_memory_back_and_loses_nothing() -> None:
 def test_shutdown_of_either_direction(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(b"request")
         conn.shutdown(SHUT_WR)
         with pytest.raises(BrokenPipeError):
@@ -494,7 +493,7 @@ def test_shutdown_of_either_direction(immediate: bool) -> None:
         conn.shutdown(SHUT_RD)
         assert conn.recv(10) == b""
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert recv_all(conn, 100) == b"request"
         conn.sendall(b"answer")
         conn.shutdown(SHUT_RDWR)
@@ -510,7 +509,7 @@ def test_shutdown_of_either_direction(immediate: bool) -> None:
 def test_closing_with_unread_bytes_resets(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(b"never read")
         with pytest.raises(ConnectionResetError):
             conn.recv(10)
@@ -518,7 +517,7 @@ def test_closing_with_unread_bytes_resets(immediate: bool) -> None:
         with pytest.raises(BrokenPipeError):
             conn.send(b"x")
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert select([conn], [])[0] == [conn]
 
     converse(world, client, server)
@@ -530,7 +529,7 @@ def test_closing_with_all_read_is_graceful(immediate: bool, linger: float | None
     world = World(immediate=immediate)
     data = pattern(500_000)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.sendall(data)
         conn.set_linger(linger)
         conn.close()
@@ -539,7 +538,7 @@ def test_closing_with_all_read_is_graceful(immediate: bool, linger: float | None
             conn.recv(1)
         assert told.value.errno == errno.EBADF
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert digest(recv_all(conn, len(data))) == digest(data)
         assert conn.recv(1) == b""
 
@@ -550,13 +549,13 @@ def test_closing_with_all_read_is_graceful(immediate: bool, linger: float | None
 def test_a_linger_that_is_over_resets(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         conn.set_linger(2.0)
         before = world.fabric.now
         conn.close()
         assert world.fabric.now - before == pytest.approx(2.0, abs=0.1)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         assert conn.recv(1) == b""
         world.driver.wait(never, 10)
         with pytest.raises(ConnectionResetError):
@@ -569,11 +568,11 @@ def test_a_linger_that_is_over_resets(immediate: bool) -> None:
 def test_the_other_end_breaks_off(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         assert conn.recv(1) == b"."
         conn.set_linger(0)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         conn.sendall(b".")
         with pytest.raises(ConnectionResetError):
             conn.recv(1)
@@ -586,11 +585,11 @@ def test_the_other_end_breaks_off(immediate: bool) -> None:
 def test_so_error_is_told_once(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         assert conn.recv(1) == b"."
         conn.set_linger(0)
 
-    def server(conn: Socket) -> None:
+    def server(conn: SdpSocket) -> None:
         conn.sendall(b".")
         select([conn], [])
         assert conn.error() == errno.ECONNRESET
@@ -693,7 +692,7 @@ def test_accept_in_vain(immediate: bool) -> None:
 
 def test_what_a_socket_is_not_for() -> None:
     world = World()
-    sock = Socket(world.left, world.driver)
+    sock = socket_on(world.left, world.driver)
     for call in (lambda: sock.recv(1), lambda: sock.send(b"x"), sock.getpeername, lambda: sock.shutdown(SHUT_WR)):
         with pytest.raises(OSError, match="not connected") as told:
             call()
@@ -724,7 +723,7 @@ def test_what_a_socket_is_not_for() -> None:
 def test_what_cannot_be_received_into(immediate: bool) -> None:
     world = World(immediate=immediate)
 
-    def client(conn: Socket) -> None:
+    def client(conn: SdpSocket) -> None:
         with pytest.raises(TypeError):
             conn.recv_into(b"read-only")
         assert conn.recv_into(bytearray()) == 0
@@ -766,50 +765,6 @@ def test_many_programs_at_once(immediate: bool) -> None:
     world.assert_nothing_left()
 
 
-@pytest.mark.slow
-@MODES
-def test_threads_in_real_time(immediate: bool) -> None:
-    """Nothing depends on how long it takes."""
-    fabric = Fabric(Random(5), immediate=immediate)
-    driver = RealTime(fabric)
-    left, right = (Host(driver.stack(fabric.device(name, LENIENT)), [name]) for name in (LEFT, RIGHT))
-    data = bytearray(pattern(3_000_000))
-    room = bytearray(len(data))
-    failed: list[BaseException] = []
-    server = create_server(right, driver, ("", PORT))
-
-    def serve() -> None:
-        try:
-            conn, _ = server.accept()
-            with conn:
-                conn.recv_into(room, flags=MSG_WAITALL)
-                conn.sendall(b"done")
-                assert conn.recv(1) == b""
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with create_connection(left, driver, (RIGHT, PORT)) as client:
-        client.sendall(data)
-        assert client.recv(4, MSG_WAITALL) == b"done"
-        client.set_linger(30.0)
-        client.settimeout(0.001)
-        with pytest.raises(TimeoutError):
-            client.recv(1)
-    thread.join()
-    server.close()
-    assert failed == []
-    assert digest(room) == digest(data)
-    for host in (left, right):
-        with driver:
-            host.stack.close()
-    while fabric.step():
-        pass
-    for device in list(fabric.devices.values()):
-        assert_empty(device)
-
-
 # --- the driver ---
 
 
@@ -817,7 +772,7 @@ def test_programs_that_wait_for_each_other_are_told() -> None:
     world = World()
     stuck: list[Misuse] = []
 
-    def waits(conn: Socket) -> None:
+    def waits(conn: SdpSocket) -> None:
         try:
             conn.recv(1)
         except Misuse as told:
@@ -831,10 +786,10 @@ def test_programs_that_wait_for_each_other_are_told() -> None:
 def test_a_program_that_fails_is_the_one_to_blame() -> None:
     world = World()
 
-    def fails(conn: Socket) -> None:
+    def fails(conn: SdpSocket) -> None:
         raise ZeroDivisionError
 
-    def waits(conn: Socket) -> None:
+    def waits(conn: SdpSocket) -> None:
         conn.sendall(b"x" * 10_000_000)
 
     with pytest.raises((ZeroDivisionError, ConnectionResetError)):
@@ -848,13 +803,13 @@ def test_equal_seeds_give_equal_runs() -> None:
         data = pattern(200_000)
         times: list[float] = []
 
-        def client(conn: Socket) -> None:
+        def client(conn: SdpSocket) -> None:
             for at in range(0, len(data), 7000):
                 conn.sendall(data[at : at + 7000])
             assert conn.recv(64) == digest(data).encode()
             times.append(world.fabric.now)
 
-        def server(conn: Socket) -> None:
+        def server(conn: SdpSocket) -> None:
             conn.sendall(digest(recv_all(conn, len(data))).encode())
 
         converse(world, client, server)

@@ -1,8 +1,9 @@
-"""Two hosts on a loopback fabric for the tests of the endpoint, and an observer that knows where bytes lie."""
+"""Two hosts on a loopback fabric, sockets on them, and an observer that knows where bytes lie."""
 
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,15 +11,19 @@ from ipaddress import ip_address
 from random import Random
 from typing import Any
 
+from sidestep import limits
+from sidestep.api.driver import Driver
+from sidestep.api.loopback import OneHost, VirtualTime
+from sidestep.api.sockets import SdpSocket
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback import CmMessage, Fabric, Faults, Kind, LoopbackDevice, Placed, QpMessage
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.driver import VirtualTime
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.host import Host
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.stack import stack_on
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mid
 
@@ -96,7 +101,7 @@ class World:
         settings: Settings | None = None,
         faults: Faults | None = None,
         watch: Watch | None = None,
-        kick: Callable[[], None] | None = None,
+        kick: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> None:
         self.watch = watch
@@ -104,7 +109,7 @@ class World:
         self.driver = VirtualTime(self.fabric)
         self.devices = [self.fabric.device(name, attributes) for name in (LEFT, RIGHT)]
         settings = settings or Settings(strategy=eager)
-        self.stacks = [self.driver.stack(device, settings, **options) for device in self.devices]
+        self.stacks = [stack_on(self.fabric, device, settings, **options) for device in self.devices]
         self.left, self.right = (
             Host(stack, [name], kick=kick) for stack, name in zip(self.stacks, (LEFT, RIGHT), strict=True)
         )
@@ -160,6 +165,50 @@ class End:
     def to(self) -> Stream:
         assert self.stream is not None
         return self.stream
+
+
+# --- sockets ---
+
+
+def socket_on(host: Host, driver: Driver, address: str = "") -> SdpSocket:
+    """One of the family of that address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return SdpSocket(family, driver=driver, hosts=OneHost(host))
+
+
+def create_connection(
+    host: Host,
+    driver: Driver,
+    address: tuple[str, int],
+    timeout: float | None = None,
+    source_address: tuple[str, int] | None = None,
+) -> SdpSocket:
+    made = socket_on(host, driver, address[0])
+    try:
+        made.settimeout(timeout)
+        if source_address is not None:
+            made.bind(source_address)
+        made.connect(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def create_server(
+    host: Host, driver: Driver, address: tuple[str, int], *, backlog: int = limits.RDMA_BACKLOG_DEFAULT
+) -> SdpSocket:
+    made = socket_on(host, driver, address[0])
+    try:
+        made.bind(address)
+        made.listen(backlog)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+# --- streams ---
 
 
 def done(*requests: StreamSend | StreamReceive) -> Callable[[], bool]:

@@ -1,11 +1,11 @@
-"""The asyncio face: streams, servers, several requests outstanding, and cancelled ones."""
+"""Streams in virtual time: servers, several requests outstanding, and cancelled ones."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,32 +16,29 @@ from endpoint_world import (
     LENIENT,
     PORT,
     RIGHT,
-    End,
     Range,
     Watch,
     World,
-    addresses,
     digest,
     eager,
     pattern,
     pipelined,
     read_zcopy,
-    take,
 )
 
+from sidestep.api.loopback import OneHost, Pump
+from sidestep.api.streams import SdpReader, SdpServer, SdpWriter, open_connection, start_server
 from sidestep.rdma.loopback import Kind
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.aio import AsyncStream, Pump, open_connection, start_server, timers
-from sidestep.sdp.requests import EventKind
+from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.settings import Settings
-from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
 
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 ATTRIBUTES = pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 
-Program = Callable[[AsyncStream], Awaitable[None]]
+Program = Callable[[SdpReader, SdpWriter], Awaitable[None]]
 
 
 class AsyncWorld(World):
@@ -54,9 +51,29 @@ class AsyncWorld(World):
     def _kick(self) -> None:
         self.pump.kick()
 
+    async def connect(
+        self, address: str = RIGHT, local_addr: tuple[str, int] | None = None
+    ) -> tuple[SdpReader, SdpWriter]:
+        """From the left one."""
+        return await open_connection(address, PORT, local_addr=local_addr, hosts=OneHost(self.left))
+
+    async def serve(self, program: Callable[..., Awaitable[None] | None], address: str | None = None) -> SdpServer:
+        """At the right one."""
+        return await start_server(program, address, PORT, family=socket.AF_INET, hosts=OneHost(self.right))
+
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 30.0))  # a test that hangs says where
+
+
+async def closing(program: Program, reader: SdpReader, writer: SdpWriter) -> None:
+    """The program, which is closed or, if it fails, reset."""
+    try:
+        await program(reader, writer)
+    except BaseException:
+        writer.abort()
+        raise
+    writer.close()
 
 
 def converse(client: Program, server: Program, **options: Any) -> AsyncWorld:
@@ -68,19 +85,20 @@ def converse(client: Program, server: Program, **options: Any) -> AsyncWorld:
         worlds.append(world)
         served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        async def serve(stream: AsyncStream) -> None:
+        async def serve(reader: SdpReader, writer: SdpWriter) -> None:
             try:
-                async with stream:
-                    await server(stream)
+                await closing(server, reader, writer)
             except BaseException as error:
                 served.set_exception(error)
             else:
                 served.set_result(None)
+            await writer.wait_closed()
 
-        async with await start_server(serve, world.right, PORT):
-            async with await open_connection(world.left, RIGHT, PORT) as stream:
-                await client(stream)
+        async with await world.serve(serve):
+            reader, writer = await world.connect()
+            await closing(client, reader, writer)
             await served
+            await writer.wait_closed()
         world.pump.close()
 
     run(main)
@@ -88,9 +106,13 @@ def converse(client: Program, server: Program, **options: Any) -> AsyncWorld:
     return worlds[0]
 
 
-async def recv_all(stream: AsyncStream, size: int) -> bytes:
+def stream_of(end: SdpReader | SdpWriter) -> Stream:
+    return end._connection.stream
+
+
+async def recv_all(reader: SdpReader, size: int) -> bytes:
     room = bytearray(size)
-    count = await stream.recv_into(room, waitall=True)
+    count = await reader.recv_into(room, waitall=True)
     return bytes(room[:count])
 
 
@@ -110,19 +132,19 @@ def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: C
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]
     data = [pattern(size, size) for size in sizes]
 
-    async def client(stream: AsyncStream) -> None:
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
         for each in data:
-            assert await stream.send(each) == len(each)
-            assert digest(await stream.readexactly(len(each))) == digest(each[::-1])
-        stream.write_eof()
-        assert await stream.recv(10) == b""
+            await writer.sendall(each)
+            assert digest(await reader.readexactly(len(each))) == digest(each[::-1])
+        writer.write_eof()
+        assert await reader.read(10) == b""
 
-    async def server(stream: AsyncStream) -> None:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
         for each in data:
-            got = await recv_all(stream, len(each))
+            got = await recv_all(reader, len(each))
             assert digest(got) == digest(each)
-            await stream.send(bytearray(got[::-1]))
-        assert await stream.read() == b""
+            await writer.sendall(bytearray(got[::-1]))
+        assert await reader.read() == b""
 
     converse(client, server, immediate=immediate, attributes=attributes, settings=Settings(strategy=strategy))
 
@@ -136,12 +158,12 @@ def test_several_outstanding_are_pipelined_from_buffer_to_buffer(immediate: bool
     rooms = [bytearray(size) for _ in range(count)]
     modes: list[Mode] = []
 
-    async def client(stream: AsyncStream) -> None:
-        assert await asyncio.gather(*(stream.send(each) for each in data)) == [size] * count
-        modes.append(stream.stream.connection.send_mode)
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        await asyncio.gather(*(writer.sendall(each) for each in data))
+        modes.append(stream_of(writer).connection.send_mode)
 
-    async def server(stream: AsyncStream) -> None:
-        counts = await asyncio.gather(*(stream.recv_into(room, waitall=True) for room in rooms))
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        counts = await asyncio.gather(*(reader.recv_into(room, waitall=True) for room in rooms))
         assert counts == [size] * count
 
     converse(client, server, immediate=immediate, attributes=attributes, watch=watch)
@@ -162,19 +184,19 @@ def test_receives_that_wait_are_written_into(immediate: bool, attributes: Device
     data = [bytearray(pattern(size, seed)) for seed in range(count)]
     rooms = [bytearray(size) for _ in range(count)]
 
-    async def client(stream: AsyncStream) -> None:
-        stream.stream.connection.want_send_mode(Mode.PIPELINED, 0.0)
-        stream.stream.run()
-        assert await stream.recv(5) == b"ready"
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        stream_of(writer).connection.want_send_mode(Mode.PIPELINED, 0.0)
+        stream_of(writer).run()
+        assert await reader.read(5) == b"ready"
         for each in data:
-            await stream.send(each)
+            await writer.sendall(each)
 
-    async def server(stream: AsyncStream) -> None:
-        while stream.stream.connection.receive_mode is not Mode.PIPELINED:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        while stream_of(writer).connection.receive_mode is not Mode.PIPELINED:
             await asyncio.sleep(0)
-        receives = [asyncio.ensure_future(stream.recv_into(room)) for room in rooms]
+        receives = [asyncio.ensure_future(reader.recv_into(room)) for room in rooms]
         await turns()
-        await stream.send(b"ready")
+        await writer.sendall(b"ready")
         assert await asyncio.gather(*receives) == [size] * count
 
     converse(
@@ -193,10 +215,10 @@ def test_receives_that_wait_are_written_into(immediate: bool, attributes: Device
 def test_both_ways_at_once(immediate: bool) -> None:
     data = pattern(2_000_000)
 
-    async def talk(stream: AsyncStream) -> None:
+    async def talk(reader: SdpReader, writer: SdpWriter) -> None:
         room = bytearray(len(data))
-        sent, got = await asyncio.gather(stream.send(data), stream.recv_into(room, waitall=True))
-        assert (sent, got) == (len(data), len(data))
+        _, got = await asyncio.gather(writer.sendall(data), reader.recv_into(room, waitall=True))
+        assert got == len(data)
         assert digest(room) == digest(data)
 
     converse(talk, talk, immediate=immediate)
@@ -204,32 +226,34 @@ def test_both_ways_at_once(immediate: bool) -> None:
 
 @MODES
 def test_urgent_data(immediate: bool) -> None:
-    async def client(stream: AsyncStream) -> None:
-        await stream.send(b"before!", urgent=True)
-        await stream.send(b"after")
-        assert await stream.recv(1) == b"."
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        await writer.sendall(b"before!", urgent=True)
+        await writer.sendall(b"after")
+        assert await reader.read(1) == b"."
 
-    async def server(stream: AsyncStream) -> None:
-        assert await recv_all(stream, 100) == b"before"
-        assert stream.at_mark()
-        assert stream.take_urgent() == ord("!")
-        assert stream.take_urgent() is None
-        assert await stream.readexactly(5) == b"after"
-        await stream.send(b".")
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        assert await recv_all(reader, 100) == b"before"
+        assert reader.at_mark()
+        assert reader.take_urgent() == ord("!")
+        assert reader.take_urgent() is None
+        assert await reader.readexactly(5) == b"after"
+        await writer.sendall(b".")
 
     converse(client, server, immediate=immediate)
 
 
 @MODES
 def test_an_end_that_comes_too_early(immediate: bool) -> None:
-    async def client(stream: AsyncStream) -> None:
-        await stream.send(b"short")
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        await writer.sendall(b"short")
 
-    async def server(stream: AsyncStream) -> None:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
         with pytest.raises(asyncio.IncompleteReadError) as told:
-            await stream.readexactly(10)
+            await reader.readexactly(10)
         assert told.value.partial == b"short"
-        assert await stream.readexactly(0) == b""
+        assert await reader.readexactly(0) == b""
+        with pytest.raises(TypeError):
+            await reader.recv_into(b"read-only")
 
     converse(client, server, immediate=immediate)
 
@@ -240,29 +264,29 @@ def test_an_end_that_comes_too_early(immediate: bool) -> None:
 @MODES
 @ATTRIBUTES
 def test_a_cancelled_receive_loses_nothing(immediate: bool, attributes: DeviceAttributes) -> None:
-    async def client(stream: AsyncStream) -> None:
-        assert await stream.recv(1) == b"1"
-        await stream.send(b"the whole of it")
-        assert await stream.recv(1) == b"2"
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        assert await reader.read(1) == b"1"
+        await writer.sendall(b"the whole of it")
+        assert await reader.read(1) == b"2"
 
-    async def server(stream: AsyncStream) -> None:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
         room = bytearray(100_000)
-        receive = asyncio.ensure_future(stream.recv_into(room, waitall=True))
+        receive = asyncio.ensure_future(reader.recv_into(room, waitall=True))
         await turns(20)
         receive.cancel()
         with pytest.raises(asyncio.CancelledError):
             await receive
         room.append(1)  # the memory is free
-        await stream.send(b"1")
-        partial = asyncio.ensure_future(stream.recv_into(room, waitall=True))
-        while not any(receive.filled for receive in stream.stream.connection._sink.receives):
+        await writer.sendall(b"1")
+        partial = asyncio.ensure_future(reader.recv_into(room, waitall=True))
+        while not any(receive.filled for receive in stream_of(writer).connection._sink.receives):
             await asyncio.sleep(0)
         partial.cancel()
         with pytest.raises(asyncio.CancelledError):
             await partial
         room.append(1)
-        assert await stream.recv(100) == b"the whole of it"
-        await stream.send(b"2")
+        assert await reader.read(100) == b"the whole of it"
+        await writer.sendall(b"2")
 
     converse(client, server, immediate=immediate, attributes=attributes)
 
@@ -275,17 +299,17 @@ def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(
     watch = Watch()
     data = bytearray(pattern(250_000))
 
-    async def client(stream: AsyncStream) -> None:
-        stream.stream.connection.want_send_mode(Mode.PIPELINED, 0.0)
-        stream.stream.run()
-        assert await stream.recv(1) == b"."
-        await stream.send(data)
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        stream_of(writer).connection.want_send_mode(Mode.PIPELINED, 0.0)
+        stream_of(writer).run()
+        assert await reader.read(1) == b"."
+        await writer.sendall(data)
 
-    async def server(stream: AsyncStream) -> None:
-        while stream.stream.connection.receive_mode is not Mode.PIPELINED:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        while stream_of(writer).connection.receive_mode is not Mode.PIPELINED:
             await asyncio.sleep(0)
         rooms = [bytearray(100_000) for _ in range(3)]
-        receives = [asyncio.ensure_future(stream.recv_into(room)) for room in rooms]
+        receives = [asyncio.ensure_future(reader.recv_into(room)) for room in rooms]
         while Mid.SINK_AVAIL not in watch.mids(RIGHT):
             await asyncio.sleep(0)
         for receive in receives:
@@ -294,8 +318,8 @@ def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(
         assert all(each.cancelled() for each in done)
         for room in rooms:
             room.append(1)
-        await stream.send(b".")
-        assert digest(await recv_all(stream, len(data))) == digest(data)
+        await writer.sendall(b".")
+        assert digest(await recv_all(reader, len(data))) == digest(data)
 
     converse(
         client, server, immediate=immediate, attributes=attributes, watch=watch, settings=Settings(strategy=pipelined)
@@ -310,8 +334,8 @@ def test_a_send_that_is_advertised_can_be_cancelled(immediate: bool, attributes:
     data = bytearray(pattern(500_000))
     got: list[bytes] = []
 
-    async def client(stream: AsyncStream) -> None:
-        send = asyncio.ensure_future(stream.send(data))
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        send = asyncio.ensure_future(writer.sendall(data))
         while Mid.SRC_AVAIL not in watch.mids(LEFT):
             await asyncio.sleep(0)
         send.cancel()
@@ -321,15 +345,15 @@ def test_a_send_that_is_advertised_can_be_cancelled(immediate: bool, attributes:
         with pytest.raises(asyncio.CancelledError):
             await send
         data.append(1)  # the memory is free
-        await stream.send(b"|the end")
-        stream.write_eof()
-        assert await stream.recv(1) == b"."
+        await writer.sendall(b"|the end")
+        writer.write_eof()
+        assert await reader.read(1) == b"."
 
-    async def server(stream: AsyncStream) -> None:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
         while Mid.SRC_AVAIL_CANCEL not in watch.mids(LEFT):
             await asyncio.sleep(0)
-        got.append(await stream.read())
-        await stream.send(b".")
+        got.append(await reader.read())
+        await writer.sendall(b".")
 
     converse(client, server, immediate=immediate, attributes=attributes, watch=watch)
     part, _, rest = got[0].rpartition(b"|")
@@ -342,23 +366,23 @@ def test_a_send_that_is_advertised_can_be_cancelled(immediate: bool, attributes:
 def test_cancelling_everything_at_once(immediate: bool) -> None:
     """A group that is cancelled gets all its memory back, and the stream goes on."""
 
-    async def client(stream: AsyncStream) -> None:
-        assert await stream.recv(2) == b"go"
-        await stream.send(b"abc" * 1000)
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        assert await reader.read(2) == b"go"
+        await writer.sendall(b"abc" * 1000)
 
-    async def server(stream: AsyncStream) -> None:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
         rooms = [bytearray(70_000) for _ in range(5)]
         async with asyncio.TaskGroup() as group:
-            receives = [group.create_task(stream.recv_into(room)) for room in rooms]
+            receives = [group.create_task(reader.recv_into(room)) for room in rooms]
             await turns(30)
             for receive in receives:
                 receive.cancel()
         for room in rooms:
             room.append(1)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(stream.recv(1), 0.001)
-        await stream.send(b"go")
-        assert await recv_all(stream, 3000) == b"abc" * 1000
+            await asyncio.wait_for(reader.read(1), 0.001)
+        await writer.sendall(b"go")
+        assert await recv_all(reader, 3000) == b"abc" * 1000
 
     converse(client, server, immediate=immediate)
 
@@ -366,24 +390,26 @@ def test_cancelling_everything_at_once(immediate: bool) -> None:
 def test_a_stream_with_a_hole_is_reset() -> None:
     """A receive is cancelled that has bytes, when a later one has some too: nobody may go on with the rest."""
 
-    async def client(stream: AsyncStream) -> None:
-        await stream.send(b"x" * 100)
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        await writer.sendall(b"x" * 100)
         with pytest.raises(ConnectionResetError):
-            await stream.recv(1)
+            await reader.read(1)
 
-    async def server(stream: AsyncStream) -> None:
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
         first, second = bytearray(50), bytearray(50)
-        one = asyncio.ensure_future(stream.recv_into(first))
-        two = asyncio.ensure_future(stream.recv_into(second))
+        one = asyncio.ensure_future(reader.recv_into(first))
+        two = asyncio.ensure_future(reader.recv_into(second))
         await asyncio.sleep(0)
-        while not stream.stream.connection._flow.gone and not all(receive.done for receive in stream._receives):
+        while not stream_of(writer).connection._flow.gone and not all(
+            receive.done for receive in reader._connection._receives
+        ):
             await asyncio.sleep(0)
         one.cancel()
         with pytest.raises(asyncio.CancelledError):
             await one
         assert await two == 50
         with pytest.raises(ConnectionAbortedError):
-            await stream.recv(1)
+            await reader.read(1)
 
     converse(client, server, immediate=True)
 
@@ -392,8 +418,9 @@ def test_a_stream_with_a_hole_is_reset() -> None:
 def test_connecting_can_be_cancelled(immediate: bool) -> None:
     async def main() -> None:
         world = AsyncWorld(immediate=immediate)
-        attempt = asyncio.ensure_future(open_connection(world.left, RIGHT, PORT))
-        await asyncio.sleep(0)
+        attempt = asyncio.ensure_future(world.connect())
+        while not world.stacks[0].streams:
+            await asyncio.sleep(0)
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
             await attempt
@@ -409,43 +436,45 @@ def test_connecting_can_be_cancelled(immediate: bool) -> None:
 
 @MODES
 def test_errors(immediate: bool) -> None:
-    async def client(stream: AsyncStream) -> None:
-        assert await stream.recv(1) == b"."
-        stream.abort()
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        assert await reader.read(1) == b"."
+        writer.abort()
         with pytest.raises(BrokenPipeError):
-            await stream.send(b"x")
-        assert await stream.recv(1) == b""
+            await writer.sendall(b"x")
+        assert await reader.read(1) == b""
 
-    async def server(stream: AsyncStream) -> None:
-        await stream.send(b".")
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        await writer.sendall(b".")
         data = bytearray(200_000)
-        outcomes = await asyncio.gather(stream.recv(1), stream.send(data), stream.send(data), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            reader.read(1), writer.sendall(data), writer.sendall(data), return_exceptions=True
+        )
         assert [type(each) for each in outcomes] == [ConnectionResetError] * 3  # all were outstanding when it broke
         data.append(1)
-        assert await stream.recv(1) == b""
+        assert await reader.read(1) == b""
         with pytest.raises(BrokenPipeError):
-            await stream.send(b"x")
-        stream.close()
+            await writer.sendall(b"x")
+        writer.close()
 
     converse(client, server, immediate=immediate)
 
 
 @MODES
 def test_half_close(immediate: bool) -> None:
-    async def client(stream: AsyncStream) -> None:
-        await stream.send(b"question")
-        stream.write_eof()
-        stream.write_eof()
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        await writer.sendall(b"question")
+        writer.write_eof()
+        writer.write_eof()
         with pytest.raises(BrokenPipeError):
-            await stream.send(b"more")
-        assert await stream.read() == b"answer"
-        stream.close()
-        stream.close()
-        await stream.wait_closed()
+            await writer.sendall(b"more")
+        assert await reader.read() == b"answer"
+        writer.close()
+        writer.close()
+        await writer.wait_closed()
 
-    async def server(stream: AsyncStream) -> None:
-        assert await stream.read() == b"question"
-        await stream.send(b"answer")
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        assert await reader.read() == b"question"
+        await writer.sendall(b"answer")
 
     converse(client, server, immediate=immediate)
 
@@ -456,20 +485,22 @@ def test_a_body_that_raises_resets(immediate: bool) -> None:
         world = AsyncWorld(immediate=immediate)
         told: list[type[BaseException]] = []
 
-        async def serve(stream: AsyncStream) -> None:
+        async def serve(reader: SdpReader, writer: SdpWriter) -> None:
             try:
-                await stream.recv(1)
+                await reader.read(1)
             except OSError as error:
                 told.append(type(error))
-            stream.close()
+            writer.close()
 
         async def body() -> None:
-            async with await open_connection(world.left, RIGHT, PORT) as stream:
-                await stream.send(b"")
+            async def program(reader: SdpReader, writer: SdpWriter) -> None:
+                await writer.sendall(b"")
                 await turns(50)
                 raise ZeroDivisionError
 
-        async with await start_server(serve, world.right, PORT):
+            await closing(program, *await world.connect())
+
+        async with await world.serve(serve):
             with pytest.raises(ZeroDivisionError):
                 await body()
             await turns()
@@ -489,14 +520,14 @@ def test_who_is_served_by_what_raises_is_reset(immediate: bool) -> None:
         raised: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context.get("exception")))
 
-        async def serve(stream: AsyncStream) -> None:
+        async def serve(reader: SdpReader, writer: SdpWriter) -> None:
             raise ZeroDivisionError
 
-        async with await start_server(serve, world.right, PORT):
-            stream = await open_connection(world.left, RIGHT, PORT)
+        async with await world.serve(serve):
+            reader, writer = await world.connect()
             with pytest.raises(ConnectionResetError):
-                await stream.recv(1)
-            await stream.wait_closed()
+                await reader.read(1)
+            await writer.wait_closed()
         world.pump.close()
         world.assert_nothing_left()
 
@@ -508,19 +539,19 @@ def test_refusals(immediate: bool) -> None:
     async def main() -> None:
         world = AsyncWorld(immediate=immediate)
         with pytest.raises(ConnectionRefusedError):
-            await open_connection(world.left, RIGHT, PORT)
+            await world.connect()
         with pytest.raises(OSError, match="family") as told:
-            await open_connection(world.left, "fd00::1", PORT)
+            await world.connect("fd00::1")
         assert told.value.errno == errno.EINVAL
         with pytest.raises(OSError, match="not a port"):
-            await open_connection(world.left, RIGHT, PORT, local_address=("", 70_000))
-        async with await start_server(lambda stream: None, world.right, PORT) as server:
-            assert server.port == PORT
+            await world.connect(local_addr=("0.0.0.0", 70_000))
+        async with await world.serve(lambda *ends: None) as server:
+            assert server.sockets[0].getsockname() == ("0.0.0.0", PORT)
             with pytest.raises(OSError, match="in use") as told:
-                await start_server(lambda stream: None, world.right, PORT)
+                await world.serve(lambda *ends: None)
             assert told.value.errno == errno.EADDRINUSE
         with pytest.raises(OSError, match="assign"):
-            await start_server(lambda stream: None, world.right, PORT, address="192.168.7.7")
+            await world.serve(lambda *ends: None, "192.168.7.7")
         world.pump.close()
         world.assert_nothing_left()
 
@@ -531,31 +562,18 @@ def test_refusals(immediate: bool) -> None:
 def test_names(immediate: bool) -> None:
     seen: list[tuple[str, int]] = []
 
-    async def client(stream: AsyncStream) -> None:
-        assert stream.getpeername() == (RIGHT, PORT)
-        seen.append(stream.getsockname())
-        assert await stream.recv(1) == b"."
+    async def client(reader: SdpReader, writer: SdpWriter) -> None:
+        assert writer.get_extra_info("peername") == (RIGHT, PORT)
+        seen.append(writer.get_extra_info("sockname"))
+        assert await reader.read(1) == b"."
 
-    async def server(stream: AsyncStream) -> None:
-        assert stream.getsockname() == (RIGHT, PORT)
-        seen.append(stream.getpeername())
-        await stream.send(b".")
+    async def server(reader: SdpReader, writer: SdpWriter) -> None:
+        assert writer.get_extra_info("sockname") == (RIGHT, PORT)
+        seen.append(writer.get_extra_info("peername"))
+        await writer.sendall(b".")
 
     converse(client, server, immediate=immediate)
     assert seen[0] == seen[1] == (LEFT, 32768)
-
-
-def test_a_stream_that_is_not_connected() -> None:
-    async def main() -> None:
-        world = AsyncWorld()
-        stream = AsyncStream(world.left)
-        with pytest.raises(OSError, match="not connected"):
-            await stream.send(b"x")
-        with pytest.raises(TypeError):
-            await stream.recv_into(b"x")
-        stream.close()
-
-    run(main)
 
 
 # --- many ---
@@ -568,48 +586,23 @@ def test_many_connections(immediate: bool) -> None:
     async def main() -> None:
         world = AsyncWorld(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
 
-        async def serve(stream: AsyncStream) -> None:
-            async with stream:
-                got = await stream.read()
-                await stream.send(digest(got).encode())
+        async def serve(reader: SdpReader, writer: SdpWriter) -> None:
+            got = await reader.read()
+            await writer.sendall(digest(got).encode())
+            writer.close()
 
         async def ask(index: int) -> None:
             data = pattern(5000 + 777 * index, index)
-            async with await open_connection(world.left, RIGHT, PORT) as stream:
-                await stream.send(data)
-                stream.write_eof()
-                assert (await stream.read()).decode() == digest(data)
+            reader, writer = await world.connect()
+            await writer.sendall(data)
+            writer.write_eof()
+            assert (await reader.read()).decode() == digest(data)
+            writer.close()
 
-        async with await start_server(serve, world.right, PORT):
+        async with await world.serve(serve):
             await asyncio.gather(*(ask(index) for index in range(count)))
         await turns()
         world.pump.close()
         world.assert_nothing_left()
-
-    run(main)
-
-
-def test_timers_of_the_event_loop() -> None:
-    """A stack on the loop's own clock: its timeouts come by themselves."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        fabric = World().fabric
-        ends = [End(), End()]
-        settings = Settings(keepalive_s=0.001)
-        stacks = [Stack(fabric.device(name, LENIENT), loop.time, settings) for name in ("one", "two")]
-        stacks[1].listen(PORT, partial(take, ends[1]))
-        ends[0].stream = stacks[0].connect("two", addresses(), ends[0].tell)
-        assert fabric.run_until(lambda: all(end.got(EventKind.ESTABLISHED) for end in ends))
-        first = stacks[0].next_deadline()
-        assert first is not None
-        timers(stacks[0])  # also those that are set already
-        while stacks[0].next_deadline() == first:
-            await asyncio.sleep(0)
-        second = stacks[0].next_deadline()
-        while stacks[0].next_deadline() == second:
-            await asyncio.sleep(0)
-        for stack in stacks:
-            stack.close()
 
     run(main)
