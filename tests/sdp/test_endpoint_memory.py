@@ -644,11 +644,11 @@ def test_a_region_that_lasts_is_found_by_range_and_rights() -> None:
     with memoryview(memory)[100:200] as part:
         region = stack.register(part, Access.LOCAL_READ)
     with memoryview(memory) as whole:
-        assert stack.lasting.covers(whole[100:200], Access.LOCAL_READ)
-        assert stack.lasting.covers(whole[150:160], Access.LOCAL_READ)
-        assert not stack.lasting.covers(whole[150:160], Access.LOCAL_WRITE)
-        assert not stack.lasting.covers(whole[99:160], Access.LOCAL_READ)
-        assert not stack.lasting.covers(whole[150:201], Access.LOCAL_READ)
-        assert not stack.lasting.covers(memoryview(bytearray(10)), Access.LOCAL_READ)
+        assert stack.permanent.covers(whole[100:200], Access.LOCAL_READ)
+        assert stack.permanent.covers(whole[150:160], Access.LOCAL_READ)
+        assert not stack.permanent.covers(whole[150:160], Access.LOCAL_WRITE)
+        assert not stack.permanent.covers(whole[99:160], Access.LOCAL_READ)
+        assert not stack.permanent.covers(whole[150:201], Access.LOCAL_READ)
+        assert not stack.permanent.covers(memoryview(bytearray(10)), Access.LOCAL_READ)
     stack.deregister(region)
-    assert not stack.lasting.covers(memoryview(memory)[100:200], Access.LOCAL_READ)
+    assert not stack.permanent.covers(memoryview(memory)[100:200], Access.LOCAL_READ)

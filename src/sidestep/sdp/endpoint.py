@@ -46,7 +46,7 @@ from sidestep.rdma.work import (
 from sidestep.sdp.buffers import Loan, Want
 from sidestep.sdp.connection import Cause, Connection
 from sidestep.sdp.private_data import fitted, whole
-from sidestep.sdp.registration import Cover, Covering
+from sidestep.sdp.registration import RegisteringPoster, Registration
 from sidestep.sdp.requests import (
     Accept,
     Connect,
@@ -139,11 +139,11 @@ class Stream:
         attributes = stack.device.attributes
         if attributes.checks_local_memory:
             assert stack.spares is not None
-            self._poster = Covering(
+            self._poster = RegisteringPoster(
                 qp,
                 attributes.inline_max,
                 self.connection,
-                stack.lasting,
+                stack.permanent,
                 stack.regions,
                 stack.spares,
                 self.run,
@@ -349,7 +349,7 @@ class Stream:
                 under = None
                 if request.region is not None and self.connection.suspended is None:  # else it is another stream's
                     under = request.region.handle
-                handle = Cover(stack.regions, found, under)
+                handle = Registration(stack.regions, found, under)
                 if found is None:
                     region = Region(handle, RKey(0), 0, remote=False)
                 else:
@@ -359,7 +359,7 @@ class Stream:
                 self.run()
 
         try:
-            if not order.access & _REMOTE and stack.lasting.covers(request.view, order.access):
+            if not order.access & _REMOTE and stack.permanent.covers(request.view, order.access):
                 registered(None)
             else:
                 stack.regions.get(request.view, order.access, registered, shared=not order.access & _REMOTE)
@@ -368,7 +368,7 @@ class Stream:
         later = True
 
     def _on_release(self, order: Release) -> None:
-        assert isinstance(order.region.handle, Cover)
+        assert isinstance(order.region.handle, Registration)
         order.region.handle.release(keep=self.stack.keep_registered)
 
     # --- the connection manager ---
@@ -457,7 +457,7 @@ class Stream:
         qp, stack = self.qp, self.stack
         if qp is not None:
             del stack.streams[qp.number]
-            if isinstance(self._poster, Covering):
+            if isinstance(self._poster, RegisteringPoster):
                 self._poster.close()
             self.qp = self._poster = None
             self._lasts_out = 0

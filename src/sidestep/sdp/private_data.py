@@ -10,7 +10,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from sidestep.errors import Misuse, Unavailable
+from sidestep.errors import Unavailable
 from sidestep.rdma.cm import PrivateDataMatch
 from sidestep.sdp.header import BSDH_LEN, Bsdh
 from sidestep.sdp.hello import HelloAck
@@ -25,8 +25,6 @@ _LENGTH_MAX: Final = BSDH_LEN + HelloAck.LENGTH  # bytes of the longest of the f
 
 # Offsets in a Hello (docs/wire/sdp.md §2.3).
 _FAMILY: Final = 17  # IP version, in the high half
-_LOCAL_PORT: Final = 28
-_SRC_IP: Final = 32
 _DST_IP: Final = 48
 _END: Final = 64
 
@@ -58,27 +56,12 @@ def whole(private_data: bytes) -> bytes:
     return private_data[:length].ljust(length, b"\0")
 
 
-def match_address(
-    local: IPv4Address | IPv6Address,
-    remote: IPv4Address | IPv6Address | None = None,
-    remote_port: int | None = None,
-) -> PrivateDataMatch:
-    """What a Hello says that asks for this address; and that comes from there, if given."""
-    if remote is not None and remote.version != local.version:
-        raise Misuse(f"a connection from {remote} to {local}")
+def match_address(local: IPv4Address | IPv6Address) -> PrivateDataMatch:
+    """What a Hello says that asks for this address."""
     value, mask = bytearray(_END - _FAMILY), bytearray(_END - _FAMILY)
-
-    def put(offset: int, wanted: bytes, bits: bytes) -> None:
-        start = offset - _FAMILY
-        value[start : start + len(wanted)] = wanted
-        mask[start : start + len(bits)] = bits
-
-    put(_FAMILY, bytes([local.version << 4]), b"\xf0")
-    put(_DST_IP, local.packed.rjust(16, b"\0"), b"\xff" * 16)
-    if remote is not None:
-        put(_SRC_IP, remote.packed.rjust(16, b"\0"), b"\xff" * 16)
-    if remote_port is not None:
-        put(_LOCAL_PORT, remote_port.to_bytes(2, "big"), b"\xff" * 2)
+    value[0], mask[0] = local.version << 4, 0xF0
+    value[_DST_IP - _FAMILY :] = local.packed.rjust(16, b"\0")
+    mask[_DST_IP - _FAMILY :] = b"\xff" * 16
     return PrivateDataMatch(_FAMILY, bytes(value), bytes(mask))
 
 

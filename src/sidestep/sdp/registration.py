@@ -1,6 +1,6 @@
 """Sending from memory that nobody has registered, on devices that want it registered (`checks_local_memory`).
 
-A `Covering` stands before a queue pair. A message whose payload lies in no region waits until it does, and all that is
+A `RegisteringPoster` stands before a queue pair. A message whose payload lies in no region waits until it does, and all that is
 behind it waits too, for the order of messages is the protocol. The whole of the user's send is registered, for local
 use only, and the region belongs to the send from then on: the connection releases it before it tells that the send has
 ended. A `bytes` object that fits goes as it is: what is inline needs no region.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sidestep.errors import InternalError, SidestepError
 from sidestep.rdma.address import buffer_address
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sidestep.sdp.connection import Connection
 
 
-class LastingMemory:
-    """Memory that the user has registered for good, such as the rings of channels."""
+class PermanentRegions:
+    """What the user has registered for good, such as the rings of channels."""
 
     def __init__(self) -> None:
         self._regions: list[tuple[int, int, MemoryRegion]] = []  # first address and one behind the last, sorted
@@ -76,32 +76,32 @@ def _first_address(entry: tuple[int, int, MemoryRegion]) -> int:
     return entry[0]
 
 
-class Cover:
+class Registration:
     """The registrations of one request's memory: what `Region.handle` is."""
 
     __slots__ = ("_element", "_pool", "_under")
 
     def __init__(self, pool: RdmaPool, element: RdmaElement | None, under: object = None) -> None:
         self._pool = pool
-        self._element = element  # None: it lies in lasting memory
+        self._element = element  # None: it lies in a permanent region
         self._under = under  # an earlier one, of which work requests under way may make use
 
     def release(self, *, keep: bool) -> None:
         """Not used any more; `keep`: it may stay registered for the next time."""
-        if isinstance(self._under, Cover):
+        if isinstance(self._under, Registration):
             self._under.release(keep=keep)
         if self._element is not None:
             self._pool.put(self._element, keep=keep)
 
 
-class Covering:
+class RegisteringPoster:
     """Posts to a queue pair what its device may touch, in order.
 
     Args:
         qp: Where the requests go.
         inline_max: Bytes that one of them may hold in `bytes` objects.
         connection: Whose they are.
-        lasting: What is registered anyway.
+        permanent: What is registered anyway.
         pool: Registers what is not.
         spares: Buffers for what cannot be; each holds a whole message.
         proceed: Called when something of the connection has changed outside of a call of its user.
@@ -109,7 +109,7 @@ class Covering:
     """
 
     __slots__ = (
-        "_asked", "_closed", "_connection", "_fail", "_held", "_inline_max", "_lasting", "_pool", "_proceed", "_qp",
+        "_asked", "_closed", "_connection", "_fail", "_held", "_inline_max", "_permanent", "_pool", "_proceed", "_qp",
         "_refused", "_spare", "_spared", "_spares", "_waits_for_spare", "post_recv",
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ class Covering:
         qp: QueuePair,
         inline_max: int,
         connection: Connection,
-        lasting: LastingMemory,
+        permanent: PermanentRegions,
         pool: RdmaPool,
         spares: MessagePool,
         proceed: Callable[[], None],
@@ -127,7 +127,7 @@ class Covering:
         self._qp = qp
         self._inline_max = inline_max
         self._connection = connection
-        self._lasting = lasting
+        self._permanent = permanent
         self._pool = pool
         self._spares = spares
         self._proceed = proceed
@@ -169,7 +169,7 @@ class Covering:
             raise InternalError(f"{len(request.gather)} pieces of memory, {len(senders)} sends")
         ready = True
         for send, part in zip(senders, request.gather[-len(senders) :], strict=True):
-            if isinstance(part, bytes) or send.region is not None or self._lasting.covers(part, Access.LOCAL_READ):
+            if isinstance(part, bytes) or send.region is not None or self._permanent.covers(part, Access.LOCAL_READ):
                 continue
             if send not in self._refused:
                 self._register(send)
@@ -208,7 +208,7 @@ class Covering:
             if isinstance(found, SidestepError):
                 self._refused.add(send)
             else:
-                region = Region(Cover(self._pool, found, _cover_of(send)), RKey(0), 0, remote=False)
+                region = Region(Registration(self._pool, found, _registration_of(send)), RKey(0), 0, remote=False)
                 self._connection.handle_registered(send, region, self._connection.now)
             if later:
                 self._go_on()
@@ -265,7 +265,7 @@ class Covering:
             self._qp.post_send(held.popleft())
 
 
-def _cover_of(request: StreamSend) -> object:
+def _registration_of(request: StreamSend) -> object:
     return request.region.handle if request.region is not None else None
 
 
@@ -273,6 +273,3 @@ def _whole_bytes(part: memoryview | bytes) -> memoryview | bytes:
     if isinstance(part, memoryview) and isinstance(part.obj, bytes) and len(part) == len(part.obj):
         return part.obj
     return part
-
-
-__all__: Final = ["Cover", "Covering", "LastingMemory"]

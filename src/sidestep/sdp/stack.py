@@ -27,7 +27,7 @@ from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, Stream, Teller, ip_of
 from sidestep.sdp.private_data import check_room, whole
-from sidestep.sdp.registration import LastingMemory
+from sidestep.sdp.registration import PermanentRegions
 from sidestep.sdp.requests import (
     Suspended,
     Told,
@@ -87,7 +87,7 @@ class Stack:
         self.streams: dict[int, Stream] = {}  # by number of the queue pair
         self.buffers = PrivateBuffers(self.domain, bytes_max=private_bytes_max, kept=private_bytes_kept)
         self.regions = RdmaPool(self.domain)
-        self.lasting = LastingMemory()
+        self.permanent = PermanentRegions()
         self.spares: MessagePool | None = None  # registered buffers for payload that cannot be registered
         if device.attributes.checks_local_memory:
             self.spares = MessagePool(self.domain, size=limits.SDP_CHECKED_MESSAGE_MAX, count=limits.SDP_SPARE_BUFFERS)
@@ -208,12 +208,12 @@ class Stack:
             Misuse, LimitReached, Unavailable: As `ProtectionDomain.register` does.
         """
         region = self.domain.register(buffer, access)
-        self.lasting.add(region)
+        self.permanent.add(region)
         return region
 
     def deregister(self, region: MemoryRegion) -> None:
         """Ends what `register` began; no request may use that memory any more."""
-        self.lasting.remove(region)
+        self.permanent.remove(region)
         region.deregister()
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Stack:
             stream.abort()
             stream.lose_device()
         self.buffers.close()
-        for region in self.lasting.take_all():
+        for region in self.permanent.take_all():
             region.deregister()
         if self.spares is not None:
             self.spares.close()
