@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sdp_vectors import Vector, between, vectors
 from strategies import messages
 
-from sidestep.sdp import dissect as words
-from sidestep.sdp import fields
+from sidestep.sdp import dissect, fields
 from sidestep.sdp.wire import Header, decode
 
 V = vectors()
@@ -19,7 +18,7 @@ V = vectors()
 
 @pytest.mark.parametrize("vector", between("V01", "V46"), ids=lambda vector: vector.name)
 def test_every_value_of_the_page_is_told(vector: Vector) -> None:
-    text = words.line(vector.message)
+    text = dissect.line(vector.message)
     assert text.startswith(vector.title.split(" · ")[-1].split()[0])
     for field in ("MSeq", "MSeqAck", "Bufs"):
         assert f"{field} {vector.number(field)}" in text
@@ -45,11 +44,11 @@ def test_every_value_of_the_page_is_told(vector: Vector) -> None:
     ],
 )
 def test_lines(name: str, line: str) -> None:
-    assert words.line(V[name].message) == line
+    assert dissect.line(V[name].message) == line
 
 
 def test_every_field() -> None:
-    assert words.lines(V["V06"].message) == [
+    assert dissect.lines(V["V06"].message) == [
         "SrcAvail, 48 bytes",
         "    0  MID            fe                SrcAvail",
         "    1  Flags          00                none",
@@ -66,16 +65,16 @@ def test_every_field() -> None:
 
 def test_a_broken_message_says_what_is_wrong_and_what_is_there() -> None:
     cut = V["V15"].message[:30]
-    assert words.line(cut) == (
+    assert dissect.line(cut) == (
         "SinkAvail: broken (length): Len 43 in a message of 30 bytes: Len is the number of bytes received; "
         "MSeq 7, MSeqAck 6, Bufs 16"
     )
-    told = words.lines(cut)
+    told = dissect.lines(cut)
     assert "   16  Len            00008000          32768 bytes" in told
     assert "   24  VA             00007fabcd01      2 bytes missing" in told
     assert "   32  NonDiscards                      4 bytes missing" in told
-    assert words.line(b"\x44" + cut[1:]).startswith("MID 0x44: broken (")
-    assert words.line(cut[:5]) == (
+    assert dissect.line(b"\x44" + cut[1:]).startswith("MID 0x44: broken (")
+    assert dissect.line(cut[:5]) == (
         "no message: broken (short_message): 5 bytes: a message holds at least the 16 bytes of its base header; "
         "fd00001000"
     )
@@ -98,9 +97,9 @@ def test_anything_can_be_told(rest: bytes, mid: int, true_length: bool) -> None:
     whole = bytes([mid]) + rest
     if true_length and len(whole) >= 8:
         whole = whole[:4] + len(whole).to_bytes(4) + whole[8:]
-    reading = words.read(whole)
-    assert all(line.isprintable() for line in [words.line(whole), *words.lines(whole)])
-    told = json.loads(json.dumps(words.as_json(reading)))
+    reading = dissect.read(whole)
+    assert all(line.isprintable() for line in [dissect.line(whole), *dissect.lines(whole)])
+    told = json.loads(json.dumps(dissect.as_json(reading)))
     assert bytes.fromhex(told["bytes"]) == whole
     if reading.fault is None:
         assert "fault" not in told
@@ -110,8 +109,8 @@ def test_anything_can_be_told(rest: bytes, mid: int, true_length: bool) -> None:
 
 
 def test_values_for_programs() -> None:
-    told = words.as_json(words.read(V["V41"].message))
+    told = dissect.as_json(dissect.read(V["V41"].message))
     assert told["header"]["src_ip"] == "fe80::1"
     assert told["header"]["version"] == "1.1"
-    assert words.as_json(words.read(V["V29"].message))["header"] == {"to_send_half": False, "mode": "combined"}
-    assert words.as_json(words.read(V["V25"].message))["flags"] == ["OOB_PEND"]
+    assert dissect.as_json(dissect.read(V["V29"].message))["header"] == {"to_send_half": False, "mode": "combined"}
+    assert dissect.as_json(dissect.read(V["V25"].message))["flags"] == ["OOB_PEND"]

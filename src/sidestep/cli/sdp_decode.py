@@ -18,7 +18,7 @@ from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.files import is_capture
 from sidestep.observe.capture.hexed import looks_like_hex, messages_in
-from sidestep.sdp import dissect as words
+from sidestep.sdp import dissect
 
 _INDENT = " " * 8
 _GIVE = "give a pcap or pcapng file, or messages in hex"
@@ -66,7 +66,7 @@ def _show_capture(decoder: Decoder, name: str, *, verbose: bool, as_json: bool) 
         seconds = (event.time_ns - decoder.begin_ns) / 1e9
         click.echo(f"{event.frame:6} {seconds:12.6f}  {event.source} > {event.destination}  {printable(event.line())}")
         if verbose and event.what is What.SDP:
-            _echo_fields(words.read(event.message, event.missing))
+            _echo_fields(dissect.read(event.message, event.missing))
     if not shown:
         click.echo(f"sidestep: no SDP in the {decoder.frames} frames of {name}", err=True)
         click.echo(f"hint: {_why_nothing(decoder)}", err=True)
@@ -91,16 +91,16 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
     count, broken, first = 0, 0, ""
     for line, message in messages_in(text.decode("ascii", "backslashreplace"), name):
         count += 1
-        reading = words.read(message)
+        reading = dissect.read(message)
         if reading.fault is not None:
             broken += 1
             first = first or f"{name}, line {line}: {reading.name}, {reading.fault.rule}: {reading.fault.message}"
         if as_json:
-            click.echo(json.dumps(words.as_json(reading)))
+            click.echo(json.dumps(dissect.as_json(reading)))
         elif verbose:
-            click.echo("\n".join(words.lines_of(reading)))
+            click.echo("\n".join(dissect.lines_of(reading)))
         else:
-            click.echo(words.line_of(reading))
+            click.echo(dissect.line_of(reading))
     if broken:
         more = f" (and {broken - 1} more broken of {count})" if broken > 1 else ""
         raise Misuse(f"{first}{more}", remedy="all that can be read is shown; check that the messages are whole")
@@ -110,8 +110,8 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
     return count > 0
 
 
-def _echo_fields(reading: words.Reading) -> None:
-    for line in words.lines_of(reading):
+def _echo_fields(reading: dissect.Reading) -> None:
+    for line in dissect.lines_of(reading):
         click.echo(_INDENT + line)
 
 

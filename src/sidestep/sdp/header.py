@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from sidestep.errors import PeerViolation
 
@@ -102,28 +102,37 @@ class Bsdh(NamedTuple):
 class Header:
     """A message without its base header and its payload: the base of all records of this protocol."""
 
-    __slots__ = ()
+    __slots__: ClassVar[tuple[str, ...]] = ()
 
     MID: ClassVar[Mid]
     LENGTH: ClassVar[int] = 0  # bytes of the extended header
     PAYLOAD: ClassVar[bool] = False  # whether bytes of the stream may follow
     SOLICITED: ClassVar[bool] = False  # whether it is sent with a solicited event, when no OOB flag is set
 
+    _LAYOUT: ClassVar[Struct] = Struct(">")  # of the extended header: the fields of the record, in their order
+
+    def __init_subclass__(cls) -> None:
+        cls.LENGTH = cls._LAYOUT.size
+
     def encode(self) -> bytes:
         """The extended header, without the base header."""
-        return b""
+        return self._LAYOUT.pack(*(getattr(self, name) for name in self.__slots__))
 
     @classmethod
     def decode(cls, message: memoryview) -> Self:
-        """Read it from the whole message, whose base header has been looked at."""
-        return cls()
+        """Reads it from the whole message, whose base header has been looked at.
+
+        Raises:
+            PeerViolation: The message ends before the extended header does.
+        """
+        return cls(*cls._unpack(message))
+
+    @classmethod
+    def _unpack(cls, message: memoryview) -> tuple[Any, ...]:
+        if len(message) < BSDH_LEN + cls.LENGTH:
+            raise violation("short_header", f"{cls.__name__} of {len(message)} bytes")
+        return cls._LAYOUT.unpack_from(message, BSDH_LEN)
 
     def fault(self, payload_len: int) -> str | None:
         """The rule of `RULES` that it breaks with so many bytes of payload, if any."""
         return None
-
-    @classmethod
-    def need(cls, message: memoryview) -> None:
-        """`PeerViolation` if the message ends before the extended header does."""
-        if len(message) < BSDH_LEN + cls.LENGTH:
-            raise violation("short_header", f"{cls.__name__} of {len(message)} bytes")

@@ -15,12 +15,11 @@ from struct import Struct
 from typing import ClassVar, Final, NamedTuple, Self, TypeAlias
 
 from sidestep.errors import Misuse
-from sidestep.sdp.header import BSDH_LEN, BUFFER_SIZE_MIN, LENGTH_MAX, Bsdh, Header, Mid
+from sidestep.sdp.header import BUFFER_SIZE_MIN, LENGTH_MAX, Bsdh, Header, Mid
 
 IpAddress: TypeAlias = IPv4Address | IPv6Address
 
 BUFS_MIN: Final = 3  # receive buffers that each end has posted at the start
-INVALIDATE_CAP: Final = 1  # Cap: this end takes a Send with Invalidate
 EXTENDED_MAX_ADVERTS: Final = 2  # Cap: ExtMaxAdverts is valid
 
 _SERVICE_PREFIX: Final = 0x0000_0000_0001_0000
@@ -64,12 +63,35 @@ def agreed(local: Version, remote: Version) -> Version:
     return Version(local.major, min(local.minor, remote.minor))
 
 
+class _Introduction(Header):
+    """What they have in common; the version goes first, whatever stands behind it."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+
+    max_adverts: int  # adverts that the other end may have outstanding
+    version: Version
+
+    def encode(self) -> bytes:
+        *others, version = (getattr(self, name) for name in self.__slots__)
+        return self._LAYOUT.pack(version.byte, *others)
+
+    @classmethod
+    def decode(cls, message: memoryview) -> Self:
+        """Reads it from the whole message; the values are judged by `hello_refusal` and `hello_ack_refusal`."""
+        version, *others = cls._unpack(message)
+        return cls(*others, Version.of_byte(version))  # type: ignore[call-arg]
+
+    @property
+    def adverts_max(self) -> int:
+        """Adverts that the other end may have outstanding, whichever field says so."""
+        return self.max_adverts
+
+
 @dataclass(frozen=True, slots=True)
-class Hello(Header):
+class Hello(_Introduction):
     """The client's first message over InfiniBand: 92 bytes, the private data of a REQ."""
 
     MID: ClassVar[Mid] = Mid.HELLO
-    LENGTH: ClassVar[int] = 76
 
     max_adverts: int  # adverts that the other end may have outstanding
     des_rem_rcv_sz: int  # bytes that the other end's Private Buffers had better have
@@ -85,7 +107,6 @@ class Hello(Header):
     _LAYOUT: ClassVar[Struct] = Struct(">BBBBIIHH16s16s2xH24x")
 
     def encode(self) -> bytes:
-        """The 76 bytes behind the base header."""
         return self._LAYOUT.pack(
             self.version.byte,
             self.ip_version << 4 | self.cap,
@@ -102,9 +123,7 @@ class Hello(Header):
 
     @classmethod
     def decode(cls, message: memoryview) -> Self:
-        """Read it from the whole message; the values are judged by `hello_refusal`."""
-        cls.need(message)
-        fields = cls._LAYOUT.unpack_from(message, BSDH_LEN)
+        fields = cls._unpack(message)
         version, family, _, max_adverts, des_rem_rcv_sz, local_rcv_sz, port, _, src, dst, extended = fields
         ip_version = family >> 4
         return cls(
@@ -122,16 +141,14 @@ class Hello(Header):
 
     @property
     def adverts_max(self) -> int:
-        """Adverts that the other end may have outstanding, whichever field says so."""
         return self.ext_max_adverts if self.cap & EXTENDED_MAX_ADVERTS else self.max_adverts
 
 
 @dataclass(frozen=True, slots=True)
-class HelloAck(Header):
+class HelloAck(_Introduction):
     """The server's answer over InfiniBand: 196 bytes, the private data of a REP."""
 
     MID: ClassVar[Mid] = Mid.HELLO_ACK
-    LENGTH: ClassVar[int] = 180
 
     max_adverts: int
     act_rcv_sz: int  # bytes of the server's Private Buffers, headers included
@@ -139,29 +156,12 @@ class HelloAck(Header):
 
     _LAYOUT: ClassVar[Struct] = Struct(">B2xBI172x")
 
-    def encode(self) -> bytes:
-        """The 180 bytes behind the base header."""
-        return self._LAYOUT.pack(self.version.byte, self.max_adverts, self.act_rcv_sz)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """Read it from the whole message; the values are judged by `hello_ack_refusal`."""
-        cls.need(message)
-        version, max_adverts, act_rcv_sz = cls._LAYOUT.unpack_from(message, BSDH_LEN)
-        return cls(max_adverts, act_rcv_sz, Version.of_byte(version))
-
-    @property
-    def adverts_max(self) -> int:
-        """Adverts that the other end may have outstanding."""
-        return self.max_adverts
-
 
 @dataclass(frozen=True, slots=True)
-class IwarpHello(Header):
+class IwarpHello(_Introduction):
     """The client's first message over iWARP: 32 bytes."""
 
     MID: ClassVar[Mid] = Mid.HELLO
-    LENGTH: ClassVar[int] = 16
 
     max_adverts: int
     des_rem_rcv_sz: int
@@ -172,32 +172,12 @@ class IwarpHello(Header):
 
     _LAYOUT: ClassVar[Struct] = Struct(">BxHIIHH")
 
-    def encode(self) -> bytes:
-        """The 16 bytes behind the base header."""
-        return self._LAYOUT.pack(
-            self.version.byte, self.max_adverts, self.des_rem_rcv_sz, self.local_rcv_sz, self.loc_ord, self.loc_ird
-        )
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """Read it from the whole message; the values are judged by `hello_refusal`."""
-        cls.need(message)
-        version, max_adverts, des_rem_rcv_sz, local_rcv_sz, loc_ord, loc_ird = cls._LAYOUT.unpack_from(
-            message, BSDH_LEN
-        )
-        return cls(max_adverts, des_rem_rcv_sz, local_rcv_sz, loc_ord, loc_ird, Version.of_byte(version))
-
-    @property
-    def adverts_max(self) -> int:
-        return self.max_adverts
-
 
 @dataclass(frozen=True, slots=True)
-class IwarpHelloAck(Header):
+class IwarpHelloAck(_Introduction):
     """The server's answer over iWARP: 28 bytes."""
 
     MID: ClassVar[Mid] = Mid.HELLO_ACK
-    LENGTH: ClassVar[int] = 12
     SOLICITED: ClassVar[bool] = True
 
     max_adverts: int
@@ -207,21 +187,6 @@ class IwarpHelloAck(Header):
     version: Version = VERSION_1_1
 
     _LAYOUT: ClassVar[Struct] = Struct(">BxHIHH")
-
-    def encode(self) -> bytes:
-        """The 12 bytes behind the base header."""
-        return self._LAYOUT.pack(self.version.byte, self.max_adverts, self.act_rcv_sz, self.loc_ord, self.loc_ird)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """Read it from the whole message; the values are judged by `hello_ack_refusal`."""
-        cls.need(message)
-        version, max_adverts, act_rcv_sz, loc_ord, loc_ird = cls._LAYOUT.unpack_from(message, BSDH_LEN)
-        return cls(max_adverts, act_rcv_sz, loc_ord, loc_ird, Version.of_byte(version))
-
-    @property
-    def adverts_max(self) -> int:
-        return self.max_adverts
 
 
 AnyHello: TypeAlias = Hello | IwarpHello

@@ -1,9 +1,9 @@
 """Sending from memory that nobody has registered, on devices that want it registered (`checks_local_memory`).
 
-A `RegisteringPoster` stands before a queue pair. A message whose payload lies in no region waits until it does, and all that is
-behind it waits too, for the order of messages is the protocol. The whole of the user's send is registered, for local
-use only, and the region belongs to the send from then on: the connection releases it before it tells that the send has
-ended. A `bytes` object that fits goes as it is: what is inline needs no region.
+A `RegisteringPoster` stands before a queue pair. A message whose payload lies in no region waits until it does, and all
+that is behind it waits too, for the order of messages is the protocol. The whole of the user's send is registered, for
+local use only, and the region belongs to the send from then on: the connection releases it before it tells that the
+send has ended. A `bytes` object that fits goes as it is: what is inline needs no region.
 
 Where the memory cannot be registered, or not without waiting for others, the payload of the message goes through a
 spare buffer that is registered already. That is the only copy there is on the way out.

@@ -81,22 +81,11 @@ class RdmaWrCompl(Header):
     """So many bytes were written into the oldest SinkAvail, which is thereby used up."""
 
     MID: ClassVar[Mid] = Mid.RDMA_WR_COMPL
-    LENGTH: ClassVar[int] = 4
     SOLICITED: ClassVar[bool] = True
 
     length: int  # bytes
 
     _LAYOUT: ClassVar[Struct] = Struct(">I")
-
-    def encode(self) -> bytes:
-        """RWCH."""
-        return self._LAYOUT.pack(self.length)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """RWCH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
     def fault(self, payload_len: int) -> str | None:
         """It cannot report more than can be advertised."""
@@ -108,22 +97,11 @@ class RdmaRdCompl(Header):
     """So many more bytes of the oldest SrcAvail were read; those that came as its payload never count."""
 
     MID: ClassVar[Mid] = Mid.RDMA_RD_COMPL
-    LENGTH: ClassVar[int] = 4
     SOLICITED: ClassVar[bool] = True
 
     length: int  # bytes
 
     _LAYOUT: ClassVar[Struct] = Struct(">I")
-
-    def encode(self) -> bytes:
-        """RRCH."""
-        return self._LAYOUT.pack(self.length)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """RRCH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
     def fault(self, payload_len: int) -> str | None:
         """It cannot report more than can be advertised."""
@@ -135,7 +113,6 @@ class ModeChange(Header):
     """The sender is the master of a half-connection and has put it into this mode."""
 
     MID: ClassVar[Mid] = Mid.MODE_CHANGE
-    LENGTH: ClassVar[int] = 4
 
     to_send_half: bool  # bit S: the half-connection in which the receiver of this message is the Data Source
     mode: Mode
@@ -143,14 +120,11 @@ class ModeChange(Header):
     _LAYOUT: ClassVar[Struct] = Struct(">B3x")
 
     def encode(self) -> bytes:
-        """MCH."""
         return self._LAYOUT.pack(self.to_send_half << 7 | self.mode << 4)
 
     @classmethod
     def decode(cls, message: memoryview) -> Self:
-        """MCH."""
-        cls.need(message)
-        (value,) = cls._LAYOUT.unpack_from(message, BSDH_LEN)
+        (value,) = cls._unpack(message)
         code = value >> 4 & 7
         if code > Mode.PIPELINED:
             raise violation("mode_change_code", f"ModeChange byte {value:#04x}, mode {code}")
@@ -193,21 +167,10 @@ class ChRcvBuf(Header):
     """
 
     MID: ClassVar[Mid] = Mid.CH_RCV_BUF
-    LENGTH: ClassVar[int] = 4
 
     size: int  # bytes, headers included
 
     _LAYOUT: ClassVar[Struct] = Struct(">I")
-
-    def encode(self) -> bytes:
-        """CRBH."""
-        return self._LAYOUT.pack(self.size)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """CRBH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,21 +178,10 @@ class ChRcvBufAck(Header):
     """The sender's Private Buffers have this size now."""
 
     MID: ClassVar[Mid] = Mid.CH_RCV_BUF_ACK
-    LENGTH: ClassVar[int] = 4
 
     size: int  # bytes, headers included
 
     _LAYOUT: ClassVar[Struct] = Struct(">I")
-
-    def encode(self) -> bytes:
-        """CRBAH."""
-        return self._LAYOUT.pack(self.size)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """CRBAH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
     def fault(self, payload_len: int) -> str | None:
         """Into smaller buffers no message would fit."""
@@ -241,22 +193,11 @@ class SuspComm(Header):
     """The receiver shall connect anew to this service: the socket moves to another process."""
 
     MID: ClassVar[Mid] = Mid.SUSP_COMM
-    LENGTH: ClassVar[int] = 8
     SOLICITED: ClassVar[bool] = True
 
     service_id: int
 
     _LAYOUT: ClassVar[Struct] = Struct(">Q")
-
-    def encode(self) -> bytes:
-        """SuspCH."""
-        return self._LAYOUT.pack(self.service_id)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """SuspCH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
     def fault(self, payload_len: int) -> str | None:
         """There must be a port to connect to."""
@@ -276,7 +217,6 @@ class SinkAvail(Header):
     """A buffer that the other end may fill by RDMA Write; with payload it is a Transaction."""
 
     MID: ClassVar[Mid] = Mid.SINK_AVAIL
-    LENGTH: ClassVar[int] = 20
     PAYLOAD: ClassVar[bool] = True
 
     length: int  # bytes of the buffer
@@ -285,16 +225,6 @@ class SinkAvail(Header):
     non_discards: int  # the sink's count; with another count at the source the advert is stale
 
     _LAYOUT: ClassVar[Struct] = Struct(">IIQI")
-
-    def encode(self) -> bytes:
-        """SinkAH."""
-        return self._LAYOUT.pack(self.length, self.rkey, self.va, self.non_discards)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """SinkAH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
     def fault(self, payload_len: int) -> str | None:
         """That it exceeds the Private Buffer size cannot be told from the message."""
@@ -308,7 +238,6 @@ class SrcAvail(Header):
     """A buffer that the other end may read; payload is a copy of its first bytes."""
 
     MID: ClassVar[Mid] = Mid.SRC_AVAIL
-    LENGTH: ClassVar[int] = 16
     PAYLOAD: ClassVar[bool] = True
 
     length: int  # bytes of the whole buffer, those that are also payload included
@@ -316,16 +245,6 @@ class SrcAvail(Header):
     va: int  # of its first byte
 
     _LAYOUT: ClassVar[Struct] = Struct(">IIQ")
-
-    def encode(self) -> bytes:
-        """SrcAH."""
-        return self._LAYOUT.pack(self.length, self.rkey, self.va)
-
-    @classmethod
-    def decode(cls, message: memoryview) -> Self:
-        """SrcAH."""
-        cls.need(message)
-        return cls(*cls._LAYOUT.unpack_from(message, BSDH_LEN))
 
     def fault(self, payload_len: int) -> str | None:
         """If all of it came as payload there would be nothing to read."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sidestep.observe.capture.layers import Wire
 from sidestep.observe.capture.sides import Side
-from sidestep.sdp import dissect as words
+from sidestep.sdp import dissect
 
 
 class What(StrEnum):
@@ -40,7 +40,7 @@ class Event:
 
     def line(self) -> str:
         """What happened, without when and between whom."""
-        text = words.line_of(words.read(self.message, self.missing)) if self.what is What.SDP else self.text
+        text = dissect.line_of(dissect.read(self.message, self.missing)) if self.what is What.SDP else self.text
         return f"{text} [{self.note}]" if self.note else text
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Event:
             told["note"] = self.note
         if self.what is not What.SDP:
             return told | {"text": self.text}
-        return told | {"solicited": self.solicited} | words.as_json(words.read(self.message, self.missing))
+        return told | {"solicited": self.solicited} | dissect.as_json(dissect.read(self.message, self.missing))
 
 
 CHECKSUM_NOTE: Final = "its checksum is wrong"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sidestep.rdma.loopback import CmKind, CmMessage, Kind, Placed, QpMessage
 from sidestep.rdma.work import Status
-from sidestep.sdp import dissect as words
+from sidestep.sdp import dissect
 
 LEFT: Final = "left"
 _ARROWS: Final = {True: "-->", False: "<--"}
@@ -37,7 +37,7 @@ class Trace:
     def qp_message(self, message: QpMessage) -> None:
         if message.kind is Kind.SEND:
             body = b"".join(message.payload)
-            self._add(message.at, message.source, "message", words.line(body), body)
+            self._add(message.at, message.source, "message", dissect.line(body), body)
         elif message.kind is Kind.WRITE:
             self._add(message.at, message.source, "rdma", f"RDMA Write of {message.length} at {message.remote_va:#x}")
         elif message.kind is Kind.READ_REQUEST:
@@ -52,7 +52,7 @@ class Trace:
         body = b""
         if message.kind in (CmKind.REQ, CmKind.REP):
             body = message.private_data
-            text += f": {words.line(body)}"
+            text += f": {dissect.line(body)}"
         elif message.kind is CmKind.REJ:
             text += f": reason {message.reason}"
         self._add(message.at, message.source, "cm", text, body)
@@ -86,7 +86,7 @@ class Trace:
         for entry in self.entries:
             row: dict[str, Any] = {"at_s": entry.at, "end": entry.end, "what": entry.what, "text": entry.text}
             if entry.message:
-                row["sdp"] = words.as_json(words.read(entry.message))
+                row["sdp"] = dissect.as_json(dissect.read(entry.message))
             told.append(row)
         return told
 
