@@ -23,26 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma import cm
-from sidestep.rdma.cm import (
-    ConnectionRequest,
-    Disconnected,
-    Established,
-    Rejected,
-    Unreachable,
-)
+from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
 from sidestep.rdma.verbs import AsyncEvent, QpCapabilities, QueuePair
 from sidestep.rdma.verbs import EventKind as DeviceEvent
-from sidestep.rdma.work import (
-    Access,
-    RdmaRead,
-    RdmaWrite,
-    Receive,
-    RKey,
-    Send,
-    SendRequest,
-    Status,
-)
+from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, SendRequest, Status
 from sidestep.sdp.buffers import Loan, Want
 from sidestep.sdp.connection import Cause, Connection
 from sidestep.sdp.private_data import fitted, whole

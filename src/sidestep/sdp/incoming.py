@@ -7,7 +7,8 @@ The order is that of docs/wire/sdp.md §19.1. Data, on a connection where nothin
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Receive
@@ -24,17 +25,13 @@ from sidestep.sdp.wire import (
     OOB_PEND,
     OOB_PRES,
     REQ_PIPE,
-    ChRcvBuf,
-    ChRcvBufAck,
     Decoded,
     Mid,
     ModeChange,
     RdmaRdCompl,
-    RdmaWrCompl,
     SinkAvail,
     SinkCancelAck,
     SrcAvail,
-    SuspComm,
     decode,
 )
 
@@ -142,65 +139,31 @@ class Incoming:
         hint = message.bsdh.flags & REQ_PIPE != 0
         self._source.handle_read_completed(message.header.length, message.bsdh.mseq_ack, hint)
 
-    def _on_write_completed(self, message: Decoded, buffer: Receive) -> None:
-        assert isinstance(message.header, RdmaWrCompl)
-        self._sink.handle_write_completed(message.header.length)
-
-    def _on_send_sm(self, message: Decoded, buffer: Receive) -> None:
-        self._source.handle_send_sm(message.bsdh.mseq_ack)
-
     def _on_mode_change(self, message: Decoded, buffer: Receive) -> None:
         assert isinstance(message.header, ModeChange)
         half = self._source if message.header.to_send_half else self._sink
         half.handle_mode_change(message.header.mode)
-
-    def _on_src_avail_cancel(self, message: Decoded, buffer: Receive) -> None:
-        self._sink.handle_src_avail_cancel(message.bsdh.mseq)
 
     def _on_sink_avail_cancel(self, message: Decoded, buffer: Receive) -> None:
         if self._source.sinks:
             self._source.sinks.clear()
             self._control.append(SinkCancelAck())
 
-    def _on_sink_cancel_ack(self, message: Decoded, buffer: Receive) -> None:
-        self._sink.handle_sink_cancel_ack()
-
-    def _on_resize(self, message: Decoded, buffer: Receive) -> None:
-        assert isinstance(message.header, ChRcvBuf)
-        self._resize.handle_request(message.header.size)
-
-    def _on_resized(self, message: Decoded, buffer: Receive) -> None:
-        assert isinstance(message.header, ChRcvBufAck)
-        self._resize.handle_answer(message.header.size)
-
-    def _on_disconn(self, message: Decoded, buffer: Receive) -> None:
-        self._teardown.handle_end()
-
-    def _on_abort(self, message: Decoded, buffer: Receive) -> None:
-        self._teardown.handle_abort()
-
-    def _on_suspend(self, message: Decoded, buffer: Receive) -> None:
-        assert isinstance(message.header, SuspComm)
-        self._suspend.handle_request(message.header.service_id)
-
-    def _on_suspended(self, message: Decoded, buffer: Receive) -> None:
-        self._suspend.handle_answer()
-
-    _HANDLERS: Final = {
+    _HANDLERS: Final[dict[int, Callable[[Incoming, Any, Receive], None]]] = {
         int(Mid.DATA): _on_data,
         int(Mid.SRC_AVAIL): _on_src_avail,
         int(Mid.SINK_AVAIL): _on_sink_avail,
         int(Mid.RDMA_RD_COMPL): _on_read_completed,
-        int(Mid.RDMA_WR_COMPL): _on_write_completed,
-        int(Mid.SEND_SM): _on_send_sm,
+        int(Mid.RDMA_WR_COMPL): lambda self, message, _: self._sink.handle_write_completed(message.header.length),
+        int(Mid.SEND_SM): lambda self, message, _: self._source.handle_send_sm(message.bsdh.mseq_ack),
         int(Mid.MODE_CHANGE): _on_mode_change,
-        int(Mid.SRC_AVAIL_CANCEL): _on_src_avail_cancel,
+        int(Mid.SRC_AVAIL_CANCEL): lambda self, message, _: self._sink.handle_src_avail_cancel(message.bsdh.mseq),
         int(Mid.SINK_AVAIL_CANCEL): _on_sink_avail_cancel,
-        int(Mid.SINK_CANCEL_ACK): _on_sink_cancel_ack,
-        int(Mid.CH_RCV_BUF): _on_resize,
-        int(Mid.CH_RCV_BUF_ACK): _on_resized,
-        int(Mid.DIS_CONN): _on_disconn,
-        int(Mid.ABORT_CONN): _on_abort,
-        int(Mid.SUSP_COMM): _on_suspend,
-        int(Mid.SUSP_COMM_ACK): _on_suspended,
+        int(Mid.SINK_CANCEL_ACK): lambda self, *_: self._sink.handle_sink_cancel_ack(),
+        int(Mid.CH_RCV_BUF): lambda self, message, _: self._resize.handle_request(message.header.size),
+        int(Mid.CH_RCV_BUF_ACK): lambda self, message, _: self._resize.handle_answer(message.header.size),
+        int(Mid.DIS_CONN): lambda self, *_: self._teardown.handle_end(),
+        int(Mid.ABORT_CONN): lambda self, *_: self._teardown.handle_abort(),
+        int(Mid.SUSP_COMM): lambda self, message, _: self._suspend.handle_request(message.header.service_id),
+        int(Mid.SUSP_COMM_ACK): lambda self, *_: self._suspend.handle_answer(),
     }

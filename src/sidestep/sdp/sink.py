@@ -31,16 +31,7 @@ from sidestep.sdp.serial import MASK
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
-from sidestep.sdp.wire import (
-    REQ_PIPE,
-    Mode,
-    ModeChange,
-    RdmaRdCompl,
-    SendSm,
-    SinkAvail,
-    SinkAvailCancel,
-    SrcAvail,
-)
+from sidestep.sdp.wire import REQ_PIPE, Mode, ModeChange, RdmaRdCompl, SendSm, SinkAvail, SinkAvailCancel, SrcAvail
 
 _READ_MAX: Final = 1 << 30  # bytes of one RDMA Read: every device takes as much
 

@@ -35,16 +35,7 @@ from sidestep.sdp.serial import MASK, ge
 from sidestep.sdp.settings import Settings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
-from sidestep.sdp.wire import (
-    BSDH_LEN,
-    OOB_PRES,
-    Mode,
-    ModeChange,
-    RdmaWrCompl,
-    SinkAvail,
-    SrcAvail,
-    SrcAvailCancel,
-)
+from sidestep.sdp.wire import BSDH_LEN, OOB_PRES, Mode, ModeChange, RdmaWrCompl, SinkAvail, SrcAvail, SrcAvailCancel
 
 _SRC_AVAIL_LEN: Final = BSDH_LEN + SrcAvail.LENGTH
 _SINK_AVAIL_LEN: Final = BSDH_LEN + SinkAvail.LENGTH

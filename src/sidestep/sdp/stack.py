@@ -11,27 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.rdma import cm
-from sidestep.rdma.cm import (
-    ConnectionRequest,
-)
+from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.pools import MessagePool, RdmaPool
 from sidestep.rdma.verbs import AsyncEvent, Device, MemoryRegion
 from sidestep.rdma.verbs import EventKind as DeviceEvent
-from sidestep.rdma.work import (
-    REJECT_CONSUMER,
-    Access,
-    Completion,
-    Status,
-)
+from sidestep.rdma.work import REJECT_CONSUMER, Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, Stream, Teller, ip_of
 from sidestep.sdp.private_data import check_room, whole
 from sidestep.sdp.registration import PermanentRegions
-from sidestep.sdp.requests import (
-    Suspended,
-    Told,
-)
+from sidestep.sdp.requests import Suspended, Told
 from sidestep.sdp.settings import Addresses, Settings
 from sidestep.sdp.wire import BSDH_LEN, SinkAvail, service_id
 

@@ -23,16 +23,8 @@ class Updates:
     """Of one end."""
 
     __slots__ = (
-        "_flow",
-        "_host",
-        "_probe_wait",
-        "_probed",
-        "_refresh_wait",
-        "_settings",
-        "_sink",
-        "_source",
-        "_timers",
-    )
+        "_flow", "_host", "_probe_wait", "_probed", "_refresh_wait", "_settings", "_sink", "_source", "_timers",
+    )  # fmt: skip
 
     def __init__(
         self, flow: Flow, halves: Halves, settings: Settings, timers: dict[str, float], host: ConnectionHost

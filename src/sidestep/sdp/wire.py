@@ -32,14 +32,7 @@ from sidestep.sdp.header import (
     Mode,
     violation,
 )
-from sidestep.sdp.hello import (
-    Hello,
-    HelloAck,
-    IwarpHello,
-    IwarpHelloAck,
-    port_of,
-    service_id,
-)
+from sidestep.sdp.hello import Hello, HelloAck, IwarpHello, IwarpHelloAck, port_of, service_id
 
 __all__ = [
     "BSDH", "BSDH_LEN", "BUFFER_SIZE_MIN", "LENGTH_MAX", "MESSAGES", "OOB_PEND", "OOB_PRES", "REQ_PIPE", "RULES",
