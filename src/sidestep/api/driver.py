@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sidestep.sdp.host import Host, IpAddress
+    from sidestep.sdp.hello import IpAddress
+    from sidestep.sdp.host import Host
     from sidestep.switch.protocol import Endpoint
 
 _T = TypeVar("_T")

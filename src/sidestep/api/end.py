@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from sidestep.api.driver import Hosts
     from sidestep.sdp.endpoint import Stream, Teller
-    from sidestep.sdp.host import Host, IpAddress
+    from sidestep.sdp.hello import IpAddress
+    from sidestep.sdp.host import Host
 
 SocketAddress: TypeAlias = tuple[Any, ...]  # (host, port), or (host, port, 0, 0) of IPv6
 

@@ -21,7 +21,8 @@ from sidestep.sdp.errnos import os_error
 
 if TYPE_CHECKING:
     from sidestep.rdma.loopback import Fabric
-    from sidestep.sdp.host import Host, IpAddress
+    from sidestep.sdp.hello import IpAddress
+    from sidestep.sdp.host import Host
     from sidestep.switch.protocol import Endpoint
 
 _T = TypeVar("_T")

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.api.driver import Driver, Hosts
-    from sidestep.routing import Address as IpAddress
     from sidestep.sdp.connection import Connection
     from sidestep.sdp.endpoint import Stream, Teller
+    from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.host import Host
 
 __all__ = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING, Final, TypeAlias
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
 from sidestep.sdp.listening import Listening
@@ -18,9 +18,8 @@ from sidestep.sdp.settings import Addresses, Carrier
 
 if TYPE_CHECKING:
     from sidestep.sdp.endpoint import Stream, Teller
+    from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.stack import Stack
-
-IpAddress: TypeAlias = IPv4Address | IPv6Address
 
 EPHEMERAL: Final = range(32768, 61000)  # as SDP stacks have them (docs/wire/sdp.md §21)
 _PORTS: Final = range(1, 1 << 16)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sidestep.errors import Unavailable
 from sidestep.sdp.private_data import family_of, match_address
 from sidestep.sdp.requests import Event, EventKind, Told
-from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.settings import Carrier
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
@@ -36,7 +36,6 @@ class Listening:
         port: Where they ask for.
         address: The one address to serve; an unspecified one serves all of its family, None all.
         backlog: Connections that wait, in the queue or on their way into it; the next one is refused.
-        settings: Of the connections.
         ready: Called whenever one can be accepted.
 
     Raises:
@@ -51,7 +50,6 @@ class Listening:
         *,
         address: IPv4Address | IPv6Address | None = None,
         backlog: int,
-        settings: Settings | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self.port = port
@@ -60,7 +58,7 @@ class Listening:
         self.refused = 0  # for lack of room
         self._ready = ready
         self._families = _BOTH if address is None else frozenset({address.version})
-        self._carrier = (settings or stack.settings).carrier
+        self._carrier = stack.settings.carrier
         self._opening: dict[Stream, list[Told]] = {}  # and what they were told so far
         self._queue: deque[tuple[Stream, list[Told]]] = deque()
         self._closed = False
@@ -69,9 +67,7 @@ class Listening:
             if self._carrier is Carrier.IWARP:
                 raise Unavailable("a Hello of iWARP does not say for which address it is", remedy="listen on all")
             match = match_address(address)
-        self._listener = stack.listen(
-            port, self._asked, match=match, backlog=self.backlog, settings=settings, admit=self._admits
-        )
+        self._listener = stack.listen(port, self._asked, match=match, backlog=self.backlog, admit=self._admits)
 
     @property
     def waiting(self) -> int:
