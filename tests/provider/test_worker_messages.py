@@ -19,7 +19,7 @@ from sidestep.provider import rpc
 from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers import messages as worker_wire
-from sidestep.provider.workers.ipc import Line
+from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import KINDS, PACKET_MAX, Record, decode
 
 _OF_CODE = {"Q": st.integers(0, 2**64 - 1), "I": st.integers(0, 2**32 - 1), "H": st.integers(0, 2**16 - 1),
@@ -80,8 +80,8 @@ class Pair:
         self.ended: list[str] = []
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.other_sock = other
-        self.one = Line(one, self.services, lambda _record, _fds: None, self.ended.append)
-        self.other = Line(other, self.services, self._hear, self.ended.append)
+        self.one = IpcChannel(one, self.services, lambda _record, _fds: None, self.ended.append)
+        self.other = IpcChannel(other, self.services, self._hear, self.ended.append)
 
     def _hear(self, record: Record, descriptors: Descriptors) -> None:
         self.heard.append(record)
@@ -143,25 +143,25 @@ def test_a_violation_ends_the_line_once(pair: Pair) -> None:
         raise PeerViolation("not now", rule="malformed")
 
     sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = Line(sock, pair.services, refuse, pair.ended.append)
+    ipc = IpcChannel(sock, pair.services, refuse, pair.ended.append)
     with theirs:
         for _ in range(2):
             rpc.send_bytes(theirs, worker_wire.Leave().encode())
         pair.turn()
         pair.turn()
     assert kinds == [worker_wire.Leave]
-    assert not line.open
+    assert not ipc.open
     assert [why.partition(" [")[0] for why in pair.ended] == ["not now"]
 
 
 @pytest.mark.parametrize("packet", [b"\xff", b"\0", worker_wire.Gone(1).encode()[:-1], b"x" * (PACKET_MAX + 1)])
 def test_nonsense_ends_the_line(pair: Pair, packet: bytes) -> None:
     sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = Line(sock, pair.services, pair._hear, pair.ended.append)
+    ipc = IpcChannel(sock, pair.services, pair._hear, pair.ended.append)
     with theirs:
         rpc.send_bytes(theirs, packet)
         pair.turn()
         pair.turn()
-    assert not line.open
+    assert not ipc.open
     assert len(pair.ended) == 1
     assert not pair.heard

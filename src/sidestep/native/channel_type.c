@@ -327,7 +327,7 @@ static PyObject *channel_spill(PyObject *self, PyObject *unused)
 
 /* ---- the words of the two sides ---- */
 PyDoc_STRVAR(remote_doc, "remote($self, /)\n--\n\n"
-                         "The peer's words, each read once, as a tuple in the order of `layout.Words`.");
+                         "The peer's words, each read once, as a tuple in the order of `layout.PeerState`.");
 
 static PyObject *channel_remote(PyObject *self, PyObject *unused)
 {

@@ -314,7 +314,7 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
 }
 
 
-class Words(NamedTuple):
+class PeerState(NamedTuple):
     """What a peer says of itself, in the order in which it is read: what says that another is valid comes first."""
 
     attached: int
@@ -666,7 +666,7 @@ def c_header() -> str:
     for record in _CHANNEL:
         names = " ".join(f"WORD(at, {name})" for name, _, _ in RECORDS[record] if name != "pad")
         lines += ["", f"#define {record.upper()}_WORDS(WORD, at) {names}"]
-    lines += ["", f"#define CHANNEL_REMOTE_WORDS(WORD) {' '.join(f'WORD({name})' for name in Words._fields[:-1])}"]
+    lines += ["", f"#define CHANNEL_REMOTE_WORDS(WORD) {' '.join(f'WORD({name})' for name in PeerState._fields[:-1])}"]
     return "\n".join([*lines, "", "#endif", ""])
 
 

@@ -33,29 +33,27 @@ from sidestep.native import layout
 from sidestep.native.layout import Rpc
 from sidestep.policy import Role, Subject
 from sidestep.provider import arena as arenas
-from sidestep.provider import capacity, rpc
-from sidestep.provider import commands as orders
+from sidestep.provider import capacity, commands, rpc
 from sidestep.provider.carry import links
-from sidestep.provider.carry.hub import Relays
+from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.polling import Waiting
 from sidestep.provider.carry.services import ProviderServices
+from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client, Kind
-from sidestep.provider.crowd import Crowd
 from sidestep.provider.decisions import Decisions, subject_of
 from sidestep.provider.interrupt import interrupt, interrupted
 from sidestep.provider.log import Log, Source, Writer, to_stderr
-from sidestep.provider.pairing.address_map import Names
+from sidestep.provider.pairing.address_map import AddressMap
 from sidestep.provider.pairing.explicit import ExplicitSockets
 from sidestep.provider.pairing.listeners import Listeners
 from sidestep.provider.pairing.pairing import Pairing, expect
-from sidestep.provider.pairing.pending_connects import Reaching
+from sidestep.provider.pairing.pending_connects import PendingConnects
 from sidestep.provider.pairing.registry import Registry
 from sidestep.provider.policy_files import PolicyFiles
-from sidestep.provider.proof import duplicate as possession
-from sidestep.provider.proof import lookup as proof
+from sidestep.provider.proof import duplicate, lookup
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import ROOT, Lineage, Users, in_container
-from sidestep.provider.workers.pool import Crews, Row
+from sidestep.provider.workers.pool import Row, WorkerPools
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
 from sidestep.switch.offers import ClientId
@@ -89,7 +87,7 @@ class Provider:
         self._listener = listener
         self._clock = clock
         self._started_at = self._idle_since = clock()
-        self._netns_cookie = proof.netns_cookie()
+        self._netns_cookie = lookup.netns_cookie()
         self._registry = Registry(netns_cookie=self._netns_cookie)
         self._clients: dict[ClientId, Client] = {}
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
@@ -108,7 +106,7 @@ class Provider:
         self._network: Network | None = None
         self._policy = self._policy_of(settings)
         self._users = Users(system=settings.system, policy=self._policy_pairs)
-        self._crowd = Crowd(self._users.share, self._clients_max)
+        self._quota = ClientQuota(self._users.share, self._clients_max)
         self._lineage = Lineage(self._services, processes_max=room.lineage)
         self._protocols: Protocols = Modules(
             OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
@@ -121,18 +119,20 @@ class Provider:
         self.decisions = Decisions(
             self._protocols, lambda: self._policy.policy, self._router, time.time, settings.remote
         )
-        self._relays = Relays(self._services, self.counters, relays_max=room.relays, guarded=self._call)
-        self._waiting = Waiting(self._selector, self._services, self._relays)
+        self._hub = Hub(self._services, self.counters, relays_max=room.relays, guarded=self._call)
+        self._waiting = Waiting(self._selector, self._services, self._hub)
         self._pairing = self._pairing_of(settings, room)
         self._services.find_end = self._pairing.await_end
-        self._crews = Crews(
+        self._pools = WorkerPools(
             settings.workers, settings.remote, self._services, self.counters,
             partial(self._tell, writer=Source.MODULES),
         )  # fmt: skip
-        self._services.hires = self._crews.hire
+        self._services.worker_starter = self._pools.start_workers
         self._services.listeners = self._listeners = Listeners(self.decisions, self.counters)
-        self._services.names = names = Names(self._netns_cookie)
-        self._reaching = Reaching(protocols=self._protocols, users=self._users, counters=self.counters, send=self._send)
+        self._services.names = names = AddressMap(self._netns_cookie)
+        self._pending_connects = PendingConnects(
+            protocols=self._protocols, users=self._users, counters=self.counters, send=self._send
+        )
         self._explicit = self._explicit_of(room, names)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._watch_sockets()
@@ -176,13 +176,14 @@ class Provider:
             proofs_max=room.proofs,
             clock=self._clock,
             send=self._send,
-            relays=self._relays,
+            hub=self._hub,
         )
 
-    def _explicit_of(self, room: capacity.Room, names: Names) -> ExplicitSockets:
+    def _explicit_of(self, room: capacity.Room, names: AddressMap) -> ExplicitSockets:
         return ExplicitSockets(
             protocols=self._protocols, decisions=self.decisions, services=self._services, counters=self.counters,
-            netns_cookie=self._netns_cookie, leases_max=room.leases, reaching=self._reaching, names=names,
+            netns_cookie=self._netns_cookie, leases_max=room.leases, pending_connects=self._pending_connects,
+            names=names,
         )  # fmt: skip
 
     # ---- the loop ----
@@ -208,10 +209,10 @@ class Provider:
         """Connections that go through here have to be without us from now on."""
         self._registry.set_closing()
         self._pairing.closing = True
-        self._relays.leave()
-        self._crews.leave()
+        self._hub.leave()
+        self._pools.leave()
         deadline = self._clock() + limits.RELAY_LEAVE_S
-        while not (self._relays.settled() and self._crews.settled()) and (left_s := deadline - self._clock()) > 0:
+        while not (self._hub.settled() and self._pools.settled()) and (left_s := deadline - self._clock()) > 0:
             self._turn(left_s)
 
     def _turn(self, timeout_s: float | None) -> None:
@@ -226,7 +227,7 @@ class Provider:
                     self._accept()
                 else:
                     self._wake_reader.recv(4096)
-            self._relays.handle_turn()
+            self._hub.handle_turn()
             self._handle_timeouts(self._clock())
 
     def _timeout(self) -> float | None:
@@ -244,11 +245,11 @@ class Provider:
 
     def _idle_deadline(self) -> float | None:
         idle_exit_s = self._settings.idle_exit_s
-        if not idle_exit_s or self._clients or self._explicit or self._relays:
+        if not idle_exit_s or self._clients or self._explicit or self._hub:
             return None
-        if self._reaching or self._listeners.visitors:
+        if self._pending_connects or self._listeners.leases:
             return None
-        if self._crews.connections:
+        if self._pools.connections:
             return None
         return self._idle_since + idle_exit_s
 
@@ -281,7 +282,7 @@ class Provider:
 
     def _on_broken_module(self, name: str, error: BaseException) -> None:
         self.counters.add("module_failed", name)
-        self._relays.leave(name)
+        self._hub.leave(name)
         self._tell("".join(traceback.format_exception(error)), Source.MODULES)
 
     def _follow_policy(self) -> None:
@@ -321,14 +322,14 @@ class Provider:
         self._explicit.close()
         self._lineage.close()
         self._protocols.stop()
-        self._crews.close()
+        self._pools.close()
         self._transports.stop()
-        self._reaching.close()
-        self._relays.close()
+        self._pending_connects.close()
+        self._hub.close()
         self._pairing.close()
         self._waiting.close()
         self._listeners.close()
-        self._crowd.close()
+        self._quota.close()
         self._policy.close()
         if self._network is not None:
             self._network.close()
@@ -362,7 +363,7 @@ class Provider:
             self.counters.add("client_dropped", refusal)
             sock.close()
             return
-        self._crowd.enter(uid)
+        self._quota.enter(uid)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
         self._ids += 1
@@ -374,7 +375,7 @@ class Provider:
     def _client_refusal(self, uid: int) -> str | None:
         if not self._users.admits(uid):
             return "credentials"
-        return "too_many" if self._crowd.full(uid) else None
+        return "too_many" if self._quota.full(uid) else None
 
     def _policy_pairs(self, one: Subject, other: Subject) -> bool:
         """Whether the policy pairs ends of these two users."""
@@ -411,12 +412,12 @@ class Provider:
         client.open = False
         self.counters.add("client_dropped", reason)
         self._selector.unregister(client.sock)
-        self._crowd.leave(client)
+        self._quota.leave(client)
         del self._clients[client.client_id]
         self._silent.pop(client.client_id, None)
         self._pairing.handle_disconnect(client)
-        self._crews.handle_disconnect(client)
-        self._reaching.handle_disconnect(client)
+        self._pools.handle_disconnect(client)
+        self._pending_connects.handle_disconnect(client)
         if client.arena:
             client.arena.clients.discard(client.client_id)
             if not client.arena.clients:
@@ -430,7 +431,7 @@ class Provider:
         if not client.open:
             return False
         try:
-            self._crowd.count(client, len(fds))
+            self._quota.count(client, len(fds))
             rpc.send(client.sock, message, fds, body)
         except OSError as error:
             self._drop(client, "slow" if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS) else "closed")
@@ -494,7 +495,7 @@ class Provider:
     def _on_control(self, client: Client, packet: Packet) -> None:
         if len(packet.descriptors):
             expect(packet, 1)
-            client.at_home = possession.made_in(packet.descriptors[0], self._netns_cookie) and not in_container(client)
+            client.at_home = duplicate.made_in(packet.descriptors[0], self._netns_cookie) and not in_container(client)
         if len(packet.body) > limits.CONTROL_REQUEST_MAX:
             raise PeerViolation("a control request is too long", rule="malformed")
         try:
@@ -539,7 +540,7 @@ class Provider:
             "offer_expiry_s": settings.offer_expiry_s,
             "idle_exit_s": settings.idle_exit_s,
             "proves_paths": bool(settings.wants & layout.Welcome.PATH),
-            "workers": self._crews.as_json(),
+            "workers": self._pools.as_json(),
             "policy": self._policy.as_json(),
             "counters": self.counters.as_json(),
         }
@@ -572,20 +573,20 @@ class Provider:
             self._reply(client, token, {"error": "'after' is not a number"})
             return
         place, begin = divmod(after, _LINKS_OF_ONE)
-        seats = self._crews.seats
+        slots = self._pools.slots
 
         def show(rows: list[Row], more: bool) -> None:
-            later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place < len(seats) else None
+            later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place < len(slots) else None
             page = [details for uid, details in rows if self._users.sees_user(client, uid)]
             self._reply(client, token, {"links": page, "next": later})
 
         if place:
-            if place <= len(seats):
-                seats[place - 1].show(begin, show)
+            if place <= len(slots):
+                slots[place - 1].show(begin, show)
             else:
                 show([], False)
             return
-        show(*links.page(self._relays, begin))
+        show(*links.page(self._hub, begin))
 
     def _control_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
         found = [one.as_json(kind) for kind, modules in self._modules.items() for one in modules.status()]
@@ -599,19 +600,19 @@ class Provider:
         name = str(request.get("name"))
         deadline = self._clock() + limits.RELAY_LEAVE_S
         if request.get("kind", "protocol") == "protocol":
-            self._relays.leave(name)
-            self._relays.refused.add(name)
-            self._crews.leave(name)
+            self._hub.leave(name)
+            self._hub.refused.add(name)
+            self._pools.leave(name)
 
         def remove() -> None:
-            carries = any(one.protocol == name for one in self._relays)
-            waits = (carries and not self._relays.settled(name)) or not self._crews.settled(name)
+            carries = any(one.protocol == name for one in self._hub)
+            waits = (carries and not self._hub.settled(name)) or not self._pools.settled(name)
             if waits and self._clock() < deadline:
                 self._services.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
                 return
-            self._relays.refused.discard(name)
+            self._hub.refused.discard(name)
             if self._change_module(client, token, "remove", request):
-                self._relays.leave(name)
+                self._hub.leave(name)
 
         remove()
 
@@ -657,9 +658,9 @@ class Provider:
         self._reply(client, token, self.decisions.trace(after, shown=partial(self._users.sees_user, client)))
 
     def _control_order(self, client: Client, token: int, request: dict[str, Any]) -> None:
-        kind = orders.OPERATIONS[request["op"]]
+        kind = commands.OPERATIONS[request["op"]]
         try:
-            reply = orders.give(
+            reply = commands.give(
                 kind, client, request, arenas=self._arenas, clients=self._clients, registry=self._registry,
                 sees=self._users.sees,
             )  # fmt: skip

@@ -11,7 +11,7 @@ TCP as well. `Leaving` says which of the two providers goes.
 What the two shims would tell each other in a segment is handed on, each word behind the bytes that it follows:
 
 - *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
-  bytes. B is told so (`handed_on`), and does not go back to TCP before.
+  bytes. B is told so (`acked`), and does not go back to TCP before.
 - *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
   says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
   last byte is in B's ring, its provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then is the FIN
@@ -221,7 +221,7 @@ class Directions:
         self.ending = Ending.OPEN  # as the other provider has been told
         self.into = In.APART
         self.recall = Recall.NOT
-        self.far_ending = Ending.OPEN  # as we have been told
+        self.peer_ending = Ending.OPEN  # as we have been told
         self.shown = Ending.OPEN  # as our application knows: OPEN, SHUT or ENDED
         self.leaving = Leaving.STAYS
 
@@ -243,7 +243,7 @@ class Directions:
     @property
     def flows(self) -> bool:
         """Whether data may come."""
-        return self.into is In.RING and self.far_ending not in SILENT
+        return self.into is In.RING and self.peer_ending not in SILENT
 
     @property
     def given(self) -> bool:

@@ -19,10 +19,10 @@ from sidestep.native import _channel, layout
 from sidestep.native.layout import Attach, Refusal, Rpc
 from sidestep.provider import arena as arenas
 from sidestep.provider import memory, rpc
-from sidestep.provider.carry import remote_relay as fars
-from sidestep.provider.carry.hub import End, Relays
+from sidestep.provider.carry import remote_relay as remote_relay
+from sidestep.provider.carry.hub import End, Hub
 from sidestep.provider.carry.local_relay import open_relay
-from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.clients import Arena, Brought, Client
 from sidestep.provider.decisions import Decisions
 from sidestep.provider.pairing.questions import LocalPair, RemoteClaim, RemoteOffer, Search, Sought
@@ -33,7 +33,7 @@ from sidestep.provider.proof.lookup import mapped_address as proof_address
 from sidestep.provider.proof.path import PathProofs
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
-from sidestep.provider.workers.delegate import Lent, LentClaim, LentEnd, LentOffer
+from sidestep.provider.workers.delegate import Delegated, DelegatedClaim, DelegatedEnd, DelegatedOffer
 from sidestep.switch.budget import ChannelBudget
 from sidestep.switch.link import Link
 from sidestep.switch.modules import Protocols
@@ -66,7 +66,7 @@ class Pairing:
         proofs_max: int,
         clock: Callable[[], float],
         send: Callable[..., bool],
-        relays: Relays,
+        hub: Hub,
     ) -> None:
         self._registry = registry
         self._protocols = protocols
@@ -77,7 +77,7 @@ class Pairing:
         self._users = users
         self._clock = clock
         self._send = send
-        self._relays = relays
+        self._hub = hub
         self._services = services
         self._ring_size = (settings.ring_size, settings.ring_size)
         self._sought: dict[ConnectionKey, Sought] = {}  # accepting ends of connections with other hosts
@@ -87,7 +87,7 @@ class Pairing:
         self._netns_cookie = netns_cookie
         self._paths = PathProofs(services, pending_max=proofs_max)
         self._searches: dict[tuple[ClientId, int], Search] = {}
-        self._lent: dict[tuple[ClientId, int], LentClaim] = {}  # claims that a worker is about to serve
+        self._delegated: dict[tuple[ClientId, int], DelegatedClaim] = {}  # claims that a worker is about to serve
         self._offers: OfferTable[Brought] = OfferTable(
             expiry_s=settings.offer_expiry_s, total_max=offers_max, owner_max=lambda uid: users.share(offers_max, uid)
         )
@@ -112,7 +112,7 @@ class Pairing:
 
     def handle_disconnect(self, client: Client) -> None:
         """A client has gone, and its offers and claims with it."""
-        self._relays.handle_disconnect()
+        self._hub.handle_disconnect()
         for search in [one for one in self._searches.values() if one.claimer is client]:
             search.end()
         for offer in self._offers.handle_disconnect(client.client_id):
@@ -282,8 +282,8 @@ class Pairing:
         expect(packet, 0)
         if search := self._searches.get((client.client_id, packet.message.token)):
             search.end()
-        if lent := self._lent.get((client.client_id, packet.message.token)):
-            lent.withdraw()
+        if delegated := self._delegated.get((client.client_id, packet.message.token)):
+            delegated.withdraw()
         offer = self._offers.handle_withdraw(client.client_id, packet.message.token)
         if offer is not None:
             self._release(offer)
@@ -336,7 +336,7 @@ class Pairing:
     def is_offered(self, offer: Offer[Brought]) -> bool:
         return offer in self._offers
 
-    def carry_offered(self, offer: Offer[Brought], link: Link) -> Far:
+    def carry_offered(self, offer: Offer[Brought], link: Link) -> RemoteRelay:
         """Hands the end that opened a connection a channel with the provider; raises Unavailable."""
         if offer not in self._offers:
             raise Unavailable("the connection does not wait any more")
@@ -344,7 +344,7 @@ class Pairing:
         segment, *bell = offer.brought.descriptors.numbers
         self._need_home(offer.key)
         try:
-            own_bell = self._relays.descriptors()
+            own_bell = self._hub.descriptors()
             end = self._end(
                 segment,
                 1,
@@ -357,10 +357,10 @@ class Pairing:
             )
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
-        far = fars.enter(self._relays, end, protocol=offer.protocol, on_drop=_nothing, link=link,
+        relay = remote_relay.enter(self._hub, end, protocol=offer.protocol, on_drop=_nothing, link=link,
                         segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
-        self.tell_offerer(offer, self._relays.bell_id, own_bell)
-        return far
+        self.tell_offerer(offer, self._hub.bell_id, own_bell)
+        return relay
 
     def tell_offerer(self, offer: Offer[Brought], bell_id: bytes, bell: Sequence[int]) -> bool:
         """Its channel has another end, which that bell rings; False: the offer, or its maker, is gone."""
@@ -376,15 +376,15 @@ class Pairing:
         self._counters.add("remote_joined", "connect")
         return True
 
-    def lend_offered(self, offer: Offer[Brought]) -> Lent:
+    def delegate_offered(self, offer: Offer[Brought]) -> Delegated:
         """What a worker needs to be the other end of an offered channel; raises Unavailable."""
         if offer not in self._offers:
             raise Unavailable("the connection does not wait any more")
         self._need_home(offer.key)
-        end = LentEnd(
+        end = DelegatedEnd(
             offer.key, offer.brought.evidence.cookie, 1, offer.segment_id, offer.bell_page_id, offer.bell_index
         )
-        return LentOffer(self, offer, end, self._clients[offer.client])
+        return DelegatedOffer(self, offer, end, self._clients[offer.client])
 
     def refuse_offered(self, offer: Offer[Brought], why: str) -> None:
         """It stays on TCP."""
@@ -442,22 +442,22 @@ class Pairing:
         if not incoming.carried:
             self._refuse_claim(client, packet.message.token, Refusal.PROTOCOL_FAILED)
 
-    def carry_found(self, sought: Sought, client: Client, packet: Packet, link: Link) -> Far:
+    def carry_found(self, sought: Sought, client: Client, packet: Packet, link: Link) -> RemoteRelay:
         """Hands the end that accepted a connection a channel with the provider; raises Unavailable."""
         message, key = packet.message, sought.key
         segment_id, made = self._make_segment(client.uid)
         try:
             try:
-                own_bell = self._relays.descriptors()
+                own_bell = self._hub.descriptors()
                 end = self._end(made, 0, client, key, message.cookie, client.bell_name(message.bell_page_id),
                                 message.bell_index, packet.descriptors.numbers)  # fmt: skip
-                far = fars.enter(
-                    self._relays, end, protocol=sought.carrier.name,
+                relay = remote_relay.enter(
+                    self._hub, end, protocol=sought.carrier.name,
                     on_drop=lambda: self._release_second(segment_id), link=link,
                     segment_id=segment_id, uid=client.uid,
                 )  # fmt: skip
-                if not self.tell_claimer(client, message.token, segment_id, made, self._relays.bell_id, own_bell):
-                    self._relays.drop(far)
+                if not self.tell_claimer(client, message.token, segment_id, made, self._hub.bell_id, own_bell):
+                    self._hub.drop(relay)
                     raise Unavailable("the end that claimed it has gone")
             finally:
                 os.close(made)
@@ -467,7 +467,7 @@ class Pairing:
         except BaseException:
             self._release_second(segment_id)
             raise
-        return far
+        return relay
 
     def _make_segment(self, uid: int) -> tuple[bytes, int]:
         """A segment for an end that accepted a connection, and its id; raises Unavailable."""
@@ -495,28 +495,28 @@ class Pairing:
         self._counters.add("remote_joined", "accept")
         return True
 
-    def lend_found(self, sought: Sought, client: Client, packet: Packet) -> Lent:
+    def delegate_found(self, sought: Sought, client: Client, packet: Packet) -> Delegated:
         """What a worker needs to be the other end of a channel for an end that was found; raises Unavailable."""
         message = packet.message
-        if (client.client_id, message.token) in self._lent:
+        if (client.client_id, message.token) in self._delegated:
             raise Unavailable("that very claim is served already")
         segment_id, made = self._make_segment(client.uid)
-        end = LentEnd(
+        end = DelegatedEnd(
             sought.key, message.cookie, 0, segment_id, client.bell_name(message.bell_page_id), message.bell_index
         )
-        lent = LentClaim(self, end, client, message.token, rpc.Descriptors([made]), packet.descriptors.take())
-        self._lent[client.client_id, message.token] = lent
-        return lent
+        delegated = DelegatedClaim(self, end, client, message.token, rpc.Descriptors([made]), packet.descriptors.take())
+        self._delegated[client.client_id, message.token] = delegated
+        return delegated
 
-    def handle_lent(self, lent: LentClaim) -> None:
+    def handle_delegated(self, delegated: DelegatedClaim) -> None:
         """Its claim has been answered, or is off."""
-        self._lent.pop((lent.client.client_id, lent.token), None)
+        self._delegated.pop((delegated.client.client_id, delegated.token), None)
 
-    def refuse_lent(self, lent: LentClaim) -> None:
+    def refuse_delegated(self, delegated: DelegatedClaim) -> None:
         """It stays on TCP."""
-        self._refuse_claim(lent.client, lent.token, Refusal.PROTOCOL_FAILED)
+        self._refuse_claim(delegated.client, delegated.token, Refusal.PROTOCOL_FAILED)
 
-    def release_lent(self, segment_id: bytes) -> None:
+    def release_delegated(self, segment_id: bytes) -> None:
         """Nobody carries that end any more; twice is allowed."""
         self._release_second(segment_id)
 
@@ -545,9 +545,9 @@ class Pairing:
         except OSError as error:
             raise Unavailable(f"no memory for a channel: {error.strerror}") from error
         try:
-            bell, page, life = self._relays.descriptors()
+            bell, page, life = self._hub.descriptors()
             streams = open_relay(
-                self._relays,
+                self._hub,
                 self._end(segment, 1, offerer, offer.key, offer.brought.evidence.cookie,
                           offer.bell_page_id, offer.bell_index, offerer_bell),
                 self._end(made, 0, claimer, offer.key.mirrored(), message.cookie,
@@ -560,7 +560,7 @@ class Pairing:
                 flags=Attach.RELAYED,
                 ring_size=offer.ring_size,
                 segment_id=second_id,  # so that whoever looks sees that the ends share no channel
-                bell_page_id=self._relays.bell_id,
+                bell_page_id=self._hub.bell_id,
             )
             if not self._send(claimer, attach, (made, bell, page, life)):
                 streams[0].close()
@@ -572,7 +572,7 @@ class Pairing:
         self._offers.handle_claimed(offer)
         self._registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
-        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=self._relays.bell_id)
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=self._hub.bell_id)
         if self._send(offerer, claimed, (bell, page, life)):
             self._counters.add("claim_matched")
         return streams

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.clients import Brought, Client
 from sidestep.provider.proof.evidence import Evidence
 from sidestep.provider.proof.lookup import endpoint_of
 from sidestep.provider.proof.path import PathProofs, Proof, Way
 from sidestep.provider.rpc import Packet
-from sidestep.provider.workers.delegate import Lent
+from sidestep.provider.workers.delegate import Delegated
 from sidestep.switch.link import Link
 from sidestep.switch.offers import ConnectionKey, Offer
 from sidestep.switch.protocol import Incoming, OffloadProtocol, Request
@@ -81,14 +81,14 @@ class RemoteOffer:
     def wanted(self) -> bool:
         return self.pairing.is_offered(self.offer)
 
-    def carry(self, link: Link) -> Far:
+    def carry(self, link: Link) -> RemoteRelay:
         return self.pairing.carry_offered(self.offer, link)
 
     def refuse(self, why: str) -> None:
         self.pairing.refuse_offered(self.offer, why)
 
-    def lend(self) -> Lent:
-        return self.pairing.lend_offered(self.offer)
+    def delegate(self) -> Delegated:
+        return self.pairing.delegate_offered(self.offer)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,15 +134,15 @@ class RemoteClaim:
     claim: Packet
     carried: bool = False
 
-    def carry(self, link: Link) -> Far:
-        far = self.pairing.carry_found(self.sought, self.claimer, self.claim, link)
+    def carry(self, link: Link) -> RemoteRelay:
+        relay = self.pairing.carry_found(self.sought, self.claimer, self.claim, link)
         self.carried = True
-        return far
+        return relay
 
-    def lend(self) -> Lent:
-        lent = self.pairing.lend_found(self.sought, self.claimer, self.claim)
+    def delegate(self) -> Delegated:
+        delegated = self.pairing.delegate_found(self.sought, self.claimer, self.claim)
         self.carried = True  # the claim is answered later
-        return lent
+        return delegated
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Ends of connections with other hosts that a worker carries (`workers`), and what the provider keeps of them.
 
-The provider has the clients and their offers and claims; the worker gets descriptors, and the facts that a `Far` wants.
-Until it has carried the end its application is told nothing: it may withdraw, or go, and the end is then not `taken`.
+The provider has the clients and their offers and claims; the worker gets descriptors, and the facts that a
+`RemoteRelay` wants. Until it has carried the end its application is told nothing: it may withdraw, or go, and the end
+is then not `taken`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LentEnd:
+class DelegatedEnd:
     """An application's end of a channel, in what can be told to another process."""
 
     key: ConnectionKey
@@ -30,10 +31,10 @@ class LentEnd:
     bell_index: int
 
 
-class Lent(Protocol):
+class Delegated(Protocol):
     """An end of a connection with another host that a worker is to carry, or refuse."""
 
-    end: LentEnd
+    end: DelegatedEnd
     client: Client
 
     @property
@@ -55,12 +56,12 @@ class Lent(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class LentOffer:
+class DelegatedOffer:
     """One that opened its connection."""
 
     pairing: Pairing
     offer: Offer[Brought]
-    end: LentEnd
+    end: DelegatedEnd
     client: Client
 
     @property
@@ -84,11 +85,11 @@ class LentOffer:
 
 
 @dataclass(slots=True, eq=False)
-class LentClaim:
+class DelegatedClaim:
     """One that accepted its connection."""
 
     pairing: Pairing
-    end: LentEnd
+    end: DelegatedEnd
     client: Client
     token: int
     segment: rpc.Descriptors
@@ -116,18 +117,18 @@ class LentClaim:
     def refuse(self) -> None:
         """It stays on TCP."""
         if self.waits:
-            self.pairing.refuse_lent(self)
+            self.pairing.refuse_delegated(self)
             self.withdraw()
 
     def withdraw(self) -> None:
         """It has been answered, or wants no answer any more."""
         if self.waits:
             self.waits = False
-            self.pairing.handle_lent(self)
+            self.pairing.handle_delegated(self)
             self.segment.close()
             self.bell.close()
 
     def over(self) -> None:
         """Its memory is given back."""
         self.withdraw()
-        self.pairing.release_lent(self.end.segment_id)
+        self.pairing.release_delegated(self.end.segment_id)
