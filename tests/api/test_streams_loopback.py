@@ -26,7 +26,7 @@ from endpoint_world import (
     read_zcopy,
 )
 
-from sidestep.api.loopback import OneHost, Pump
+from sidestep.api.loopback import OneHost, LoopbackPump
 from sidestep.api.streams import SdpReader, SdpServer, SdpWriter, open_connection, start_server
 from sidestep.rdma.loopback import Kind
 from sidestep.rdma.verbs import DeviceAttributes
@@ -46,7 +46,7 @@ class AsyncWorld(World):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(kick=self._kick, **options)
-        self.pump = Pump(self.fabric)
+        self.pump = LoopbackPump(self.fabric)
 
     def _kick(self) -> None:
         self.pump.kick()
@@ -107,7 +107,7 @@ def converse(client: Program, server: Program, **options: Any) -> AsyncWorld:
 
 
 def stream_of(end: SdpReader | SdpWriter) -> Stream:
-    return end._connection.stream
+    return end._transport.stream
 
 
 async def recv_all(reader: SdpReader, size: int) -> bytes:
@@ -401,7 +401,7 @@ def test_a_stream_with_a_hole_is_reset() -> None:
         two = asyncio.ensure_future(reader.recv_into(second))
         await asyncio.sleep(0)
         while not stream_of(writer).connection._flow.gone and not all(
-            receive.done for receive in reader._connection._receives
+            receive.done for receive in reader._transport._receives
         ):
             await asyncio.sleep(0)
         one.cancel()

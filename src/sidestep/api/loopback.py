@@ -4,7 +4,7 @@ For sockets `VirtualTime` is the driver: time is the fabric's, and goes on while
 as threads that take turns, one at a time and in a fixed order (`together`), so a run with two blocking ends depends on
 the fabric's seed and on nothing else. When all wait and nothing is left to happen, they are told so.
 
-For asyncio a `Pump` drives the fabric from the event loop.
+For asyncio a `LoopbackPump` drives the fabric from the event loop.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Program:
         self._driver.ended(self)
 
 
-class Pump:
+class LoopbackPump:
     """Drives a loopback fabric from the event loop, in virtual time.
 
     Time goes on only when the tasks have nothing to do: each event of the fabric gets a turn of the loop, and before

@@ -27,7 +27,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from sidestep import limits
-from sidestep.api.connection import SdpConnection
+from sidestep.api.transport import SdpTransport
 from sidestep.api.end import SdpListener
 from sidestep.api.engine import engine
 from sidestep.api.rnic import details, not_there
@@ -51,8 +51,8 @@ _CHUNK: Final = 64 << 10  # bytes that are read ahead for lines, and that small 
 class SdpReader:
     """What comes from the other end."""
 
-    def __init__(self, connection: SdpConnection) -> None:
-        self._connection = connection
+    def __init__(self, transport: SdpTransport) -> None:
+        self._transport = transport
         self._ahead = bytearray()  # read and not asked for
         self._ended = False
 
@@ -63,7 +63,7 @@ class SdpReader:
         nobody can write to the buffer any more, and what it had got is received again.
         """
         if not self._ahead:
-            count = await self._connection.recv_into(buffer, waitall=waitall)
+            count = await self._transport.recv_into(buffer, waitall=waitall)
             self._ended |= not count and memoryview(buffer).nbytes > 0
             return count
         with memoryview(buffer).cast("B") as view:
@@ -74,7 +74,7 @@ class SdpReader:
                 return len(taken)
             with view[len(taken) :] as rest:
                 try:
-                    count = await self._connection.recv_into(rest, waitall=True)
+                    count = await self._transport.recv_into(rest, waitall=True)
                 except BaseException:
                     self._ahead[:0] = taken
                     raise
@@ -149,11 +149,11 @@ class SdpReader:
 
     def take_urgent(self) -> int | None:
         """The urgent byte, once; None if none has come."""
-        return self._connection.stream.connection.take_urgent()
+        return self._transport.stream.connection.take_urgent()
 
     def at_mark(self) -> bool:
         """Whether the urgent byte is the next one."""
-        return not self._ahead and self._connection.stream.connection.at_mark
+        return not self._ahead and self._transport.stream.connection.at_mark
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._ahead)[:size])
@@ -163,7 +163,7 @@ class SdpReader:
     async def _fill(self, size: int) -> int:
         """Reads ahead, once; 0 at the end."""
         room = bytearray(size)
-        count = await self._connection.recv_into(room)
+        count = await self._transport.recv_into(room)
         self._ended |= not count
         self._ahead += memoryview(room)[:count]
         return count
@@ -172,8 +172,8 @@ class SdpReader:
 class SdpWriter:
     """What goes to the other end."""
 
-    def __init__(self, connection: SdpConnection) -> None:
-        self._connection = connection
+    def __init__(self, transport: SdpTransport) -> None:
+        self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._held: deque[bytes] = deque()  # written, and not begun
         self._begun = 0  # sends that have not ended
@@ -192,7 +192,7 @@ class SdpWriter:
         while self._held:
             await self._move()
         self._check()
-        await self._connection.send(data, urgent=urgent)
+        await self._transport.send(data, urgent=urgent)
 
     def write(self, data: Buffer) -> None:
         """Takes it to be sent: `bytes` as they are, anything else as a copy. Follow it by `drain`."""
@@ -239,26 +239,26 @@ class SdpWriter:
 
     def is_closing(self) -> bool:
         """Whether it was closed, or broke."""
-        return self._closing or self._error is not None or self._connection.stream.connection.error is not None
+        return self._closing or self._error is not None or self._transport.stream.connection.error is not None
 
     async def wait_closed(self) -> None:
         """Ends when nothing of the connection is left: both ends have closed it, or it broke."""
-        await self._connection.wait_closed()
+        await self._transport.wait_closed()
 
     def abort(self) -> None:
         """Resets the connection."""
         self._closing = True
         self._held.clear()
-        self._connection.abort()
+        self._transport.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`peername`, `sockname`; and `details`, as of `SdpSocket`."""
         if name == "peername":
-            return self._connection.getpeername()
+            return self._transport.getpeername()
         if name == "sockname":
-            return self._connection.getsockname()
+            return self._transport.getsockname()
         if name == "details":
-            return details(self._connection.stream)
+            return details(self._transport.stream)
         return default
 
     # --- within ---
@@ -273,15 +273,15 @@ class SdpWriter:
         try:
             while self._held and self._begun < limits.API_WRITES_AHEAD:
                 self._begin(self._next())
-            if not self._held and not self._connection.broken:
+            if not self._held and not self._transport.broken:
                 if self._eof:
-                    self._connection.write_eof()
+                    self._transport.write_eof()
                 if self._closing:
-                    self._connection.close()
+                    self._transport.close()
         except OSError as error:
             self._fail(error)
         if self._closing and self._error is not None:
-            self._connection.close()
+            self._transport.close()
 
     def _next(self) -> bytes:
         """The next one, or several small ones joined."""
@@ -296,7 +296,7 @@ class SdpWriter:
         self._begun += 1
         self._begun_len += len(data)
         try:
-            self._connection.begin_send(data, partial(self._ended, len(data)))
+            self._transport.begin_send(data, partial(self._ended, len(data)))
         except BaseException:
             self._begun -= 1
             self._begun_len -= len(data)
@@ -395,17 +395,17 @@ class SdpServer:
     def _accept_all(self) -> None:
         for listener in self._listeners:
             while listener.queue.waiting:
-                task = self._loop.create_task(self._serve(SdpConnection.accepted(listener)))
+                task = self._loop.create_task(self._serve(SdpTransport.accepted(listener)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, connection: SdpConnection) -> None:
+    async def _serve(self, transport: SdpTransport) -> None:
         try:
-            wanted = self._connected(*_ends(self._hosts, connection))
+            wanted = self._connected(*_ends(self._hosts, transport))
             if wanted is not None:
                 await wanted
         except BaseException:
-            connection.abort()  # nobody else will end it, and the other end would wait
+            transport.abort()  # nobody else will end it, and the other end would wait
             raise
 
 
@@ -434,7 +434,7 @@ async def open_connection(
         hosts.let_go()
 
 
-async def _connect(hosts: Hosts, remote: Endpoint, local: Endpoint | None, rdma_port: int | None) -> SdpConnection:
+async def _connect(hosts: Hosts, remote: Endpoint, local: Endpoint | None, rdma_port: int | None) -> SdpTransport:
     try:
         host = hosts.towards(remote.address, local.address if local else None)
     except SidestepError as why:
@@ -445,16 +445,16 @@ async def _connect(hosts: Hosts, remote: Endpoint, local: Endpoint | None, rdma_
         rdma_port = await found
         if rdma_port is None:
             raise not_there(remote)
-    connection = SdpConnection()
-    await connection.open(host, local, Endpoint(remote.address, rdma_port))
-    return connection
+    transport = SdpTransport()
+    await transport.open(host, local, Endpoint(remote.address, rdma_port))
+    return transport
 
 
-def _ends(hosts: Hosts, connection: SdpConnection) -> tuple[SdpReader, SdpWriter]:
-    """Reader and writer of a connection, which holds the devices until it is over."""
+def _ends(hosts: Hosts, transport: SdpTransport) -> tuple[SdpReader, SdpWriter]:
+    """Reader and writer of a transport, which holds the devices until it is over."""
     hosts.hold()
-    connection.on_over(hosts.let_go)
-    return SdpReader(connection), SdpWriter(connection)
+    transport.on_over(hosts.let_go)
+    return SdpReader(transport), SdpWriter(transport)
 
 
 async def start_server(

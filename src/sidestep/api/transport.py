@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sidestep.switch.protocol import Endpoint
 
 
-class SdpConnection(SdpEnd):
+class SdpTransport(SdpEnd):
     """One connection; all calls are made in its event loop."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class SdpConnection(SdpEnd):
             raise broken
 
     @classmethod
-    def accepted(cls, listener: SdpListener) -> SdpConnection:
+    def accepted(cls, listener: SdpListener) -> SdpTransport:
         """The one that has waited the longest."""
         made = cls()
         made._adopt(listener)
