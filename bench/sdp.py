@@ -28,9 +28,9 @@ from harness.machine import Machine
 
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import StreamReceive, StreamSend, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mode
@@ -103,11 +103,11 @@ class Pair:
     def __init__(self, mechanism: Mechanism, size: int) -> None:
         self.fabric = Fabric(random.Random(0), immediate=True)
         attributes = DeviceAttributes(checks_local_memory=False)  # as of a device made of software
-        settings = Settings(strategy=mechanism.strategy)
+        settings = SdpSettings(strategy=mechanism.strategy)
         ends = [Stack(self.fabric.device(name, attributes), lambda: self.fabric.now, settings) for name in "ab"]
-        accepted: list[Stream] = []
+        accepted: list[SdpStream] = []
 
-        def take(stream: Stream) -> None:
+        def take(stream: SdpStream) -> None:
             stream.tell = self.told
             accepted.append(stream)
 
@@ -128,7 +128,7 @@ class Pair:
             self.sink.receive(room, waitall=self.waitall)
         self.fabric.run()
 
-    def told(self, stream: Stream, event: Told) -> None:
+    def told(self, stream: SdpStream, event: Told) -> None:
         if isinstance(event, StreamReceive):
             self.received += event.filled
             if event.error is None and event.filled:

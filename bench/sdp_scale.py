@@ -18,9 +18,9 @@ from harness.machine import Machine
 
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import StreamReceive, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import bcopy_only
 
@@ -36,7 +36,7 @@ def resident_bytes() -> int:
     raise RuntimeError("/proc/self/status has no VmRSS")
 
 
-def run(count: int, settings: Settings) -> None:
+def run(count: int, settings: SdpSettings) -> None:
     """Opens them, talks over each, and prints what it took."""
     fabric = Fabric(random.Random(0), immediate=True, run_limit=1000 * count)
     attributes = DeviceAttributes(checks_local_memory=False, queue_pairs_max=count + 16, regions_max=8 * count)
@@ -47,19 +47,19 @@ def run(count: int, settings: Settings) -> None:
     )
     data = memoryview(bytes(range(MESSAGE)))
     answered = 0
-    streams: list[Stream] = []
+    streams: list[SdpStream] = []
 
-    def serve(stream: Stream, event: Told) -> None:
+    def serve(stream: SdpStream, event: Told) -> None:
         if isinstance(event, StreamReceive) and event.filled:
             stream.send(data)
 
-    def told(stream: Stream, event: Told) -> None:
+    def told(stream: SdpStream, event: Told) -> None:
         nonlocal answered
         if isinstance(event, StreamReceive):
             assert event.view == data
             answered += 1
 
-    def take(stream: Stream) -> None:
+    def take(stream: SdpStream) -> None:
         stream.tell = serve
         streams.append(stream)
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--buffers", type=int, default=5)
     parser.add_argument("--buffer-size", type=int, default=256)
     options = parser.parse_args()
-    settings = Settings(
+    settings = SdpSettings(
         receive_count=options.buffers,
         receive_size=options.buffer_size,
         remote_size=options.buffer_size,

@@ -253,7 +253,7 @@ def sdp_page() -> str:
         for mid, one in wire.MESSAGES.items()
     ]
     moves = "\n".join(f"    {a.name} --> {b.name} : {why.value}" for (a, why), b in states.TRANSITIONS.items())
-    names = "\n".join(f"    {state.name} : {state.value}" for state in states.State)
+    names = "\n".join(f"    {state.name} : {state.value}" for state in states.SdpState)
     modes = "\n".join(
         f"    {a.name.title()} --> {b.name.title()} : by the {master.value}"
         for (a, b), master in states.MODE_CHANGES.items()
@@ -280,7 +280,7 @@ def sdp_page() -> str:
         for mode, rules in states.MODES.items()
     ]
     rules = [(f"`{name}`", text) for name, text in {**header.RULES, **hello.RULES, **states.RULES}.items()]
-    why = dict(re.findall(r'(?m)^    ([A-Z_]+) = ".*?"  # (.*)$', inspect.getsource(connection.Cause)))
+    why = dict(re.findall(r'(?m)^    ([A-Z_]+) = ".*?"  # (.*)$', inspect.getsource(connection.SdpCause)))
     ends = [(f"`{cause.name}`", why[cause.name], errno.errorcode[number]) for cause, number in errnos.BY_CAUSE.items()]
     return f"""{NOTICE}
 

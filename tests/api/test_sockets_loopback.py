@@ -44,7 +44,7 @@ from sidestep.errors import Misuse
 from sidestep.rdma.loopback import Fabric, Kind
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.sdp.host import EPHEMERAL, Host
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.strategy import Strategy, bcopy_only
 
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
@@ -92,7 +92,7 @@ def recv_all(conn: SdpSocket, size: int) -> bytes:
 @ATTRIBUTES
 @pytest.mark.parametrize("strategy", [Strategy, eager, bcopy_only, read_zcopy, pipelined])
 def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: Callable[[], Strategy]) -> None:
-    world = World(immediate=immediate, attributes=attributes, settings=Settings(strategy=strategy))
+    world = World(immediate=immediate, attributes=attributes, settings=SdpSettings(strategy=strategy))
     sizes = [1, 100, 5000, 64 << 10, 65 << 10, 300_000]
     data = [pattern(size, size) for size in sizes]
 
@@ -197,7 +197,7 @@ def test_waitall_waits_for_all(immediate: bool) -> None:
 @MODES
 @ATTRIBUTES
 def test_peek_at_bytes_that_are_only_on_offer(immediate: bool, attributes: DeviceAttributes) -> None:
-    world = World(immediate=immediate, attributes=attributes, settings=Settings(strategy=pipelined))
+    world = World(immediate=immediate, attributes=attributes, settings=SdpSettings(strategy=pipelined))
     data = pattern(200_000)
 
     def client(conn: SdpSocket) -> None:
@@ -239,7 +239,7 @@ def test_urgent_data(immediate: bool) -> None:
 
 @MODES
 def test_urgent_data_inline(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(urgent_inline=True))
+    world = World(immediate=immediate, settings=SdpSettings(urgent_inline=True))
 
     def client(conn: SdpSocket) -> None:
         conn.send(b"ab!", MSG_OOB)
@@ -258,7 +258,7 @@ def test_urgent_data_inline(immediate: bool) -> None:
 
 
 def test_an_urgent_byte_that_is_announced_but_not_here() -> None:
-    world = World(settings=Settings(strategy=read_zcopy))
+    world = World(settings=SdpSettings(strategy=read_zcopy))
 
     def client(conn: SdpSocket) -> None:
         stream = conn.stream
@@ -356,7 +356,7 @@ def test_a_send_that_nobody_reads_is_taken_back(immediate: bool, attributes: Dev
 
 @MODES
 def test_sendall_in_vain(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
+    world = World(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
 
     def client(conn: SdpSocket) -> None:
         conn.settimeout(1.0)
@@ -374,7 +374,7 @@ def test_sendall_in_vain(immediate: bool) -> None:
 
 @MODES
 def test_a_timeout_of_zero(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
+    world = World(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
 
     def client(conn: SdpSocket) -> None:
         conn.settimeout(0)
@@ -741,7 +741,7 @@ def test_what_cannot_be_received_into(immediate: bool) -> None:
 @MODES
 def test_many_programs_at_once(immediate: bool) -> None:
     count = 8
-    world = World(immediate=immediate, settings=Settings(receive_count=16, receive_size=4096))
+    world = World(immediate=immediate, settings=SdpSettings(receive_count=16, receive_size=4096))
     server = create_server(world.right, world.driver, ("", PORT))
     data = [pattern(20_000 + 1000 * index, index) for index in range(count)]
     answers: list[str] = []

@@ -26,12 +26,12 @@ from endpoint_world import (
     read_zcopy,
 )
 
-from sidestep.api.loopback import OneHost, LoopbackPump
+from sidestep.api.loopback import LoopbackPump, OneHost
 from sidestep.api.streams import SdpReader, SdpServer, SdpWriter, open_connection, start_server
 from sidestep.rdma.loopback import Kind
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
 
@@ -106,7 +106,7 @@ def converse(client: Program, server: Program, **options: Any) -> AsyncWorld:
     return worlds[0]
 
 
-def stream_of(end: SdpReader | SdpWriter) -> Stream:
+def stream_of(end: SdpReader | SdpWriter) -> SdpStream:
     return end._transport.stream
 
 
@@ -146,7 +146,7 @@ def test_bytes_arrive(immediate: bool, attributes: DeviceAttributes, strategy: C
             await writer.sendall(bytearray(got[::-1]))
         assert await reader.read() == b""
 
-    converse(client, server, immediate=immediate, attributes=attributes, settings=Settings(strategy=strategy))
+    converse(client, server, immediate=immediate, attributes=attributes, settings=SdpSettings(strategy=strategy))
 
 
 @MODES
@@ -200,7 +200,12 @@ def test_receives_that_wait_are_written_into(immediate: bool, attributes: Device
         assert await asyncio.gather(*receives) == [size] * count
 
     converse(
-        client, server, immediate=immediate, attributes=attributes, watch=watch, settings=Settings(strategy=pipelined)
+        client,
+        server,
+        immediate=immediate,
+        attributes=attributes,
+        watch=watch,
+        settings=SdpSettings(strategy=pipelined),
     )
     assert [digest(room) for room in rooms] == [digest(each) for each in data]
     written = [
@@ -322,7 +327,12 @@ def test_a_receive_that_was_shown_to_the_other_end_can_be_cancelled(
         assert digest(await recv_all(reader, len(data))) == digest(data)
 
     converse(
-        client, server, immediate=immediate, attributes=attributes, watch=watch, settings=Settings(strategy=pipelined)
+        client,
+        server,
+        immediate=immediate,
+        attributes=attributes,
+        watch=watch,
+        settings=SdpSettings(strategy=pipelined),
     )
     assert Mid.SINK_AVAIL_CANCEL in watch.mids(RIGHT)
 
@@ -584,7 +594,7 @@ def test_many_connections(immediate: bool) -> None:
     count = 30
 
     async def main() -> None:
-        world = AsyncWorld(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
+        world = AsyncWorld(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
 
         async def serve(reader: SdpReader, writer: SdpWriter) -> None:
             got = await reader.read()

@@ -15,9 +15,9 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.inbound import BY_CARRIER
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.stack import Stack
 
 WAIT_S: Final = 20.0
@@ -28,7 +28,7 @@ _LINGER_0: Final = struct.pack("ii", 1, 0)
 class Host:
     """A device and a stack whose timers the loop has."""
 
-    def __init__(self, closing: ExitStack, loop: Loop, address: str, settings: Settings) -> None:
+    def __init__(self, closing: ExitStack, loop: Loop, address: str, settings: SdpSettings) -> None:
         self.loop = loop
         self.address = address
         self.device = IwarpDevice(address, loop)
@@ -44,10 +44,10 @@ class SdpEnd:
     """A program at the SDP end, that reads when it is told to."""
 
     def __init__(self) -> None:
-        self.stream: Stream | None = None
+        self.stream: SdpStream | None = None
         self.received = bytearray()
         self.marks: list[int] = []  # offsets of urgent bytes
-        self.kinds: list[EventKind] = []
+        self.kinds: list[SdpEventKind] = []
         self.ended = False
         self.reading = True
         self.unsent = 0
@@ -55,7 +55,7 @@ class SdpEnd:
         self._room = memoryview(bytearray(1 << 16))
         self._busy = False
 
-    def told(self, stream: Stream, event: Told) -> None:
+    def told(self, stream: SdpStream, event: Told) -> None:
         if isinstance(event, StreamReceive):
             self._busy = False
             if event.filled and self._mark:
@@ -66,9 +66,9 @@ class SdpEnd:
             self.read()
         elif isinstance(event, StreamSend):
             self.unsent -= 1
-        elif isinstance(event, Event):
+        elif isinstance(event, SdpEvent):
             self.kinds.append(event.kind)
-            if event.kind is EventKind.READABLE:
+            if event.kind is SdpEventKind.READABLE:
                 self.read()
 
     def read(self) -> None:
@@ -87,11 +87,11 @@ class SdpEnd:
 
     @property
     def reset(self) -> bool:
-        return EventKind.BROKEN in self.kinds
+        return SdpEventKind.BROKEN in self.kinds
 
     @property
     def closed(self) -> bool:
-        return EventKind.CLOSED in self.kinds
+        return SdpEventKind.CLOSED in self.kinds
 
 
 class TcpEnd:
@@ -198,14 +198,14 @@ class World:
             self._take_pump(stream)
         else:
             self.sdp.stream = stream
-        self.until(lambda: self.sdp.stream is not None and EventKind.ESTABLISHED in self.sdp.kinds)
+        self.until(lambda: self.sdp.stream is not None and SdpEventKind.ESTABLISHED in self.sdp.kinds)
         self.until(lambda: self.pump is not None)
         listener.close()
 
-    def _take_pump(self, stream: Stream) -> None:
+    def _take_pump(self, stream: SdpStream) -> None:
         self.pump = Pump(self.loop, stream, self.inner, self.pieces, self.overs.append)
 
-    def _take_sdp(self, stream: Stream) -> None:
+    def _take_sdp(self, stream: SdpStream) -> None:
         self.sdp.stream = stream
         stream.tell = self.sdp.told
 

@@ -14,8 +14,8 @@ from sidestep.api.sockets import SdpSocket
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.sdp.host import Host
-from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
-from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind
+from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.sdp.stack import Stack
 
 WAIT_S = 20.0
@@ -47,7 +47,7 @@ class StandardPeer:
         self.driver = LoopDriver(self.loop)
         device = IwarpDevice(address, self.loop)
         closing.callback(device.close)
-        stack = Stack(device, lambda: self.loop.now, Settings(carrier=carrier), wake_at=self._wake_at)
+        stack = Stack(device, lambda: self.loop.now, SdpSettings(carrier=carrier), wake_at=self._wake_at)
         closing.callback(stack.close)
         self._stack = stack
         self._host = Host(stack, [address])
@@ -62,14 +62,14 @@ class StandardPeer:
     def ask(self, host: str, service: int) -> PortMap:
         """What the port mapper there says of a service."""
         handle = secrets.randbits(64)
-        asked = PortMap(Kind.REQUEST, service, 40000, handle, ip_address(self.address), ip_address(host))
+        asked = PortMap(PortMapKind.REQUEST, service, 40000, handle, ip_address(self.address), ip_address(host))
         data, source = self._exchange(asked.encode(), (host, UDP_PORT))
         answer = PortMap.decode(memoryview(data))
         assert source == (host, UDP_PORT)
         assert (answer.assoc_handle, answer.cp_port, answer.cp_ip) == (handle, 40000, asked.cp_ip)
-        if answer.kind is Kind.ACCEPT:
+        if answer.kind is PortMapKind.ACCEPT:
             self._udp.sendto(
-                PortMap(Kind.ACK, answer.ap_port, 40000, handle, asked.cp_ip, asked.ap_ip).encode(), source
+                PortMap(PortMapKind.ACK, answer.ap_port, 40000, handle, asked.cp_ip, asked.ap_ip).encode(), source
             )
         return answer
 

@@ -17,7 +17,7 @@ from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
 
 from sidestep.api.sockets import MSG_WAITALL, SHUT_WR
 from sidestep.config import RemoteSettings
-from sidestep.sdp.portmapper import Kind
+from sidestep.sdp.portmapper import PortMapKind
 from sidestep.sdp.settings import Carrier
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_standard_peer_reaches_a_program_that_knows_only_tcp(two: tuple[Host, 
     one, other = two
     with plain_server(other), peer_at(one, carrier) as peer:
         answer = peer.ask(other.address, PORT)
-        assert answer.kind is Kind.ACCEPT
+        assert answer.kind is PortMapKind.ACCEPT
         assert 0 < answer.lifetime_s <= 45
         assert peer.ask(other.address, PORT).ap_port == answer.ap_port
         for size in (1, 100_000, 3_000_000):
@@ -94,12 +94,12 @@ def test_the_listener_sees_this_host_at_the_address_that_was_asked_for(two: tupl
 def test_nobody_listens(two: tuple[Host, Host]) -> None:
     one, other = two
     with peer_at(one) as peer:
-        assert peer.ask(other.address, PORT).kind is Kind.DENY
+        assert peer.ask(other.address, PORT).kind is PortMapKind.DENY
         with plain_server(other):
             answer = peer.ask(other.address, PORT)
         with pytest.raises(ConnectionRefusedError):  # the program has gone, and its RDMA port not yet
             peer.connect(other.address, answer.ap_port)
-        assert peer.ask(other.address, PORT).kind is Kind.DENY
+        assert peer.ask(other.address, PORT).kind is PortMapKind.DENY
     assert other.counter("visit_refused") == 1
 
 
@@ -133,29 +133,29 @@ def test_a_reset_of_the_program_arrives(two: tuple[Host, Host]) -> None:
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
-        (f"use tcp listen * *:{PORT}", Kind.DENY),
-        (f"use tcp listen {Path(sys.executable).name} *:{PORT}", Kind.DENY),
-        ("use tcp listen nginx *:*", Kind.DENY),  # no rule says otherwise
-        ("use both listen * *:*", Kind.ACCEPT),
-        (f"use sdp listen * *:{PORT}\nuse tcp listen * *:*", Kind.ACCEPT),
-        ("use local listen * *:*", Kind.DENY),
+        (f"use tcp listen * *:{PORT}", PortMapKind.DENY),
+        (f"use tcp listen {Path(sys.executable).name} *:{PORT}", PortMapKind.DENY),
+        ("use tcp listen nginx *:*", PortMapKind.DENY),  # no rule says otherwise
+        ("use both listen * *:*", PortMapKind.ACCEPT),
+        (f"use sdp listen * *:{PORT}\nuse tcp listen * *:*", PortMapKind.ACCEPT),
+        ("use local listen * *:*", PortMapKind.DENY),
     ],
 )
-def test_the_policy_says_who_may_be_reached(make_hosts: Make, tmp_path: Path, rule: str, kind: Kind) -> None:
+def test_the_policy_says_who_may_be_reached(make_hosts: Make, tmp_path: Path, rule: str, kind: PortMapKind) -> None:
     policy = tmp_path / "policy.conf"
     policy.write_text(rule + "\n")
     one, other = make_hosts(2, policy=policy)
     with plain_server(other), peer_at(one) as peer:
         answer = peer.ask(other.address, PORT)
         assert answer.kind is kind
-        if kind is Kind.ACCEPT:
+        if kind is PortMapKind.ACCEPT:
             echoes(peer, other, answer.ap_port, 1000)
 
 
 def test_a_host_that_is_not_trusted(make_hosts: Make) -> None:
     one, other = make_hosts(2, remote=RemoteSettings.parse("198.18.7.9"))
     with plain_server(other), peer_at(one) as peer:
-        assert peer.ask(other.address, PORT).kind is Kind.DENY
+        assert peer.ask(other.address, PORT).kind is PortMapKind.DENY
 
 
 def test_with_a_key_nobody_comes_in_without(make_hosts: Make, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_with_a_key_nobody_comes_in_without(make_hosts: Make, tmp_path: Path) ->
     key.chmod(0o600)
     one, other = make_hosts(2, remote=RemoteSettings.parse(NETWORK, str(key)))
     with plain_server(other), peer_at(one) as peer:
-        assert peer.ask(other.address, PORT).kind is Kind.DENY
+        assert peer.ask(other.address, PORT).kind is PortMapKind.DENY
 
 
 def test_what_sidestep_promotes_and_ordinary_sdp_reach_the_same_service(two: tuple[Host, Host]) -> None:
@@ -182,6 +182,6 @@ def test_an_ordinary_request_at_the_providers_own_port_is_rejected(two: tuple[Ho
     one, other = two
     with plain_server(other), peer_at(one) as peer:
         own = peer.ask(other.address, 0)
-        assert own.kind is Kind.ACCEPT
+        assert own.kind is PortMapKind.ACCEPT
         with pytest.raises(ConnectionRefusedError):
             peer.connect(other.address, own.ap_port)

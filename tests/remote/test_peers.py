@@ -19,7 +19,7 @@ from sidestep.observe.namespaces import Namespace, ip
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.peers import Peers
 from sidestep.routing import Address
-from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap
+from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind
 from sidestep.switch.protocol import Endpoint, NotYet
 
 HERE, THERE = "198.18.9.1", "198.18.9.2"
@@ -171,7 +171,7 @@ def test_silence_is_an_answer(cable: Cable) -> None:
     with pytest.raises(BlockingIOError):
         silent.recv(1)
     assert {(one.kind, one.ap_port, one.cp_port, str(one.ap_ip), str(one.cp_ip)) for one, _ in requests} == {
-        (Kind.REQUEST, 80, 40000, THERE, HERE)
+        (PortMapKind.REQUEST, 80, 40000, THERE, HERE)
     }
     assert {source for _, source in requests} == {(HERE, UDP_PORT)}
 
@@ -184,7 +184,7 @@ def test_what_the_network_reports_is_silence(cable: Cable, host: str) -> None:
 def reply_to(request: PortMap, **changes: object) -> bytes:
     """An answer that would be believed, but for what is changed."""
     values: dict[str, object] = {
-        "kind": Kind.ACCEPT, "ap_port": RDMA_PORT, "cp_port": request.cp_port, "pm_time": 200,
+        "kind": PortMapKind.ACCEPT, "ap_port": RDMA_PORT, "cp_port": request.cp_port, "pm_time": 200,
         "assoc_handle": request.assoc_handle, "cp_ip": request.cp_ip, "ap_ip": request.ap_ip,
     }  # fmt: skip
     return PortMap(**{**values, **changes}).encode()  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_nobody_else_is_believed(cable: Cable) -> None:
     other_port.sendto(forged, back)
     asked.sendto(reply_to(request, ap_port=666, assoc_handle=request.assoc_handle ^ 1), back)
     asked.sendto(reply_to(request, ap_port=0), back)
-    asked.sendto(reply_to(request, kind=Kind.ACK, ap_port=666), back)
+    asked.sendto(reply_to(request, kind=PortMapKind.ACK, ap_port=666), back)
     for length in (0, 1, 47, 49, 64, 200):
         asked.sendto(forged.ljust(length, b"\0")[:length], back)
     cable.rest()
@@ -208,8 +208,8 @@ def test_nobody_else_is_believed(cable: Cable) -> None:
     asked.sendto(reply_to(request), back)
     assert cable.loop.run_until(lambda: bool(cable.answers), WAIT_S)
     assert cable.answers == [RDMA_PORT]
-    while (heard := cable.heard(asked)[0]).kind is not Kind.ACK:
-        assert heard.kind is Kind.REQUEST  # it had asked again meanwhile
+    while (heard := cable.heard(asked)[0]).kind is not PortMapKind.ACK:
+        assert heard.kind is PortMapKind.REQUEST  # it had asked again meanwhile
     assert (heard.ap_port, heard.assoc_handle) == (RDMA_PORT, request.assoc_handle)
     asked.sendto(reply_to(request, ap_port=666), back)  # too late
     cable.rest()
@@ -221,7 +221,7 @@ def test_an_answer_for_one_connection_is_not_kept(cable: Cable) -> None:
     asks, asked = cable.peers(cable.here), cable.sock(cable.there)
     for count in (1, 2):
         cable.ask(asks)
-        while (heard := cable.heard(asked))[0].kind is not Kind.REQUEST:
+        while (heard := cable.heard(asked))[0].kind is not PortMapKind.REQUEST:
             pass
         asked.sendto(reply_to(heard[0], pm_time=0), heard[1])
         assert cable.loop.run_until(lambda count=count: len(cable.answers) == count, WAIT_S)  # type: ignore[misc]
@@ -233,21 +233,21 @@ def test_an_answer_for_one_connection_is_not_kept(cable: Cable) -> None:
 def test_a_request_that_concerns_others_is_not_answered(cable: Cable, ap_ip: str, cp_ip: str) -> None:
     cable.peers(cable.there)
     asks = cable.sock(cable.here, HERE)
-    wrong = PortMap(Kind.REQUEST, 80, 40000, 1, IPv4Address(cp_ip), IPv4Address(ap_ip))
-    right = PortMap(Kind.REQUEST, 80, 40000, 2, IPv4Address(HERE), IPv4Address(THERE))
+    wrong = PortMap(PortMapKind.REQUEST, 80, 40000, 1, IPv4Address(cp_ip), IPv4Address(ap_ip))
+    right = PortMap(PortMapKind.REQUEST, 80, 40000, 2, IPv4Address(HERE), IPv4Address(THERE))
     for request in (wrong, right):
         asks.sendto(request.encode(), (THERE, UDP_PORT))
     answer, source = cable.heard(asks)
-    assert (answer.assoc_handle, answer.kind, source) == (2, Kind.ACCEPT, (THERE, UDP_PORT))
+    assert (answer.assoc_handle, answer.kind, source) == (2, PortMapKind.ACCEPT, (THERE, UDP_PORT))
 
 
 def test_an_answer_goes_back_to_where_the_question_came_from(cable: Cable) -> None:
     cable.peers(cable.there)
     asks = cable.sock(cable.here, HERE, 5555)
-    request = PortMap(Kind.REQUEST, 80, 40000, 9, IPv4Address(HERE), IPv4Address(OTHERS[1]))
+    request = PortMap(PortMapKind.REQUEST, 80, 40000, 9, IPv4Address(HERE), IPv4Address(OTHERS[1]))
     asks.sendto(request.encode(), (OTHERS[1], UDP_PORT))
     answer, source = cable.heard(asks)
-    assert (answer.kind, answer.ap_port, source) == (Kind.ACCEPT, RDMA_PORT, (OTHERS[1], UDP_PORT))
+    assert (answer.kind, answer.ap_port, source) == (PortMapKind.ACCEPT, RDMA_PORT, (OTHERS[1], UDP_PORT))
     assert len(answer.encode()) <= len(request.encode())  # nobody is flooded by way of us
 
 
@@ -257,7 +257,7 @@ def test_any_datagrams(cable: Cable, seed: int) -> None:
     asks, serves = cable.peers(cable.here), cable.peers(cable.there)
     source = cable.sock(cable.there, THERE, 5000)
     for _ in range(500):
-        data = bytearray(reply_to(PortMap(Kind.REQUEST, 80, 1, 2, IPv4Address(HERE), IPv4Address(THERE))))
+        data = bytearray(reply_to(PortMap(PortMapKind.REQUEST, 80, 1, 2, IPv4Address(HERE), IPv4Address(THERE))))
         for _ in range(dice.randrange(5)):
             data[dice.randrange(len(data))] = dice.randrange(256)
         source.sendto(bytes(data)[: dice.choice((48, 48, 48, dice.randrange(49)))], (HERE, UDP_PORT))

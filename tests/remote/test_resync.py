@@ -19,8 +19,8 @@ from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rej
 from sidestep.remote.link import SdpLink
 from sidestep.remote.promotion import SIZE, Promotion, Purpose
 from sidestep.remote.resync import Resync, ResyncResponder, Route
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.requests import Event, EventKind
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEvent, SdpEventKind
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.wire import service_id
 from sidestep.switch.link import Carried
@@ -61,8 +61,8 @@ class Settling(World):
             self.hello = hello
             return self.promotion.encode(hello, KEY)
 
-        def told(stream: Stream, event: object) -> None:
-            if isinstance(event, Event) and event.kind is EventKind.ESTABLISHED:
+        def told(stream: SdpStream, event: object) -> None:
+            if isinstance(event, SdpEvent) and event.kind is SdpEventKind.ESTABLISHED:
                 link = SdpLink(stream, self.loop, self._broken, self.one.logged.append)
                 made.append(self.one.take(apps[0], link))
                 link.handle_established()
@@ -87,7 +87,7 @@ class Settling(World):
             self.answering(request, found, hello)
             return
 
-        def accepted(stream: Stream) -> None:
+        def accepted(stream: SdpStream) -> None:
             link = SdpLink(stream, self.loop, lambda _far: self.answers.handle_broken(NAME), self.two.logged.append)
             far = self.two.take(self._accepting, link)
             far.on_over = lambda: self.answers.remove(NAME)

@@ -31,11 +31,11 @@ from ways import WAYS, Way, World
 
 from sidestep.rdma.iwarp.ddp import RdmapOp
 from sidestep.sdp import header, hello, states
-from sidestep.sdp.states import FORBIDDEN, NO_PAYLOAD, OPEN, State
+from sidestep.sdp.states import FORBIDDEN, NO_PAYLOAD, OPEN, SdpState
 
 pytestmark = [pytest.mark.slow, pytest.mark.spec("SDP (A4) states and error handling; docs/wire/sdp.md §16, §19")]
 
-ABORTED = frozenset({State.FIN_WAIT, State.LAST_ACK})  # who has sent DisConn says AbortConn (§16.2)
+ABORTED = frozenset({SdpState.FIN_WAIT, SdpState.LAST_ACK})  # who has sent DisConn says AbortConn (§16.2)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def _last_ack(peer: HandPeer, program: socket.socket) -> None:
 
 
 Act = Callable[[HandPeer, socket.socket], None]
-REACH: dict[State, Act] = {
-    State.ESTABLISHED: _established, State.FIN_WAIT: _fin_wait, State.CLOSE_WAIT: _close_wait,
-    State.LAST_ACK: _last_ack,
+REACH: dict[SdpState, Act] = {
+    SdpState.ESTABLISHED: _established, SdpState.FIN_WAIT: _fin_wait, SdpState.CLOSE_WAIT: _close_wait,
+    SdpState.LAST_ACK: _last_ack,
 }  # fmt: skip
 
 # A message of each kind that is in order by itself.
@@ -95,7 +95,7 @@ def _good(peer: HandPeer, mid: Mid) -> None:
         peer.say(mid, *GOOD.get(mid, ()), payload=b"p" if mid is Mid.SRC_AVAIL else b"")
 
 
-def _forbidden(state: State, mid: Mid) -> Act:
+def _forbidden(state: SdpState, mid: Mid) -> Act:
     def act(peer: HandPeer, program: socket.socket) -> None:
         REACH[state](peer, program)
         _good(peer, mid)
@@ -103,7 +103,7 @@ def _forbidden(state: State, mid: Mid) -> Act:
     return act
 
 
-def _payload_in(state: State) -> Act:
+def _payload_in(state: SdpState) -> Act:
     def act(peer: HandPeer, program: socket.socket) -> None:
         REACH[state](peer, program)
         peer.say(Mid.DATA, payload=b"p")
@@ -112,7 +112,7 @@ def _payload_in(state: State) -> Act:
 
 
 # (state, what is said, its rule): from the tables.
-ROWS: dict[str, tuple[State, str, Act]] = {
+ROWS: dict[str, tuple[SdpState, str, Act]] = {
     f"{Mid(mid).name} in {state.value}": (state, rule, _forbidden(state, Mid(mid)))
     for state in REACH
     for mid, rule in FORBIDDEN[state].items()
@@ -120,10 +120,10 @@ ROWS: dict[str, tuple[State, str, Act]] = {
 
 
 def test_every_state_of_the_table_is_reached() -> None:
-    assert set(FORBIDDEN) | set(NO_PAYLOAD) <= set(REACH) | {State.REP_SENT}, "a state without a way to reach it"
+    assert set(FORBIDDEN) | set(NO_PAYLOAD) <= set(REACH) | {SdpState.REP_SENT}, "a state without a way to reach it"
     assert set(REACH) == OPEN
     # over iWARP the first message is what makes a connection ready, and it is judged as in the state behind that
-    assert FORBIDDEN[State.REP_SENT] == FORBIDDEN[State.ESTABLISHED]
+    assert FORBIDDEN[SdpState.REP_SENT] == FORBIDDEN[SdpState.ESTABLISHED]
 
 
 # ---- the rules that are not in the table of states ----
@@ -299,7 +299,7 @@ class Bystander:
         assert self._peer.stream[-6:] == text
 
 
-def _violated(world: World, way: Way, state: State, rule: str, act: Act) -> None:
+def _violated(world: World, way: Way, state: SdpState, rule: str, act: Act) -> None:
     """The connection is reset at both ends, the log names the rule, and in which way it ends depends on the state."""
     logged = len(world.log())
     with way(world) as ends:
@@ -311,7 +311,7 @@ def _violated(world: World, way: Way, state: State, rule: str, act: Act) -> None
     assert world.logs(f"[{rule}]", logged), world.log()[logged:]
 
 
-def _all(world: World, cases: dict[str, tuple[State, str, Act]], way: Way = World.visit) -> None:
+def _all(world: World, cases: dict[str, tuple[SdpState, str, Act]], way: Way = World.visit) -> None:
     before = world.there.sidestep.provider_pid
     failed: list[str] = []
     with way(world) as ends:
@@ -336,12 +336,12 @@ def test_what_the_states_forbid_ends_that_connection(world: World) -> None:
 
 def test_who_breaks_a_rule_ends_that_connection(world: World) -> None:
     world.there.restart_provider()  # whose log has room for so many lines a minute
-    _all(world, {rule: (State.ESTABLISHED, rule, act) for rule, act in RULES.items()})
+    _all(world, {rule: (SdpState.ESTABLISHED, rule, act) for rule, act in RULES.items()})
 
 
 def test_other_ways_to_break_one(world: World) -> None:
     world.there.restart_provider()
-    _all(world, {name: (State.ESTABLISHED, rule, act) for name, (rule, act) in MORE.items()})
+    _all(world, {name: (SdpState.ESTABLISHED, rule, act) for name, (rule, act) in MORE.items()})
 
 
 @pytest.mark.parametrize("name", ["gateway from SDP", "gateway to SDP"])
@@ -352,7 +352,7 @@ def test_who_breaks_a_rule_at_the_gateway(world: World, tmp_path: Path, name: st
         made.gateway(tmp_path / "log")
         if name == "gateway from SDP":
             closing.enter_context(world.lends_listener(made))
-        cases = ROWS | {rule: (State.ESTABLISHED, rule, act) for rule, act in RULES.items()}
+        cases = ROWS | {rule: (SdpState.ESTABLISHED, rule, act) for rule, act in RULES.items()}
         _all(made, cases, WAYS[name])
 
 

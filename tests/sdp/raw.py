@@ -1,6 +1,6 @@
 """One real connection, and by hand all that is around it: the device, the connection manager and the other end.
 
-`End` is the surroundings of a `Connection`: it has its private buffers, regions, clock and queue pair, does what it
+`End` is the surroundings of a `SdpConnection`: it has its private buffers, regions, clock and queue pair, does what it
 orders, and looks at each step whether that was allowed. `RawPeer` is an `End` whose other end is written by hand:
 messages go in as bytes, and what the connection has sent comes out decoded. Nothing here decides anything about SDP,
 but what makes a message well-formed: sequence numbers and lengths, each of which a test can set as it likes.
@@ -16,27 +16,27 @@ from typing import TypeVar
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
-from sidestep.sdp.connection import Cause, Connection
+from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.requests import (
     Accept,
     Connect,
     Disconnect,
-    Event,
-    EventKind,
     NeedBuffers,
     Region,
     Register,
     Reject,
     Release,
     ReturnBuffer,
+    SdpEvent,
+    SdpEventKind,
     StreamReceive,
     StreamSend,
     Told,
     Work,
 )
 from sidestep.sdp.serial import MASK
-from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.states import OPEN, State
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
+from sidestep.sdp.states import OPEN, SdpState
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
     BSDH,
@@ -127,9 +127,9 @@ class Remote:
 class End:
     """The surroundings of one connection. What goes out waits in `outbox`; `run` does all else that it asks for."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
-        self.connection = Connection(self.settings)
+    def __init__(self, settings: SdpSettings | None = None) -> None:
+        self.settings = settings or SdpSettings()
+        self.connection = SdpConnection(self.settings)
         self.remote: Remote | Across | None = Remote()
         self.now = 100.0
         self.posted: deque[Receive] = deque()
@@ -274,7 +274,7 @@ class End:
     def _tell(self, event: Told) -> None:
         self.events.append(event)
         self.told.append(event)
-        if isinstance(event, Event):
+        if isinstance(event, SdpEvent):
             return
         if not event.done:
             raise Surprise("a request was told that has not ended")
@@ -371,13 +371,13 @@ class End:
         if not (self.gone or self.disconnecting) and connection.state in OPEN and flow.posted != len(self.posted):
             raise Surprise(f"{flow.posted} receives counted, {len(self.posted)} posted")
 
-    def is_in(self, state: State) -> None:
+    def is_in(self, state: SdpState) -> None:
         """Asserts the state of the connection."""
         assert self.connection.state is state
 
-    def kinds(self) -> list[EventKind]:
+    def kinds(self) -> list[SdpEventKind]:
         """Events since the last look that are not requests."""
-        found = [event.kind for event in self.events if isinstance(event, Event)]
+        found = [event.kind for event in self.events if isinstance(event, SdpEvent)]
         self.events.clear()
         return found
 
@@ -389,7 +389,7 @@ class End:
 class RawPeer(End):
     """A connection whose other end is the test."""
 
-    def __init__(self, settings: Settings | None = None, *, credit: int = CREDIT) -> None:
+    def __init__(self, settings: SdpSettings | None = None, *, credit: int = CREDIT) -> None:
         super().__init__(settings)
         self.heard: list[Decoded] = []  # messages of the connection that were not looked at
         self.tx_mseq = 0  # of the last message said
@@ -578,20 +578,20 @@ class RawPeer(End):
         error = connection.error
         assert isinstance(error, PeerViolation), f"{error!r} where {rule} was expected"
         assert error.rule == rule, error
-        assert connection.cause is Cause.VIOLATION
+        assert connection.cause is SdpCause.VIOLATION
         self.ended(error)
 
     def ended(self, error: Exception | None) -> None:
         """Asserts that nothing is left of the connection, and everybody was told, once."""
         connection = self.connection
-        assert connection.state is State.CLOSED, connection.state
+        assert connection.state is SdpState.CLOSED, connection.state
         assert len(self.ordered(Disconnect)) == 1
-        kinds = [event.kind for event in self.told if isinstance(event, Event)]
-        assert kinds.count(EventKind.CLOSED) == 1
-        assert kinds.count(EventKind.BROKEN) == (1 if error is not None else 0)
-        assert isinstance(self.told[-1], Event)
-        assert self.told[-1].kind is EventKind.CLOSED
-        broken = [event for event in self.told if isinstance(event, Event) and event.kind is EventKind.BROKEN]
+        kinds = [event.kind for event in self.told if isinstance(event, SdpEvent)]
+        assert kinds.count(SdpEventKind.CLOSED) == 1
+        assert kinds.count(SdpEventKind.BROKEN) == (1 if error is not None else 0)
+        assert isinstance(self.told[-1], SdpEvent)
+        assert self.told[-1].kind is SdpEventKind.CLOSED
+        broken = [event for event in self.told if isinstance(event, SdpEvent) and event.kind is SdpEventKind.BROKEN]
         assert [event.error for event in broken] == ([] if error is None else [error])
         assert not self.requests, "requests that never ended"
         assert not any(memory.live for memory in self.regions.values()), "regions that stay reachable"
@@ -606,7 +606,7 @@ def pipelined(**fields: object) -> Strategy:
     return Strategy(**chosen)  # type: ignore[arg-type]
 
 
-def small(**fields: object) -> Settings:
+def small(**fields: object) -> SdpSettings:
     """Settings with which a few hundred bytes are much."""
     chosen: dict[str, object] = {
         "receive_size": 256,
@@ -614,7 +614,7 @@ def small(**fields: object) -> Settings:
         "strategy": lambda: pipelined(),
         "carrier": Carrier.INFINIBAND,
     } | fields
-    return Settings(**chosen)  # type: ignore[arg-type]
+    return SdpSettings(**chosen)  # type: ignore[arg-type]
 
 
 class Across:
@@ -646,7 +646,7 @@ class Across:
 class Pair:
     """Two real ends. `run` lets everything arrive; `step` one message, so that others can cross it."""
 
-    def __init__(self, left: Settings | None = None, right: Settings | None = None) -> None:
+    def __init__(self, left: SdpSettings | None = None, right: SdpSettings | None = None) -> None:
         self.left, self.right = End(left), End(right)
         self.left.remote, self.right.remote = Across(self.right), Across(self.left)
         self.messages = 0  # that have arrived
@@ -708,10 +708,10 @@ class Pair:
                 return
 
 
-def moved_to(pair: Pair, mover: End, settings: Settings) -> Pair:
+def moved_to(pair: Pair, mover: End, settings: SdpSettings) -> Pair:
     """The new process takes over; the other end connects to it."""
     stayer, suspended = pair.other(mover), mover.connection.suspended
-    assert stayer.connection.state is State.RESUMING
+    assert stayer.connection.state is SdpState.RESUMING
     assert suspended is not None
     fresh = End(settings)
     fresh.requests = [request for request in mover.requests if request in suspended.unsent]

@@ -8,10 +8,10 @@ from raw import CREDIT, RawPeer, Surprise, pipelined, small
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma.work import Status
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.requests import EventKind, NeedBuffers, StreamReceive
-from sidestep.sdp.settings import Settings
-from sidestep.sdp.states import State
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.requests import NeedBuffers, SdpEventKind, StreamReceive
+from sidestep.sdp.settings import SdpSettings
+from sidestep.sdp.states import SdpState
 from sidestep.sdp.wire import (
     OOB_PEND,
     OOB_PRES,
@@ -181,7 +181,7 @@ def test_a_request_that_was_disregarded_can_be_made_again() -> None:
     assert peer.mids() == [Mid.CH_RCV_BUF]
     heard = peer.say(ChRcvBuf(128), ack=0)  # it had not seen ours, and disregards it
     assert [Mid(message.bsdh.mid) for message in heard] == [Mid.CH_RCV_BUF_ACK]
-    assert EventKind.RESIZED in peer.kinds()
+    assert SdpEventKind.RESIZED in peer.kinds()
     assert peer.connection.remote_size == before
     peer.connection.resize_remote(4096, peer.now)
     peer.run()
@@ -217,7 +217,7 @@ def test_both_move_at_once_the_connecting_end_answers() -> None:
     peer.run()
     assert peer.mids() == [Mid.SUSP_COMM]
     assert [Mid(message.bsdh.mid) for message in peer.say(SuspComm(SERVICE | 6002), ack=0)] == [Mid.SUSP_COMM_ACK]
-    assert peer.connection.state is State.RESUMING
+    assert peer.connection.state is SdpState.RESUMING
 
 
 def test_both_move_at_once_the_accepting_end_waits_for_its_answer() -> None:
@@ -227,7 +227,7 @@ def test_both_move_at_once_the_accepting_end_waits_for_its_answer() -> None:
     assert peer.mids() == [Mid.SUSP_COMM]
     assert peer.say(SuspComm(SERVICE | 6002), ack=0) == []
     peer.say(SuspCommAck())
-    assert peer.connection.state is State.SUSPENDED
+    assert peer.connection.state is SdpState.SUSPENDED
 
 
 # --- moving, and everything that can go wrong then ---
@@ -241,7 +241,7 @@ def test_a_message_after_susp_comm_ends_the_connection_whatever_completes_then()
     assert peer.connection.error is None
     peer.data(b"late")
     peer.complete()
-    assert peer.connection.state is State.ABORTING
+    assert peer.connection.state is SdpState.ABORTING
     peer.hold_disconnect = False
     peer.run()
     peer.broken_by("suspend_amid")
@@ -256,7 +256,7 @@ def test_an_abort_while_the_answer_to_susp_comm_is_on_its_way() -> None:
     peer.complete()
     peer.hold_disconnect = False
     peer.run()
-    assert peer.connection.state is State.CLOSED
+    assert peer.connection.state is SdpState.CLOSED
 
 
 @pytest.mark.parametrize("how", ["time", "abort", "close"])
@@ -264,7 +264,7 @@ def test_a_connection_that_never_resumes_ends(how: str) -> None:
     peer = established()
     receive = peer.receive(10)
     peer.say(SuspComm(SERVICE | 6002))
-    assert peer.connection.state is State.RESUMING
+    assert peer.connection.state is SdpState.RESUMING
     send = peer.send(b"waits")
     if how == "abort":
         peer.connection.abort(peer.now)
@@ -272,7 +272,7 @@ def test_a_connection_that_never_resumes_ends(how: str) -> None:
         peer.connection.close(peer.now)
     peer.run()
     peer.wait(1000)
-    peer.is_in(State.CLOSED)
+    peer.is_in(SdpState.CLOSED)
     assert receive.done
     assert send.done
     assert send.error is not None
@@ -284,14 +284,14 @@ def test_a_connection_that_has_moved_ends_though_the_peer_stays(how: str) -> Non
     peer.connection.suspend(6001, peer.now)
     peer.run()
     peer.say(SuspCommAck())
-    assert peer.connection.state is State.SUSPENDED
+    assert peer.connection.state is SdpState.SUSPENDED
     if how == "abort":
         peer.connection.abort(peer.now)
     elif how == "close":
         peer.connection.close(peer.now)
     peer.run()
     peer.wait(1000)
-    peer.is_in(State.CLOSED)
+    peer.is_in(SdpState.CLOSED)
 
 
 def test_nothing_can_be_sent_where_it_would_never_go() -> None:
@@ -312,7 +312,7 @@ def test_a_confirmed_move_is_one_though_the_peer_disconnects_before_everything_c
     assert peer.mids() == [Mid.DATA, Mid.SUSP_COMM]
     peer.say(SuspCommAck())
     peer.disconnected()
-    assert EventKind.SUSPENDED in peer.kinds()
+    assert SdpEventKind.SUSPENDED in peer.kinds()
     assert peer.connection.error is None
     assert sent.done
     assert sent.error is None
@@ -327,12 +327,12 @@ def test_a_confirmed_move_is_one_though_the_peer_is_gone_and_its_disconnect_was_
     peer.run()
     peer.say(SuspCommAck())
     peer.complete(1, Status.RETRY_EXCEEDED)
-    assert EventKind.SUSPENDED in peer.kinds()
+    assert SdpEventKind.SUSPENDED in peer.kinds()
     assert peer.connection.error is None
     assert sent.done
     assert sent.error is None
     peer.disconnected()
-    peer.is_in(State.CLOSED)
+    peer.is_in(SdpState.CLOSED)
 
 
 def test_credit_goes_on_until_a_move_is_confirmed() -> None:
@@ -354,10 +354,10 @@ def test_what_was_not_read_goes_on_without_its_private_buffers() -> None:
     peer.data(b"one ")
     peer.data(b"two ")
     peer.say(SuspComm(SERVICE | 6002))
-    assert peer.connection.state is State.RESUMING
+    assert peer.connection.state is SdpState.RESUMING
     assert peer.read(4) == b"one "
     peer.resume()
-    peer.is_in(State.ESTABLISHED)
+    peer.is_in(SdpState.ESTABLISHED)
     assert len(peer.posted) == peer.buffers == peer.settings.receive_count
     peer.data(b"three")
     assert peer.read() == b"two three"
@@ -373,9 +373,9 @@ def test_an_end_that_does_not_arrive_ends_the_connection() -> None:
     peer.connection.shutdown_write(peer.now)
     peer.run()
     peer.say(DisConn())
-    assert peer.connection.state is State.TIME_WAIT
+    assert peer.connection.state is SdpState.TIME_WAIT
     peer.complete(status=Status.RETRY_EXCEEDED)
-    peer.is_in(State.CLOSED)
+    peer.is_in(SdpState.CLOSED)
 
 
 def test_an_answer_of_nothing_buys_no_time() -> None:
@@ -424,7 +424,7 @@ def test_messages_before_a_hello_ack_that_never_comes_cost_nothing() -> None:
     peer.run()
     peer.disconnected()
     assert peer.buffers == 0
-    assert peer.connection.cause is Cause.TIMEOUT
+    assert peer.connection.cause is SdpCause.TIMEOUT
 
 
 def test_bytes_that_are_given_back_come_before_what_a_receive_shown_may_get() -> None:
@@ -514,7 +514,7 @@ def test_an_urgent_byte_alone_makes_nothing_readable() -> None:
     """Who is told that there is something to read and finds nothing would wait for ever."""
     peer = established()
     peer.data(b"!", flags=OOB_PEND | OOB_PRES)
-    assert peer.kinds() == [EventKind.URGENT]
+    assert peer.kinds() == [SdpEventKind.URGENT]
     assert not peer.connection.readable
     assert peer.connection.available == 0
 
@@ -536,7 +536,7 @@ def test_an_urgent_byte_in_the_stream_is_readable_and_can_be_peeked_at() -> None
 def test_an_urgent_byte_that_was_not_announced_is_told() -> None:
     peer = established()
     peer.data(b"!", flags=OOB_PRES)
-    assert EventKind.URGENT in peer.kinds()
+    assert SdpEventKind.URGENT in peer.kinds()
     assert peer.connection.take_urgent() == ord("!")
 
 
@@ -567,7 +567,7 @@ def test_the_announcement_rides_on_whatever_goes_first() -> None:
 
 
 def test_an_announcement_does_not_ride_on_what_puts_the_byte_too_far_ahead() -> None:
-    peer = RawPeer(Settings(strategy=lambda: pipelined(payload=8, pipelined=False))).establish()
+    peer = RawPeer(SdpSettings(strategy=lambda: pipelined(payload=8, pipelined=False))).establish()
     peer.connection.send(memoryview(bytes(65_530)), peer.now)
     peer.connection.send(memoryview(b"12345678!"), peer.now, urgent=True)
     peer.run()
@@ -599,7 +599,7 @@ def _together(peer: RawPeer, *sizes: int, urgent: int = -1) -> list[int]:
 
 
 def test_small_sends_share_a_message_as_far_as_it_goes() -> None:
-    peer = RawPeer(Settings(strategy=lambda: pipelined(bcopy_max=90))).establish(size=116)
+    peer = RawPeer(SdpSettings(strategy=lambda: pipelined(bcopy_max=90))).establish(size=116)
     assert _together(peer, 10, 20, 30) == [60]
     assert _together(peer, 50, 50, 1) == [100, 1]
     assert _together(peer, 50, 51) == [50, 51]
@@ -609,7 +609,7 @@ def test_small_sends_share_a_message_as_far_as_it_goes() -> None:
 
 
 def test_a_large_send_does_not_share_a_message() -> None:
-    peer = RawPeer(Settings(strategy=lambda: pipelined(bcopy_max=30, pipelined=False, payload=8))).establish()
+    peer = RawPeer(SdpSettings(strategy=lambda: pipelined(bcopy_max=30, pipelined=False, payload=8))).establish()
     small_one, large = (
         peer.connection.send(memoryview(bytes(10)), 0.0),
         peer.connection.send(memoryview(bytes(31)), 0.0),
@@ -634,7 +634,7 @@ def test_payload_fits_into_the_sink_avail_that_it_uses_up() -> None:
 
 def test_few_messages_are_signaled() -> None:
     """The last of a send, every so many, and the last that the send queue takes: so it never stalls."""
-    peer = RawPeer(Settings(send_queue=128)).establish(size=116)
+    peer = RawPeer(SdpSettings(send_queue=128)).establish(size=116)
     peer.hold_completions = True
     peer.send(bytes(60 * 100), bcopy_only=True)
     signaled = [index for index, posted in enumerate(peer.outstanding) if posted.work.signaled]
@@ -644,7 +644,7 @@ def test_few_messages_are_signaled() -> None:
 
 
 def test_a_short_send_queue_never_stalls() -> None:
-    peer = RawPeer(Settings(send_queue=8)).establish(size=116)
+    peer = RawPeer(SdpSettings(send_queue=8)).establish(size=116)
     peer.hold_completions = True
     send = peer.send(bytes(60 * 100), bcopy_only=True)
     assert len(peer.outstanding) == 8
@@ -813,4 +813,4 @@ def test_a_reset_is_not_answered_by_a_reset() -> None:
     peer.run()
     peer.hear()
     assert peer.say(AbortConn()) == []
-    assert peer.connection.cause is Cause.RESET
+    assert peer.connection.cause is SdpCause.RESET

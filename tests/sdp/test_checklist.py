@@ -18,11 +18,11 @@ from raw import CREDIT, End, Pair, RawPeer, Remote, moved_to, pipelined, small
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.work import REJECT_CONSUMER, RdmaRead
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.requests import Connect, Disconnect, Event, EventKind, Reject, StreamReceive
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.requests import Connect, Disconnect, Reject, SdpEvent, SdpEventKind, StreamReceive
 from sidestep.sdp.serial import MASK
-from sidestep.sdp.settings import Settings
-from sidestep.sdp.states import State
+from sidestep.sdp.settings import SdpSettings
+from sidestep.sdp.states import SdpState
 from sidestep.sdp.wire import (
     OOB_PEND,
     OOB_PRES,
@@ -109,8 +109,8 @@ def test_a_bad_hello_is_refused(offset: int, value: bytes) -> None:
     assert not peer.connection.accept(bytes(hello), None, peer.now)
     peer.run()
     assert [order.reason for order in peer.ordered(Reject)] == [REJECT_CONSUMER]
-    assert peer.connection.state is State.CLOSED
-    assert peer.connection.cause is Cause.VIOLATION
+    assert peer.connection.state is SdpState.CLOSED
+    assert peer.connection.cause is SdpCause.VIOLATION
 
 
 @item(2)
@@ -140,8 +140,8 @@ def test_a_bad_hello_ack_ends_the_attempt(offset: int, value: bytes) -> None:
     assert not peer.connection.judge_reply(bytes(ack))
     peer.connection.handle_refused(REJECT_CONSUMER, peer.now)
     peer.run()
-    assert peer.connection.state is State.CLOSED
-    assert peer.connection.cause is Cause.VIOLATION
+    assert peer.connection.state is SdpState.CLOSED
+    assert peer.connection.cause is SdpCause.VIOLATION
 
 
 # --- 3: credits ---
@@ -991,7 +991,7 @@ def test_the_announcement_comes_early_and_once() -> None:
 
 @item(15)
 def test_the_announcement_waits_until_the_byte_is_near() -> None:
-    peer = RawPeer(Settings()).establish()
+    peer = RawPeer(SdpSettings()).establish()
     peer.credit = 4
     peer.data()
     peer.send(bytes(200_000), bcopy_only=True)
@@ -1028,7 +1028,7 @@ def test_two_urgent_bytes_each_have_their_announcement() -> None:
     pair.left.send(b"two?", urgent=True)
     pair.run()
     right = pair.right
-    assert right.kinds().count(EventKind.URGENT) == 2
+    assert right.kinds().count(SdpEventKind.URGENT) == 2
     assert not right.connection.urgent_pending
     assert right.read() == b"one"
     assert right.connection.at_mark
@@ -1088,7 +1088,7 @@ def test_a_decrease_is_confirmed_at_once_and_kept_to_at_once() -> None:
     left.run()
     left.send(stream(300), bcopy_only=True)
     pair.run()
-    assert EventKind.RESIZED in left.kinds()
+    assert SdpEventKind.RESIZED in left.kinds()
     assert right.connection.local_size == 100
     assert right.read() == stream(300)
     assert left.connection.error is right.connection.error is None
@@ -1141,7 +1141,7 @@ def test_both_ask_at_once() -> None:
     pair.run()
     assert left.connection.local_size == right.connection.remote_size == 300  # the connecting end answers
     assert left.connection.remote_size == right.connection.local_size == 512  # the accepting one takes no notice
-    assert left.kinds().count(EventKind.RESIZED) == right.kinds().count(EventKind.RESIZED) == 1
+    assert left.kinds().count(SdpEventKind.RESIZED) == right.kinds().count(SdpEventKind.RESIZED) == 1
     left.connection.resize_remote(200, left.now)
     left.run()
     pair.run()
@@ -1171,8 +1171,8 @@ def test_a_receive_is_shown_by_the_size_that_the_other_end_knows() -> None:
 # --- 17: ends ---
 
 
-def told(end: End) -> list[EventKind]:
-    return [event.kind for event in end.told if isinstance(event, Event)]
+def told(end: End) -> list[SdpEventKind]:
+    return [event.kind for event in end.told if isinstance(event, SdpEvent)]
 
 
 @item(17)
@@ -1185,10 +1185,10 @@ def test_half_close(first: str) -> None:
     one.connection.shutdown_write(one.now)
     one.run()
     pair.run()
-    assert one.connection.state is State.FIN_WAIT
-    assert other.connection.state is State.CLOSE_WAIT
-    assert EventKind.WRITE_CLOSED in told(one)
-    assert EventKind.END_OF_STREAM in told(other)
+    assert one.connection.state is SdpState.FIN_WAIT
+    assert other.connection.state is SdpState.CLOSE_WAIT
+    assert SdpEventKind.WRITE_CLOSED in told(one)
+    assert SdpEventKind.END_OF_STREAM in told(other)
     assert other.read() == b"last words"
     assert other.read() == b""
     data = stream(5000)
@@ -1202,9 +1202,9 @@ def test_half_close(first: str) -> None:
     other.run()
     pair.run()
     for end in (one, other):
-        assert end.connection.state is State.CLOSED
+        assert end.connection.state is SdpState.CLOSED
         assert end.connection.error is None
-        assert told(end).count(EventKind.CLOSED) == 1
+        assert told(end).count(SdpEventKind.CLOSED) == 1
 
 
 @item(17)
@@ -1215,9 +1215,9 @@ def test_ends_that_cross() -> None:
         end.run()
     pair.wait(5)
     for end in (pair.left, pair.right):
-        assert end.connection.state is State.CLOSED
+        assert end.connection.state is SdpState.CLOSED
         assert end.connection.error is None
-        assert EventKind.BROKEN not in told(end)
+        assert SdpEventKind.BROKEN not in told(end)
 
 
 @item(17)
@@ -1242,7 +1242,7 @@ def test_a_reset_after_the_end_of_the_stream() -> None:
     assert receive.filled == 0
     assert receive.error is None
     peer.say(AbortConn())
-    assert peer.connection.cause is Cause.RESET
+    assert peer.connection.cause is SdpCause.RESET
     peer.ended(peer.connection.error)
 
 
@@ -1257,7 +1257,7 @@ def test_a_disconnect_without_an_end_is_a_reset(ended: str) -> None:
     peer.run()
     receive = peer.receive(10) if ended != "other" else None
     peer.disconnected()
-    assert peer.connection.cause is Cause.RESET
+    assert peer.connection.cause is SdpCause.RESET
     if receive is not None:
         assert receive.error is peer.connection.error
     with pytest.raises(Unavailable):
@@ -1282,7 +1282,7 @@ def test_close_with_unread_data_is_a_reset(unread: str, shut: bool) -> None:
     peer.run()
     assert peer.mids() == ([Mid.ABORT_CONN] if shut else [])
     assert len(peer.ordered(Disconnect)) == 1
-    assert peer.connection.cause is Cause.ABORTED
+    assert peer.connection.cause is SdpCause.ABORTED
 
 
 @item(17)
@@ -1296,7 +1296,7 @@ def test_linger_0_is_a_reset(shut: bool) -> None:
     peer.connection.close(peer.now, 0)
     peer.run()
     assert peer.mids() == ([Mid.ABORT_CONN] if shut else [])
-    assert peer.connection.state is State.CLOSED
+    assert peer.connection.state is SdpState.CLOSED
 
 
 @item(17)
@@ -1309,7 +1309,7 @@ def test_close_waits_for_what_is_queued_and_then_gives_up() -> None:
     peer.run()
     assert not send.done
     peer.wait(5.1)
-    assert peer.connection.cause is Cause.TIMEOUT
+    assert peer.connection.cause is SdpCause.TIMEOUT
     assert send.error is not None
 
 
@@ -1344,9 +1344,9 @@ def test_a_socket_moves_to_another_process(mover: str) -> None:
     old.connection.suspend(6001, old.now)
     old.run()
     pair.run()
-    assert EventKind.SUSPENDED in told(old)
-    assert EventKind.RESUMING in told(stayer)
-    assert old.connection.state is State.CLOSED
+    assert SdpEventKind.SUSPENDED in told(old)
+    assert SdpEventKind.RESUMING in told(stayer)
+    assert old.connection.state is SdpState.CLOSED
     moved = moved_to(pair, old, settings)
     assert stayer.ordered(Connect)[-1].service_id == 0x1_0000 | 6001
     received = {moved.left: bytearray(), moved.right: bytearray()}
@@ -1364,7 +1364,7 @@ def test_a_socket_moves_to_another_process(mover: str) -> None:
         end.run()
     moved.wait(5)
     assert moved.left.connection.error is moved.right.connection.error is None
-    assert moved.left.connection.state is moved.right.connection.state is State.CLOSED
+    assert moved.left.connection.state is moved.right.connection.state is SdpState.CLOSED
 
 
 @item(18)
@@ -1377,12 +1377,12 @@ def test_both_sockets_move_at_once() -> None:
     pair.left.run()
     pair.right.run()
     pair.run()
-    assert EventKind.SUSPENDED in told(pair.right)
-    assert EventKind.SUSPENDED not in told(pair.left)
+    assert SdpEventKind.SUSPENDED in told(pair.right)
+    assert SdpEventKind.SUSPENDED not in told(pair.left)
     moved = moved_to(pair, pair.right, settings)
     moved.run()
-    assert EventKind.SUSPENDED in told(moved.left)
-    assert EventKind.RESUMING in told(moved.right)
+    assert SdpEventKind.SUSPENDED in told(moved.left)
+    assert SdpEventKind.RESUMING in told(moved.right)
     again = moved_to(moved, moved.left, settings)
     again.left.send(b"still here", bcopy_only=True)
     again.run()
@@ -1409,7 +1409,7 @@ def test_a_peek_at_what_is_only_advertised_asks_for_it_by_bcopy() -> None:
     peer.receive_mode(Mode.PIPELINED)
     header, _ = peer.advertise(100)
     peer.say(header)
-    assert EventKind.READABLE in peer.kinds()  # without a byte of payload
+    assert SdpEventKind.READABLE in peer.kinds()  # without a byte of payload
     assert not peer.connection.peek(peer.now)
     peer.run()
     assert peer.mids() == [Mid.SEND_SM]

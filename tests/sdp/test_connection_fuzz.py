@@ -22,7 +22,7 @@ from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
 from sidestep.rdma.work import Access, Status
 from sidestep.sdp.requests import Reject, StreamSend
 from sidestep.sdp.settings import Addresses, Carrier
-from sidestep.sdp.states import MODE_CHANGES, MODES, NO_PAYLOAD, Master, State
+from sidestep.sdp.states import MODE_CHANGES, MODES, NO_PAYLOAD, Master, SdpState
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
     MESSAGES,
@@ -121,7 +121,7 @@ class Stranger:
         """So many steps, or fewer if the connection ends before."""
         for _ in range(steps):
             self.step()
-            if self.peer.connection.state is State.CLOSED and self.peer.gone and self.rng.random() < 0.3:
+            if self.peer.connection.state is SdpState.CLOSED and self.peer.gone and self.rng.random() < 0.3:
                 return
 
     def step(self) -> None:
@@ -247,7 +247,7 @@ class Stranger:
                 found.append((ModeChange(False, after), 0))
         if rng.random() < 0.05:
             found.append((DisConn(), 0))
-            if connection.state is State.ESTABLISHED:
+            if connection.state is SdpState.ESTABLISHED:
                 found.append((SuspComm(0x1_138A), 0))
         return found
 
@@ -333,7 +333,7 @@ class Stranger:
             peer.register(fail=rng.random() < 0.2)
         elif kind == 2:
             peer.wait(rng.choice((0.01, 0.1, 1.1, 1.1, 70.0)))
-        elif peer.connection.state is State.RESUMING and peer.gone:
+        elif peer.connection.state is SdpState.RESUMING and peer.gone:
             peer.resume()
 
     def _hold(self) -> None:
@@ -354,9 +354,9 @@ def _finish(peer: RawPeer) -> None:
     connection.abort(peer.now)
     peer.run()
     peer.wait(1000)
-    if connection.state is not State.CLOSED and not peer.gone:
+    if connection.state is not SdpState.CLOSED and not peer.gone:
         peer.disconnected()  # that much the connection manager does by itself
-    assert connection.state is State.CLOSED
+    assert connection.state is SdpState.CLOSED
     moved_on = connection.suspended.unsent if connection.suspended is not None else ()
     assert not [request for request in peer.requests if request not in moved_on]
     assert not any(memory.live for memory in peer.regions.values())
@@ -427,7 +427,7 @@ def test_any_hello_is_taken_or_refused(carrier: Carrier, spoiled: list[tuple[int
     peer.lenient = True
     peer.run()
     assert bool(peer.ordered(Reject)) is not taken
-    assert (peer.connection.state is State.REP_SENT) is taken
+    assert (peer.connection.state is SdpState.REP_SENT) is taken
     if taken:
         peer.connection.handle_established(peer.now)
         peer.send(bytes(100), bcopy_only=True)  # in pieces that fit, as far as there is credit
@@ -443,7 +443,7 @@ def test_any_hello_ack_is_taken_or_ends_the_attempt(spoiled: list[tuple[int, int
     judged = peer.connection.judge_reply(ack)
     peer.connection.handle_accepted(ack, peer.now)
     peer.run()
-    assert (peer.connection.state is State.ESTABLISHED) is judged
+    assert (peer.connection.state is SdpState.ESTABLISHED) is judged
     if judged:
         peer.send(bytes(100), bcopy_only=True)
     _finish(peer)

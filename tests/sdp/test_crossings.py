@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from raw import CREDIT, End, Pair, RawPeer, moved_to, pipelined, small
 
-from sidestep.sdp.requests import Accept, Connect, EventKind, StreamReceive
-from sidestep.sdp.settings import Carrier, Settings
-from sidestep.sdp.states import State
+from sidestep.sdp.requests import Accept, Connect, SdpEventKind, StreamReceive
+from sidestep.sdp.settings import Carrier, SdpSettings
+from sidestep.sdp.states import SdpState
 from sidestep.sdp.wire import OOB_PEND, OOB_PRES, Data, IwarpHello, Mid, Mode, SuspComm, decode, encode, service_id
 
 
@@ -79,7 +79,7 @@ def test_sink_avails_cross_payload_and_the_end_of_pipelined_mode(crossing: int, 
 @pytest.mark.spec("docs/wire/sdp.md §13")
 def test_an_urgent_byte_is_announced_however_much_is_queued_behind_it() -> None:
     """OOB_PEND goes with the urgent byte at the latest; what follows does not put it off."""
-    peer = RawPeer(Settings())
+    peer = RawPeer(SdpSettings())
     peer.accept()
     peer.send(b"!", urgent=True)
     peer.send(bytes(100_000), bcopy_only=True)
@@ -169,17 +169,17 @@ def test_who_moves_and_then_never_closes_is_reset(when: str) -> None:
         peer.run()
     peer.say(SuspComm(service_id(6001)))
     peer.disconnected()
-    peer.is_in(State.RESUMING)
+    peer.is_in(SdpState.RESUMING)
     if when == "meanwhile":
         peer.connection.close(peer.now)
         peer.run()
     peer.resume()
     peer.say(Data())
-    peer.is_in(State.FIN_WAIT)
+    peer.is_in(SdpState.FIN_WAIT)
     peer.wait(61)
     assert peer.connection.error is not None
-    peer.is_in(State.CLOSED)
-    assert EventKind.CLOSED in peer.kinds()
+    peer.is_in(SdpState.CLOSED)
+    assert SdpEventKind.CLOSED in peer.kinds()
 
 
 @pytest.mark.spec("docs/wire/sdp.md §15, §16.1")
@@ -192,9 +192,9 @@ def test_who_closes_and_is_never_answered_by_the_new_place_gives_up() -> None:
     peer.renew()
     peer.connection.resume(peer.now)
     peer.run()
-    peer.is_in(State.REQ_SENT)
+    peer.is_in(SdpState.REQ_SENT)
     peer.wait(61)
-    assert EventKind.CLOSED in peer.kinds()
+    assert SdpEventKind.CLOSED in peer.kinds()
 
 
 @pytest.mark.spec("docs/wire/sdp.md §15, §16.1")
@@ -217,11 +217,11 @@ def test_close_while_a_stream_moves_loses_nothing(who: str) -> None:
     stayer.outbox.clear()
     stayer.connection.resume(stayer.now)
     stayer.run()
-    stayer.is_in(State.REQ_SENT)
+    stayer.is_in(SdpState.REQ_SENT)
     hello = stayer.ordered(Connect)[-1].private_data
     assert fresh.connection.accept(hello, None, fresh.now)
     fresh.run()
-    fresh.is_in(State.REP_SENT)
+    fresh.is_in(SdpState.REP_SENT)
     closes, reads = (fresh, stayer) if who == "the one that moves" else (stayer, fresh)
     send = closes.send(b"the last word", bcopy_only=True)
     closes.connection.close(closes.now)
@@ -237,8 +237,8 @@ def test_close_while_a_stream_moves_loses_nothing(who: str) -> None:
     reads.run()
     moved.wait(5)
     assert closes.connection.error is reads.connection.error is None
-    closes.is_in(State.CLOSED)
-    reads.is_in(State.CLOSED)
+    closes.is_in(SdpState.CLOSED)
+    reads.is_in(SdpState.CLOSED)
 
 
 def test_what_is_over_has_no_timer_of_the_same_moment() -> None:
@@ -246,10 +246,10 @@ def test_what_is_over_has_no_timer_of_the_same_moment() -> None:
     peer = RawPeer(small(keepalive_s=30.0, suspend_s=60.0)).establish()
     peer.say(SuspComm(service_id(6001)))
     peer.disconnected()
-    peer.is_in(State.RESUMING)
+    peer.is_in(SdpState.RESUMING)
     peer.wait(31)
     peer.now += 100.0
     peer.connection.handle_timeout(peer.now)
     peer.run()
-    peer.is_in(State.CLOSED)
+    peer.is_in(SdpState.CLOSED)
     assert peer.connection.next_deadline() is None

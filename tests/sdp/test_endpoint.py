@@ -30,16 +30,15 @@ from endpoint_world import (
 
 from sidestep.errors import LimitReached, Misuse, PeerViolation, Unavailable
 from sidestep.rdma.loopback import CmKind, Fabric, Faults, Timing
-from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes
-from sidestep.rdma.verbs import EventKind as DeviceEvent
+from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes, EventKind
 from sidestep.rdma.work import RdmaRead, RKey, Status
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.hello import Hello, HelloAck
 from sidestep.sdp.listening import Listening
 from sidestep.sdp.private_data import fitted, match_address, whole
-from sidestep.sdp.requests import EventKind, Told
-from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.requests import SdpEventKind, Told
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import encode
@@ -54,7 +53,7 @@ def finish(world: World, *ends: End) -> None:
 
 
 def is_over(*ends: End) -> bool:
-    return all(end.got(EventKind.CLOSED) for end in ends)
+    return all(end.got(SdpEventKind.CLOSED) for end in ends)
 
 
 # --- listening ---
@@ -84,7 +83,7 @@ def test_listeners_of_one_port_are_told_apart_by_what_hello_asks_for(immediate: 
         source = IPv4Address("10.0.0.1") if remote.version == 4 else IPv6Address("fd00::9")
         end = End()
         end.stream = world.stacks[0].connect(RIGHT, Addresses(source, 40000, remote, PORT), end.tell)
-        assert world.fabric.run_until(partial(end.got, EventKind.ESTABLISHED))
+        assert world.fabric.run_until(partial(end.got, SdpEventKind.ESTABLISHED))
         end.to.close()
         world.settle()
     expected = ["192.168.0.2", "192.168.0.1", "", "fd00::1", "", "192.168.0.1"]
@@ -127,8 +126,8 @@ def test_a_wildcard_serves_its_family_only(immediate: bool, wildcard: str, serve
         end = End()
         end.stream = world.stacks[0].connect(RIGHT, Addresses(source, 40000, remote, PORT), end.tell)
         world.fabric.run()
-        assert end.got(EventKind.ESTABLISHED) == (name == served)
-        assert (end.to.connection.cause is Cause.REFUSED) == (name != served)
+        assert end.got(SdpEventKind.ESTABLISHED) == (name == served)
+        assert (end.to.connection.cause is SdpCause.REFUSED) == (name != served)
     listening.close()
     world.assert_nothing_left()
 
@@ -142,18 +141,18 @@ def test_the_backlog_refuses_who_comes_too_many(immediate: bool) -> None:
     for index, end in enumerate(ends):
         end.stream = world.stacks[0].connect(RIGHT, addresses(40000 + index), end.tell)
     world.settle()
-    assert sum(end.got(EventKind.ESTABLISHED) for end in ends) == 2
-    refused = [end for end in ends if not end.got(EventKind.ESTABLISHED)]
-    assert [end.to.connection.cause for end in refused] == [Cause.REFUSED] * 2
+    assert sum(end.got(SdpEventKind.ESTABLISHED) for end in ends) == 2
+    refused = [end for end in ends if not end.got(SdpEventKind.ESTABLISHED)]
+    assert [end.to.connection.cause for end in refused] == [SdpCause.REFUSED] * 2
     assert (listening.waiting, listening.refused, len(woken)) == (2, 2, 2)
     accepted = listening.accept(lambda stream, event: None)
     assert accepted is not None
     fifth = End()
     fifth.stream = world.stacks[0].connect(RIGHT, addresses(40009), fifth.tell)
-    assert world.fabric.run_until(partial(fifth.got, EventKind.ESTABLISHED))
+    assert world.fabric.run_until(partial(fifth.got, SdpEventKind.ESTABLISHED))
     listening.close()
     world.settle()
-    broken = [end for end in (*ends, fifth) if end.to.connection.cause is Cause.RESET]
+    broken = [end for end in (*ends, fifth) if end.to.connection.cause is SdpCause.RESET]
     assert len(broken) == 2  # nobody had accepted these
     accepted.close()
     for end in ends:
@@ -167,13 +166,13 @@ def test_what_happens_before_accept_is_told_afterwards(immediate: bool) -> None:
     listening = Listening(world.stacks[1], PORT, backlog=2)
     left, right = End(), End()
     left.stream = world.stacks[0].connect(RIGHT, addresses(), left.tell)
-    assert world.fabric.run_until(partial(left.got, EventKind.ESTABLISHED))
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.ESTABLISHED))
     left.to.send(memoryview(b"early"))
     left.to.shutdown_write()
     world.fabric.run()
     assert listening.accept(right.tell) is not None
-    assert right.kinds()[0] is EventKind.ESTABLISHED
-    assert {EventKind.READABLE, EventKind.END_OF_STREAM} <= set(right.kinds())
+    assert right.kinds()[0] is SdpEventKind.ESTABLISHED
+    assert {SdpEventKind.READABLE, SdpEventKind.END_OF_STREAM} <= set(right.kinds())
     assert listening.accept(right.tell) is None
     stream = next(iter(world.stacks[1].streams.values()))
     right.stream = stream
@@ -192,7 +191,7 @@ def test_the_peer_is_who_its_hello_says(immediate: bool) -> None:
     left = End()
     named = Addresses(IPv4Address("203.0.113.9"), 12345, IPv4Address("203.0.113.1"), PORT)
     left.stream = world.stacks[0].connect(RIGHT, named, left.tell)
-    assert world.fabric.run_until(lambda: left.got(EventKind.ESTABLISHED) and right.got(EventKind.ESTABLISHED))
+    assert world.fabric.run_until(lambda: left.got(SdpEventKind.ESTABLISHED) and right.got(SdpEventKind.ESTABLISHED))
     found = right.to.connection.addresses
     assert found == Addresses(named.remote, PORT, named.local, 12345)
     finish(world, left, right)
@@ -200,7 +199,7 @@ def test_the_peer_is_who_its_hello_says(immediate: bool) -> None:
 
 @MODES
 def test_over_iwarp_the_peer_is_who_the_transport_says(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(carrier=Carrier.IWARP))
+    world = World(immediate=immediate, settings=SdpSettings(carrier=Carrier.IWARP))
     left, right = join(world)
     found = right.to.connection.addresses
     assert found is not None
@@ -220,7 +219,7 @@ def test_private_data_may_be_just_enough(immediate: bool, padded: bool, carrier:
     attributes = DeviceAttributes(
         request_private_data_max=68, reply_private_data_max=28, private_data_padded=padded, checks_local_memory=False
     )
-    world = World(immediate=immediate, attributes=attributes, settings=Settings(carrier=carrier))
+    world = World(immediate=immediate, attributes=attributes, settings=SdpSettings(carrier=carrier))
     left, right = join(world)
     room = bytearray(10)
     receive = right.to.receive(memoryview(room))
@@ -291,7 +290,7 @@ def test_no_queue_pair_is_left(immediate: bool) -> None:
     end = End()
     end.stream = stack.connect(RIGHT, addresses(40002), end.tell)
     assert world.fabric.run_until(partial(is_over, end))
-    assert end.to.connection.cause is Cause.REFUSED
+    assert end.to.connection.cause is SdpCause.REFUSED
     stack.close()
     finish(world, left, right)
 
@@ -304,15 +303,15 @@ def test_no_private_buffers_can_be_registered(immediate: bool) -> None:
     faults.fail_registrations_next = 1
     left = End()
     left.stream = world.stacks[0].connect(RIGHT, addresses(), left.tell)
-    assert left.got(EventKind.CLOSED)
-    assert left.to.connection.cause is Cause.RESOURCES
+    assert left.got(SdpEventKind.CLOSED)
+    assert left.to.connection.cause is SdpCause.RESOURCES
     again, refused = End(), End()
     world.stacks[1].listen(PORT + 1, partial(take, refused))
     again.stream = world.stacks[0].connect(RIGHT, addresses(40001, PORT + 1), again.tell)
     faults.fail_registrations_next = 1
     assert world.fabric.run_until(partial(is_over, again))
-    assert again.to.connection.cause is Cause.REFUSED
-    assert refused.to.connection.cause is Cause.RESOURCES
+    assert again.to.connection.cause is SdpCause.REFUSED
+    assert refused.to.connection.cause is SdpCause.RESOURCES
     world.assert_nothing_left()
 
 
@@ -334,9 +333,9 @@ def test_an_attempt_can_be_given_up_at_any_time(steps: int, who: str) -> None:
         giver.to.abort()
     world.settle()
     if given_up:
-        assert left.got(EventKind.CLOSED)
-        assert right.stream is None or right.got(EventKind.CLOSED)
-        assert giver.to.connection.cause is Cause.ABORTED
+        assert left.got(SdpEventKind.CLOSED)
+        assert right.stream is None or right.got(SdpEventKind.CLOSED)
+        assert giver.to.connection.cause is SdpCause.ABORTED
     finish(world, *(end for end in (left, right) if end.stream is not None))
 
 
@@ -346,7 +345,7 @@ def test_nobody_answers(immediate: bool) -> None:
     end = End()
     end.stream = world.stacks[0].connect("nowhere", addresses(), end.tell)
     assert world.fabric.run_until(partial(is_over, end))
-    assert end.to.connection.cause is Cause.TIMEOUT
+    assert end.to.connection.cause is SdpCause.TIMEOUT
     assert world.fabric.now > 30
     world.assert_nothing_left()
 
@@ -357,7 +356,7 @@ def test_nobody_listens(immediate: bool) -> None:
     end = End()
     end.stream = world.stacks[0].connect(RIGHT, addresses(), end.tell)
     assert world.fabric.run_until(partial(is_over, end))
-    assert end.to.connection.cause is Cause.REFUSED
+    assert end.to.connection.cause is SdpCause.REFUSED
     world.assert_nothing_left()
 
 
@@ -389,7 +388,7 @@ def test_half_close(immediate: bool, first: str) -> None:
     receive = other.to.receive(memoryview(heard), waitall=True)
     assert world.fabric.run_until(done(receive))
     assert bytes(heard[: receive.filled]) == b"last words"
-    assert other.got(EventKind.END_OF_STREAM)
+    assert other.got(SdpEventKind.END_OF_STREAM)
     assert not is_over(one)
     data, room = pattern(300_000), bytearray(300_000)
     back = one.to.receive(memoryview(room), waitall=True)
@@ -407,7 +406,7 @@ def test_half_close(immediate: bool, first: str) -> None:
 @pytest.mark.parametrize("strategy", [read_zcopy, pipelined])
 @pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 def test_a_connection_cut_in_the_middle(immediate: bool, strategy: object, attributes: DeviceAttributes) -> None:
-    settings = Settings(strategy=strategy, keepalive_s=10.0)  # type: ignore[arg-type]
+    settings = SdpSettings(strategy=strategy, keepalive_s=10.0)  # type: ignore[arg-type]
     world = World(immediate=immediate, settings=settings, attributes=attributes)
     left, right = join(world)
     data = [bytearray(pattern(100_000, seed)) for seed in range(10)]
@@ -436,7 +435,7 @@ def test_a_connection_that_is_reset_beneath(immediate: bool) -> None:
     receive = right.to.receive(memoryview(room))
     world.fabric.reset(qp_of(left))
     assert world.fabric.run_until(partial(is_over, left, right))
-    assert {left.to.connection.cause, right.to.connection.cause} <= {Cause.TRANSPORT, Cause.RESET}
+    assert {left.to.connection.cause, right.to.connection.cause} <= {SdpCause.TRANSPORT, SdpCause.RESET}
     assert receive.error is not None
     finish(world, left, right)
 
@@ -448,10 +447,10 @@ def test_rdma_that_is_not_allowed_is_a_violation(immediate: bool) -> None:
     room = bytearray(10)
     qp_of(left).post_send(RdmaRead(1 << 40, (memoryview(room),), 0x1234, RKey(0xBAD)))
     assert world.fabric.run_until(partial(is_over, left, right))
-    assert right.to.connection.cause is Cause.VIOLATION
+    assert right.to.connection.cause is SdpCause.VIOLATION
     assert isinstance(right.to.connection.error, PeerViolation)
     assert right.to.connection.error.rule == "rdma_access"
-    assert left.to.connection.cause is Cause.TRANSPORT
+    assert left.to.connection.cause is SdpCause.TRANSPORT
     finish(world, left, right)
 
 
@@ -460,23 +459,23 @@ def test_a_device_that_dies_takes_its_connections_along(immediate: bool) -> None
     world = World(immediate=immediate)
     told: list[AsyncEvent] = []
     ends = [End() for _ in range(3)]
-    others: list[Stream] = []
+    others: list[SdpStream] = []
 
-    def accepted(stream: Stream) -> None:
+    def accepted(stream: SdpStream) -> None:
         stream.tell = lambda stream, event: None
         others.append(stream)
 
     world.stacks[1].listen(PORT, accepted)
     for index, end in enumerate(ends):
         end.stream = world.stacks[0].connect(RIGHT, addresses(40000 + index), end.tell)
-    assert world.fabric.run_until(lambda: all(end.got(EventKind.ESTABLISHED) for end in ends))
+    assert world.fabric.run_until(lambda: all(end.got(SdpEventKind.ESTABLISHED) for end in ends))
     data = bytearray(pattern(500_000))
     send = ends[0].to.send(memoryview(data))
     room = bytearray(10)
     receive = ends[1].to.receive(memoryview(room))
     world.fabric.fail(world.devices[0])
     assert world.fabric.run_until(partial(is_over, *ends))
-    assert [end.to.connection.cause for end in ends] == [Cause.TRANSPORT] * 3
+    assert [end.to.connection.cause for end in ends] == [SdpCause.TRANSPORT] * 3
     assert send.done
     assert receive.done
     assert world.stacks[0].streams == {}
@@ -490,16 +489,16 @@ def test_a_device_that_dies_takes_its_connections_along(immediate: bool) -> None
 def test_events_of_the_device_still_reach_who_had_them() -> None:
     fabric = Fabric(Random(1))
     device = fabric.device("one", LENIENT)
-    told: list[DeviceEvent] = []
+    told: list[EventKind] = []
     device.on_event = lambda event: told.append(event.kind)
     stack = Stack(device, lambda: fabric.now)
     fabric.unplug(device)
     fabric.run()
-    assert told == [DeviceEvent.PORT_ERROR]
+    assert told == [EventKind.PORT_ERROR]
     stack.close()
     fabric.plug(device)
     fabric.run()
-    assert told == [DeviceEvent.PORT_ERROR, DeviceEvent.PORT_ACTIVE]
+    assert told == [EventKind.PORT_ERROR, EventKind.PORT_ACTIVE]
 
 
 @MODES
@@ -553,8 +552,8 @@ def test_completions_with_errors_end_the_connection(immediate: bool) -> None:
         send = left.to.send(memoryview(b"never"))
         assert world.fabric.run_until(partial(is_over, left, right))
         assert send.error is left.to.connection.error is not None
-        assert left.to.connection.cause is Cause.TRANSPORT
-        assert right.to.connection.cause is Cause.RESET
+        assert left.to.connection.cause is SdpCause.TRANSPORT
+        assert right.to.connection.cause is SdpCause.RESET
         finish(world, left, right)
 
 
@@ -575,7 +574,7 @@ def test_an_error_while_both_ends_are_closing(immediate: bool) -> None:
 
 @MODES
 def test_calls_after_the_queue_pair_broke_lose_no_memory(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(receive_count=8))
+    world = World(immediate=immediate, settings=SdpSettings(receive_count=8))
     left, right = join(world)
     for _ in range(4):
         left.to.send(memoryview(b"x" * 100))
@@ -594,17 +593,17 @@ def test_calls_after_the_queue_pair_broke_lose_no_memory(immediate: bool) -> Non
 def test_a_queue_pair_that_fails_says_so_before_the_other_end_does(immediate: bool) -> None:
     world = World(immediate=immediate)
     left, right = join(world)
-    qp_of(left).break_off(DeviceEvent.QP_FATAL, "worn out")
+    qp_of(left).break_off(EventKind.QP_FATAL, "worn out")
     assert world.fabric.run_until(partial(is_over, left, right))
-    assert left.to.connection.cause is Cause.TRANSPORT
+    assert left.to.connection.cause is SdpCause.TRANSPORT
     assert "worn out" in str(left.to.connection.error)
-    assert right.to.connection.cause is Cause.RESET
+    assert right.to.connection.cause is SdpCause.RESET
     finish(world, left, right)
 
 
 @MODES
 def test_reads_into_memory_after_close_are_over(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(strategy=pipelined))
+    world = World(immediate=immediate, settings=SdpSettings(strategy=pipelined))
     left, right = join(world)
     left.to.connection.want_send_mode(left.to.connection.send_mode.PIPELINED, world.fabric.now)
     left.to.run()
@@ -625,10 +624,10 @@ def test_reads_into_memory_after_close_are_over(immediate: bool) -> None:
 @MODES
 def test_many_connections_on_one_stack(immediate: bool) -> None:
     count = 50
-    world = World(immediate=immediate, settings=Settings(receive_count=8, receive_size=4096))
+    world = World(immediate=immediate, settings=SdpSettings(receive_count=8, receive_size=4096))
     rights: list[End] = []
 
-    def accepted(stream: Stream) -> None:
+    def accepted(stream: SdpStream) -> None:
         end = End()
         take(end, stream)
         rights.append(end)
@@ -637,7 +636,7 @@ def test_many_connections_on_one_stack(immediate: bool) -> None:
     lefts = [End() for _ in range(count)]
     for index, end in enumerate(lefts):
         end.stream = world.stacks[0].connect(RIGHT, addresses(40000 + index), end.tell)
-    assert world.fabric.run_until(lambda: all(end.got(EventKind.ESTABLISHED) for end in (*lefts, *rights)))
+    assert world.fabric.run_until(lambda: all(end.got(SdpEventKind.ESTABLISHED) for end in (*lefts, *rights)))
     listener.close()
     assert len(rights) == count
     data = {40000 + index: pattern(5000 + 100 * index, index) for index in range(count)}
@@ -664,7 +663,7 @@ def test_many_connections_on_one_stack(immediate: bool) -> None:
 
 
 def test_old_deadlines_do_not_pile_up() -> None:
-    world = World(settings=Settings(strategy=read_zcopy))
+    world = World(settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data, room = bytearray(1000), bytearray(1000)
     for _ in range(500):
@@ -690,12 +689,12 @@ def test_the_clock_is_told_of_the_next_deadline() -> None:
     fabric = Fabric(Random(3), timing=Timing(cm_timeout_s=1000.0))
     told: list[float] = []
     device = fabric.device("one", LENIENT)
-    stack = Stack(device, lambda: fabric.now, Settings(keepalive_s=5.0), wake_at=told.append)
+    stack = Stack(device, lambda: fabric.now, SdpSettings(keepalive_s=5.0), wake_at=told.append)
     other = Stack(fabric.device("two", LENIENT), lambda: fabric.now)
     end, peer = End(), End()
     other.listen(PORT, partial(take, peer))
     end.stream = stack.connect("two", addresses(), end.tell)
-    assert fabric.run_until(partial(end.got, EventKind.ESTABLISHED))
+    assert fabric.run_until(partial(end.got, SdpEventKind.ESTABLISHED))
     assert told == [pytest.approx(fabric.now + 5.0, abs=0.01)]
     fabric.run_until(told[0])
     stack.handle_timeouts()
@@ -707,7 +706,7 @@ def test_the_clock_is_told_of_the_next_deadline() -> None:
 
 @MODES
 def test_private_buffers_change_size(immediate: bool) -> None:
-    settings = Settings(receive_count=32, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
+    settings = SdpSettings(receive_count=32, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
     world = World(immediate=immediate, settings=settings)
     left, right = join(world)
     left.to.connection.resize_remote(16384, world.fabric.now)
@@ -717,7 +716,7 @@ def test_private_buffers_change_size(immediate: bool) -> None:
     left.to.send(memoryview(data))
     assert world.fabric.run_until(done(receive))
     assert digest(room) == digest(data)
-    assert world.fabric.run_until(partial(left.got, EventKind.RESIZED))
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.RESIZED))
     assert left.to.connection.remote_size == 16384
     world.fabric.run()
     slabs = world.stacks[1].buffers._sizes
@@ -727,7 +726,7 @@ def test_private_buffers_change_size(immediate: bool) -> None:
 
 @MODES
 def test_larger_buffers_that_come_in_parts(immediate: bool) -> None:
-    settings = Settings(receive_count=8, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
+    settings = SdpSettings(receive_count=8, receive_size=1024, receive_size_max=64 << 10, strategy=bcopy_only)
     world = World(immediate=immediate, settings=settings, private_bytes_max=8 * 1024 + 6 * 4096)
     left, right = join(world)
     taken: list[object] = []
@@ -745,7 +744,7 @@ def test_larger_buffers_that_come_in_parts(immediate: bool) -> None:
     for loan in loans[:-1]:
         world.stacks[1].buffers.put(loan)
         world.fabric.run()
-    assert not left.got(EventKind.RESIZED)
+    assert not left.got(SdpEventKind.RESIZED)
     world.stacks[1].buffers.put(loans[-1])
     assert world.fabric.run_until(done(receive))
     assert digest(room) == digest(data)
@@ -766,7 +765,7 @@ def test_what_a_user_raises_reaches_who_drives_the_device() -> None:
     world = World()
     left, right = join(world)
 
-    def tell(stream: Stream, event: Told) -> None:
+    def tell(stream: SdpStream, event: Told) -> None:
         raise ZeroDivisionError
 
     right.to.tell = tell

@@ -26,8 +26,8 @@ from sidestep.api.sockets import MSG_DONTWAIT, MSG_OOB
 from sidestep.errors import PeerViolation
 from sidestep.rdma.verbs import DeviceAttributes, QueuePair
 from sidestep.rdma.work import RKey, Send, SendRequest
-from sidestep.sdp.requests import Event, EventKind, Told
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.stack import stack_on
 from sidestep.sdp.strategy import bcopy_only
 from sidestep.sdp.wire import Mode
@@ -50,8 +50,8 @@ def test_what_waits_to_be_accepted_is_told_each_thing_once() -> None:
     told: list[Told] = []
     stream = listening.accept(lambda stream, event: told.append(event))
     assert stream is not None
-    kinds = [event.kind for event in told if isinstance(event, Event)]
-    assert {EventKind.ESTABLISHED, EventKind.URGENT} <= set(kinds)
+    kinds = [event.kind for event in told if isinstance(event, SdpEvent)]
+    assert {SdpEventKind.ESTABLISHED, SdpEventKind.URGENT} <= set(kinds)
     assert len(kinds) == len(set(kinds))
     listening.close()
     stream.abort()
@@ -64,7 +64,7 @@ def test_what_waits_to_be_accepted_is_told_each_thing_once() -> None:
 
 def test_connections_that_are_over_are_not_kept_for_their_deadlines() -> None:
     """A closed one had a deadline that never comes; it must not be remembered until then."""
-    world = World(settings=Settings(keepalive_s=7200.0))
+    world = World(settings=SdpSettings(keepalive_s=7200.0))
     stack = world.stacks[0]
     for _ in range(200):
         left, right = join(world)
@@ -77,7 +77,7 @@ def test_connections_that_are_over_are_not_kept_for_their_deadlines() -> None:
 
 def test_one_timer_serves_a_stack() -> None:
     """Deadlines that come sooner and go again leave no timers behind that fire for nothing."""
-    world = World(settings=Settings(keepalive_s=1.0, advert_answer_s=0.01))
+    world = World(settings=SdpSettings(keepalive_s=1.0, advert_answer_s=0.01))
     left, right = join(world)
     fired = 0
     stack = world.stacks[0]
@@ -117,7 +117,7 @@ def test_who_gets_no_queue_pair_waits_for_no_buffers() -> None:
     size, count = 4096, 16
     world = World(
         attributes=DeviceAttributes(checks_local_memory=False, queue_pairs_max=1),
-        settings=Settings(receive_size=size, receive_count=count),
+        settings=SdpSettings(receive_size=size, receive_count=count),
         private_bytes_max=size * count,
     )
     left, right = join(world)
@@ -127,7 +127,7 @@ def test_who_gets_no_queue_pair_waits_for_no_buffers() -> None:
     world.right.listen(None, PORT, backlog=4)
     third = End()
     third.stream = stack.connect(RIGHT, addresses(40001), third.tell)
-    assert world.fabric.run_until(lambda: third.got(EventKind.CLOSED))
+    assert world.fabric.run_until(lambda: third.got(SdpEventKind.CLOSED))
     assert buffers.waiting == 0
     for end in (left, right):
         end.to.abort()
@@ -157,7 +157,7 @@ def test_a_connection_that_was_over_before_it_was_accepted_is_not_waited_for() -
 
 def test_an_urgent_byte_is_the_last_one_though_not_all_fit() -> None:
     """Without waiting a part is sent; its last byte is not the one that was meant."""
-    world = World(settings=Settings(receive_size=256, receive_count=8, strategy=bcopy_only))
+    world = World(settings=SdpSettings(receive_size=256, receive_count=8, strategy=bcopy_only))
     listener = create_server(world.right, world.driver, (RIGHT, PORT))
     client = create_connection(world.left, world.driver, (RIGHT, PORT))
     server, _ = listener.accept()
@@ -219,12 +219,12 @@ class Voiding:
 
 def two_pairs() -> tuple[World, list[tuple[End, End]]]:
     """Two connections of the same two stacks, whose large sends go by Read Zcopy."""
-    world = World(settings=Settings(strategy=read_zcopy))
+    world = World(settings=SdpSettings(strategy=read_zcopy))
     pairs = [(End(), End()) for _ in range(2)]
     for number, (left, right) in enumerate(pairs):
         listener = world.stacks[1].listen(PORT, partial(take, right))
         left.stream = world.stacks[0].connect(RIGHT, addresses(40000 + number), left.tell)
-        assert world.fabric.run_until(partial(right.got, EventKind.ESTABLISHED))
+        assert world.fabric.run_until(partial(right.got, SdpEventKind.ESTABLISHED))
         listener.close()
     return world, pairs
 
@@ -268,7 +268,7 @@ def test_who_voids_a_key_that_it_was_not_shown_is_cut_off() -> None:
     assert hostile.qp is not None
     hostile._poster = Voiding(hostile.qp, region.rkey)
     hostile.send(memoryview(b"!"))
-    assert world.fabric.run_until(lambda: pairs[1][0].got(EventKind.CLOSED))
+    assert world.fabric.run_until(lambda: pairs[1][0].got(SdpEventKind.CLOSED))
     error = pairs[1][0].to.connection.error
     assert isinstance(error, PeerViolation)
     assert error.rule == "invalidated"

@@ -13,16 +13,16 @@ from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, 
 from sidestep.rdma.loopback import Faults
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.work import RdmaRead, RKey
-from sidestep.sdp.connection import Cause, Connection
+from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.errnos import BY_CAUSE, BY_ERROR, Reports, error_of, os_error
 from sidestep.sdp.host import Host
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 
 MODES = pytest.mark.parametrize("immediate", BOTH_MODES, ids=["timed", "immediate"])
 
 
 def test_the_tables_are_complete() -> None:
-    assert set(BY_CAUSE) == set(Cause)
+    assert set(BY_CAUSE) == set(SdpCause)
     assert set(BY_ERROR) == set(SidestepError.__subclasses__()) - {SidestepError}
 
 
@@ -59,7 +59,7 @@ def test_exceptions_are_those_of_sockets(number: int, kind: type[OSError]) -> No
 
 
 def test_a_connection_that_lives_has_nothing_to_report() -> None:
-    reports = Reports(Connection(Settings()))
+    reports = Reports(SdpConnection(SdpSettings()))
     assert not reports.pending
     assert reports.take() is None
     assert reports.for_writing() is None
@@ -112,15 +112,15 @@ def no_answer(world: World, client: SdpSocket, conn: SdpSocket) -> None:
 @pytest.mark.parametrize(
     ("act", "cause", "number"),
     [
-        (reset_by_peer, Cause.RESET, errno.ECONNRESET),
-        (cut, Cause.TRANSPORT, errno.ECONNRESET),
-        (violate, Cause.VIOLATION, errno.ECONNRESET),
-        (abort, Cause.ABORTED, errno.ECONNABORTED),
-        (no_answer, Cause.TIMEOUT, errno.ETIMEDOUT),
+        (reset_by_peer, SdpCause.RESET, errno.ECONNRESET),
+        (cut, SdpCause.TRANSPORT, errno.ECONNRESET),
+        (violate, SdpCause.VIOLATION, errno.ECONNRESET),
+        (abort, SdpCause.ABORTED, errno.ECONNABORTED),
+        (no_answer, SdpCause.TIMEOUT, errno.ETIMEDOUT),
     ],
 )
 def test_an_established_connection(
-    immediate: bool, act: Callable[[World, SdpSocket, SdpSocket], None], cause: Cause, number: int
+    immediate: bool, act: Callable[[World, SdpSocket, SdpSocket], None], cause: SdpCause, number: int
 ) -> None:
     world = World(immediate=immediate)
     client, conn = pair(world)

@@ -31,9 +31,9 @@ from sidestep.rdma.pools import MessagePool
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Access
 from sidestep.sdp.buffers import Loan, PrivateBuffers
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.requests import EventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.strategy import Strategy, bcopy_only
 from sidestep.sdp.wire import Mid, Mode
 
@@ -60,7 +60,7 @@ def forget(*ends: End) -> None:
 @ATTRIBUTES
 def test_bcopy_gathers_from_the_users_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=Settings(strategy=bcopy_only))
+    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=SdpSettings(strategy=bcopy_only))
     left, right = join(world)
     data = bytearray(pattern(200_000))
     room = bytearray(len(data))
@@ -87,7 +87,7 @@ def test_bcopy_gathers_from_the_users_buffer(immediate: bool, attributes: Device
 @ATTRIBUTES
 def test_read_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=Settings(strategy=read_zcopy))
+    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data = bytearray(pattern(500_000))
     room = bytearray(len(data))
@@ -114,7 +114,7 @@ def test_read_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: Devi
 @ATTRIBUTES
 def test_write_zcopy_goes_from_buffer_to_buffer(immediate: bool, attributes: DeviceAttributes) -> None:
     watch = Watch()
-    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=Settings(strategy=pipelined))
+    world = World(immediate=immediate, attributes=attributes, watch=watch, settings=SdpSettings(strategy=pipelined))
     left, right = join(world)
     data = [bytearray(pattern(100_000, seed)) for seed in range(6)]
     rooms = [bytearray(100_000) for _ in data]
@@ -145,7 +145,7 @@ def test_the_answer_to_a_transaction_is_written_where_it_was_asked_for(
 ) -> None:
     watch = Watch()
     strategy = partial(Strategy, bcopy_max=1024, read_min=0, sink_min=0)
-    settings = Settings(strategy=strategy, receive_count=5, receive_size=1024)
+    settings = SdpSettings(strategy=strategy, receive_count=5, receive_size=1024)
     world = World(immediate=immediate, attributes=attributes, watch=watch, settings=settings)
     left, right = join(world)
     right.to.connection.want_send_mode(Mode.PIPELINED, world.fabric.now)
@@ -186,13 +186,13 @@ def test_the_answer_to_a_transaction_is_written_where_it_was_asked_for(
 @MODES
 @pytest.mark.parametrize("strategy", [read_zcopy, pipelined])
 def test_memory_is_out_of_reach_before_the_user_is_told(immediate: bool, strategy: type[Strategy]) -> None:
-    world = World(immediate=immediate, settings=Settings(strategy=strategy))
+    world = World(immediate=immediate, settings=SdpSettings(strategy=strategy))
     left, right = join(world)
     regions = [stack.domain.regions for stack in world.stacks]  # type: ignore[attr-defined]
     left_over: list[int] = []
 
     def watch_ends(end: End, at: int) -> None:
-        def tell(stream: Stream, event: Told) -> None:
+        def tell(stream: SdpStream, event: Told) -> None:
             if isinstance(event, StreamSend | StreamReceive):
                 left_over.append(sum(region.length == 100_000 for region in regions[at]))
             end.tell(stream, event)
@@ -220,7 +220,7 @@ def test_memory_is_out_of_reach_before_the_user_is_told(immediate: bool, strateg
 
 @MODES
 def test_regions_may_be_kept_for_the_next_time(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(strategy=read_zcopy), keep_registered=True)
+    world = World(immediate=immediate, settings=SdpSettings(strategy=read_zcopy), keep_registered=True)
     left, right = join(world)
     data, room = bytearray(pattern(100_000)), bytearray(100_000)
     for _ in range(3):
@@ -234,7 +234,7 @@ def test_regions_may_be_kept_for_the_next_time(immediate: bool) -> None:
 
 @MODES
 def test_a_cut_gives_memory_back_when_the_queue_pair_is_flushed(immediate: bool) -> None:
-    world = World(immediate=immediate, settings=Settings(strategy=read_zcopy))
+    world = World(immediate=immediate, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data = bytearray(pattern(2_000_000))
     room = bytearray(64 << 10)
@@ -244,12 +244,12 @@ def test_a_cut_gives_memory_back_when_the_queue_pair_is_flushed(immediate: bool)
     world.fabric.cut(qp_of(left))
     right.to.receive(memoryview(room))
     left.to.abort()
-    assert left.got(EventKind.BROKEN)
-    assert world.fabric.run_until(lambda: left.got(EventKind.CLOSED))
+    assert left.got(SdpEventKind.BROKEN)
+    assert world.fabric.run_until(lambda: left.got(SdpEventKind.CLOSED))
     assert send.done
     assert send.error is not None
-    assert left.told.index(send) > left.kinds().index(EventKind.BROKEN)
-    assert world.fabric.run_until(lambda: right.got(EventKind.CLOSED))
+    assert left.told.index(send) > left.kinds().index(SdpEventKind.BROKEN)
+    assert world.fabric.run_until(lambda: right.got(SdpEventKind.CLOSED))
     finish(world, left, right)
     forget(left, right)
     del send, receive
@@ -299,7 +299,7 @@ def test_memory_that_is_registered_for_good_is_not_registered_again(immediate: b
 
 @MODES
 def test_rdma_into_memory_that_is_registered_for_good(immediate: bool) -> None:
-    world = World(immediate=immediate, attributes=CHECKING, settings=Settings(strategy=read_zcopy))
+    world = World(immediate=immediate, attributes=CHECKING, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data, room = bytearray(pattern(100_000)), bytearray(100_000)
     landing = world.stacks[1].register(room)
@@ -315,7 +315,7 @@ def test_rdma_into_memory_that_is_registered_for_good(immediate: bool) -> None:
 
 def test_a_cut_gives_spare_buffers_back() -> None:
     faults = Faults()
-    world = World(attributes=CHECKING, faults=faults, settings=Settings(strategy=bcopy_only))
+    world = World(attributes=CHECKING, faults=faults, settings=SdpSettings(strategy=bcopy_only))
     left, right = join(world)
     faults.fail_registrations_next = 1 << 30
     spares = world.stacks[0].spares
@@ -362,7 +362,7 @@ def test_what_cannot_be_registered_goes_through_spare_buffers(immediate: bool) -
 def test_registrations_that_fail_now_and_then_lose_nothing(immediate: bool, failing: int) -> None:
     faults = Faults()
     world = World(
-        immediate=immediate, attributes=CHECKING, faults=faults, settings=Settings(strategy=pipelined), seed=failing
+        immediate=immediate, attributes=CHECKING, faults=faults, settings=SdpSettings(strategy=pipelined), seed=failing
     )
     left, right = join(world)
     faults.fail_registration = failing / 6
@@ -381,7 +381,7 @@ def test_registrations_that_fail_now_and_then_lose_nothing(immediate: bool, fail
 
 
 def test_a_slow_registration_holds_only_what_is_behind_it() -> None:
-    world = World(attributes=CHECKING, settings=Settings(strategy=bcopy_only))
+    world = World(attributes=CHECKING, settings=SdpSettings(strategy=bcopy_only))
     world.fabric.timing = type(world.fabric.timing)(registration_s=(0.5, 0.5))
     left, right = join(world)
     slow, fast = bytearray(b"s" * 1000), b"at once"
@@ -424,7 +424,7 @@ def test_a_connection_that_ends_while_registering_gives_it_back() -> None:
 
 def test_spare_buffers_are_waited_for_in_turn() -> None:
     faults = Faults()
-    world = World(attributes=CHECKING, faults=faults, settings=Settings(strategy=bcopy_only, receive_count=256))
+    world = World(attributes=CHECKING, faults=faults, settings=SdpSettings(strategy=bcopy_only, receive_count=256))
     left, right = join(world)
     faults.fail_registrations_next = 1 << 30
     spares = world.stacks[0].spares
@@ -445,7 +445,7 @@ def test_spare_buffers_are_waited_for_in_turn() -> None:
 
 def test_a_read_into_memory_for_rnics_that_want_remote_write() -> None:
     attributes = DeviceAttributes(checks_local_memory=True, read_sink_remote_write=True)
-    world = World(attributes=attributes, settings=Settings(strategy=read_zcopy))
+    world = World(attributes=attributes, settings=SdpSettings(strategy=read_zcopy))
     left, right = join(world)
     data, room = bytearray(pattern(300_000)), bytearray(300_000)
     receive = right.to.receive(memoryview(room), waitall=True)
@@ -575,7 +575,7 @@ def test_who_waits_is_told_when_the_pool_closes() -> None:
 
 @MODES
 def test_a_connection_waits_for_private_buffers(immediate: bool) -> None:
-    settings = Settings(receive_count=16, receive_size=1024)
+    settings = SdpSettings(receive_count=16, receive_size=1024)
     world = World(immediate=immediate, settings=settings, private_bytes_max=16 * 1024)
     left, right = join(world)
     second = End()
@@ -589,14 +589,14 @@ def test_a_connection_waits_for_private_buffers(immediate: bool) -> None:
     assert world.stacks[0].buffers.waiting == 1
     left.to.close()
     right.to.close()
-    assert world.fabric.run_until(lambda: second.got(EventKind.ESTABLISHED))
+    assert world.fabric.run_until(lambda: second.got(SdpEventKind.ESTABLISHED))
     listener.close()
     finish(world, second, other)
 
 
 @MODES
 def test_who_gives_up_while_waiting_for_buffers_gets_none(immediate: bool) -> None:
-    settings = Settings(receive_count=16, receive_size=1024)
+    settings = SdpSettings(receive_count=16, receive_size=1024)
     world = World(immediate=immediate, settings=settings, private_bytes_max=24 * 1024)
     left, right = join(world)
     from endpoint_world import addresses
@@ -607,7 +607,7 @@ def test_who_gives_up_while_waiting_for_buffers_gets_none(immediate: bool) -> No
     assert world.stacks[0].buffers.lent == 24
     second.to.abort()
     assert world.fabric.run_until(lambda: world.stacks[0].buffers.lent == 16)
-    assert second.got(EventKind.CLOSED)
+    assert second.got(SdpEventKind.CLOSED)
     finish(world, left, right)
 
 
@@ -618,7 +618,7 @@ def test_unread_bytes_hold_their_buffers_until_they_are_read_or_dropped(immediat
     left.to.send(memoryview(b"x" * 1000))
     left.to.shutdown_write()
     right.to.shutdown_write()
-    assert world.fabric.run_until(lambda: right.got(EventKind.CLOSED) and left.got(EventKind.CLOSED))
+    assert world.fabric.run_until(lambda: right.got(SdpEventKind.CLOSED) and left.got(SdpEventKind.CLOSED))
     assert world.stacks[1].buffers.lent == 1
     room = bytearray(2000)
     receive = right.to.receive(memoryview(room))
@@ -628,7 +628,7 @@ def test_unread_bytes_hold_their_buffers_until_they_are_read_or_dropped(immediat
 
 
 def test_spare_buffers_hold_a_whole_message() -> None:
-    world = World(attributes=CHECKING, settings=Settings(receive_size=1 << 20))
+    world = World(attributes=CHECKING, settings=SdpSettings(receive_size=1 << 20))
     left, right = join(world)
     spares = world.stacks[0].spares
     assert isinstance(spares, MessagePool)

@@ -29,10 +29,10 @@ from sidestep.errors import Misuse
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import LoopbackDevice
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, Suspended, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, Suspended, Told
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack, stack_on
 from sidestep.sdp.strategy import bcopy_only
 
@@ -94,12 +94,12 @@ def move_right(world: MovingWorld, right: End, *, late: bool = False) -> End:
     new = End()
     arrival = Arrival(world.new, new)
     right.to.suspend(NEW_PORT)
-    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.SUSPENDED))
     if late:  # the other end is here before the old process has said what there was
         world.fabric.run()
         assert new.stream is None
     arrival.take_over(right)
-    assert world.fabric.run_until(partial(new.got, EventKind.ESTABLISHED))
+    assert world.fabric.run_until(partial(new.got, SdpEventKind.ESTABLISHED))
     return new
 
 
@@ -113,14 +113,14 @@ def close_all(world: MovingWorld, *ends: End) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("attributes", [LENIENT, CHECKING], ids=["lenient", "checking"])
 def test_the_stream_goes_on_elsewhere(immediate: bool, late: bool, attributes: DeviceAttributes) -> None:
-    world = MovingWorld(immediate=immediate, attributes=attributes, settings=Settings(receive_size=4096))
+    world = MovingWorld(immediate=immediate, attributes=attributes, settings=SdpSettings(receive_size=4096))
     left, right = join(world)
     left.to.send(memoryview(b"unread"))
     world.fabric.run()
-    world.new.settings = Settings(receive_size=8192)  # which is not what the other end knows
+    world.new.settings = SdpSettings(receive_size=8192)  # which is not what the other end knows
     new = move_right(world, right, late=late)
-    assert left.kinds().count(EventKind.ESTABLISHED) == 2
-    assert EventKind.RESUMING in left.kinds()
+    assert left.kinds().count(SdpEventKind.ESTABLISHED) == 2
+    assert SdpEventKind.RESUMING in left.kinds()
     assert left.to.connection.addresses == Addresses(IPv4Address(LEFT), 40000, IPv4Address(RIGHT), NEW_PORT)
     named = new.to.connection.addresses
     assert named is not None
@@ -135,7 +135,7 @@ def test_the_stream_goes_on_elsewhere(immediate: bool, late: bool, attributes: D
         sender.to.send(memoryview(data))
         assert world.fabric.run_until(done(got))
         assert digest(there) == digest(data)
-    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.CLOSED))
     assert right.to.connection.error is None
     close_all(world, left, new)
 
@@ -148,7 +148,7 @@ def test_bytes_on_their_way_arrive_once(
     immediate: bool, strategy: object, attributes: DeviceAttributes, reading: int
 ) -> None:
     """Both ends are sending, and partly being read, when one of them moves."""
-    settings = Settings(strategy=strategy, receive_count=8, receive_size=2048)  # type: ignore[arg-type]
+    settings = SdpSettings(strategy=strategy, receive_count=8, receive_size=2048)  # type: ignore[arg-type]
     world = MovingWorld(immediate=immediate, attributes=attributes, settings=settings)
     left, right = join(world)
     here = [bytearray(pattern(30_000, seed)) for seed in range(6)]
@@ -189,10 +189,10 @@ def test_the_new_place_is_not_there(immediate: bool) -> None:
     right.to.suspend(NEW_PORT)
     room = bytearray(10)
     receive = left.to.receive(memoryview(room))
-    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
-    assert left.to.connection.cause is Cause.RESET
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.CLOSED))
+    assert left.to.connection.cause is SdpCause.RESET
     assert receive.error is not None
-    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.CLOSED))
     close_all(world, left, right)
 
 
@@ -204,8 +204,8 @@ def test_the_new_place_waits_no_longer(immediate: bool) -> None:
     right.to.suspend(NEW_PORT)
     world.fabric.run()
     arrival.close()
-    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
-    assert left.to.connection.cause is Cause.RESET
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.CLOSED))
+    assert left.to.connection.cause is SdpCause.RESET
     close_all(world, left, right)
 
 
@@ -216,7 +216,7 @@ def test_the_old_place_goes_by_itself(immediate: bool) -> None:
     left, right = join(world)
     new = move_right(world, right)
     right.to.close()
-    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.CLOSED))
     right.to.abort()
     close_all(world, left, new)
 
@@ -226,16 +226,16 @@ def test_no_queue_pair_for_the_new_connection(immediate: bool) -> None:
     world = MovingWorld(immediate=immediate)
     left, right = join(world)
 
-    def tell(stream: Stream, event: Told) -> None:
+    def tell(stream: SdpStream, event: Told) -> None:
         left.tell(stream, event)
-        if isinstance(event, Event) and event.kind is EventKind.RESUMING:
+        if isinstance(event, SdpEvent) and event.kind is SdpEventKind.RESUMING:
             world.devices[0].attributes = replace(world.devices[0].attributes, queue_pairs_max=0)
 
     left.to.tell = tell
     right.to.suspend(NEW_PORT)
-    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
-    assert left.to.connection.cause is Cause.RESOURCES
-    assert world.fabric.run_until(partial(right.got, EventKind.CLOSED))
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.CLOSED))
+    assert left.to.connection.cause is SdpCause.RESOURCES
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.CLOSED))
     close_all(world, left, right)
 
 
@@ -258,14 +258,14 @@ def test_the_other_end_closes_its_direction_meanwhile(immediate: bool) -> None:
     right.to.suspend(NEW_PORT)
     left.to.send(memoryview(b"last"))
     left.to.shutdown_write()
-    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.SUSPENDED))
     arrival.take_over(right)
-    assert world.fabric.run_until(partial(new.got, EventKind.END_OF_STREAM))
+    assert world.fabric.run_until(partial(new.got, SdpEventKind.END_OF_STREAM))
     room = bytearray(10)
     receive = new.to.receive(memoryview(room))
     assert bytes(room[: receive.filled]) == b"last"
     new.to.shutdown_write()
-    assert world.fabric.run_until(partial(left.got, EventKind.CLOSED))
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.CLOSED))
     assert left.to.connection.error is None
     close_all(world, left, new)
 
@@ -282,20 +282,20 @@ def test_both_ends_move_at_once(immediate: bool) -> None:
     to_left = Arrival(world.new_left, new_left, 7001)
     left.to.suspend(7001)
     right.to.suspend(NEW_PORT)
-    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
-    assert not left.got(EventKind.SUSPENDED)
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.SUSPENDED))
+    assert not left.got(SdpEventKind.SUSPENDED)
     to_right.take_over(right)
-    assert world.fabric.run_until(partial(left.got, EventKind.SUSPENDED))
+    assert world.fabric.run_until(partial(left.got, SdpEventKind.SUSPENDED))
     to_left.take_over(left)
     assert world.fabric.run_until(
-        lambda: new_left.got(EventKind.ESTABLISHED) and new_right.kinds().count(EventKind.ESTABLISHED) == 2
+        lambda: new_left.got(SdpEventKind.ESTABLISHED) and new_right.kinds().count(SdpEventKind.ESTABLISHED) == 2
     )
     for end, expected in ((new_left, b"from the right"), (new_right, b"from the left")):
         room = bytearray(100)
         receive = end.to.receive(memoryview(room))
         assert world.fabric.run_until(done(receive))
         assert bytes(room[: receive.filled]) == expected
-    assert world.fabric.run_until(lambda: left.got(EventKind.CLOSED) and right.got(EventKind.CLOSED))
+    assert world.fabric.run_until(lambda: left.got(SdpEventKind.CLOSED) and right.got(SdpEventKind.CLOSED))
     close_all(world, new_left, new_right)
 
 
@@ -309,12 +309,12 @@ def test_a_connection_moves_to_another_device() -> None:
     data = bytearray(pattern(200_000))
     send = right.to.send(memoryview(data))
     right.to.suspend(NEW_PORT)
-    assert world.fabric.run_until(partial(right.got, EventKind.SUSPENDED))
+    assert world.fabric.run_until(partial(right.got, SdpEventKind.SUSPENDED))
     assert not send.done
     assert len(world.devices[1].keys) > 0
     arrival.take_over(right)
     left.to.address = "10.0.0.3"
-    assert world.fabric.run_until(partial(new.got, EventKind.ESTABLISHED))
+    assert world.fabric.run_until(partial(new.got, SdpEventKind.ESTABLISHED))
     room = bytearray(200_000)
     receive = left.to.receive(memoryview(room), waitall=True)
     assert world.fabric.run_until(done(receive, send))

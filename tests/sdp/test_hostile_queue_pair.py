@@ -14,12 +14,12 @@ from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Established, Re
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import REJECT_CONSUMER, Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.requests import Event, EventKind, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
-from sidestep.sdp.states import State
+from sidestep.sdp.states import SdpState
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import (
     BSDH,
@@ -42,7 +42,7 @@ from sidestep.sdp.wire import (
 HERE, THERE = IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")
 PORT = 5001
 BUFFER = 4096
-SETTINGS = Settings(
+SETTINGS = SdpSettings(
     receive_size=BUFFER,
     receive_count=8,
     close_s=5.0,
@@ -57,11 +57,11 @@ class Victim:
         self.fabric = fabric
         device = fabric.device("victim", DeviceAttributes(checks_local_memory=checked))
         self.stack = Stack(device, lambda: fabric.now, SETTINGS)
-        self.streams: list[Stream] = []
+        self.streams: list[SdpStream] = []
         self.told: list[Told] = []
         self.stack.listen(PORT, self._accepted)
 
-    def _accepted(self, stream: Stream) -> None:
+    def _accepted(self, stream: SdpStream) -> None:
         stream.tell = lambda _, event: self.told.append(event)
         self.streams.append(stream)
 
@@ -81,8 +81,8 @@ class Victim:
         assert self.stack.buffers.lent == 0
         assert self.stack.next_deadline() is None
         for stream in self.streams:
-            assert stream.connection.state is State.CLOSED
-        closed = [event for event in self.told if isinstance(event, Event) and event.kind is EventKind.CLOSED]
+            assert stream.connection.state is SdpState.CLOSED
+        closed = [event for event in self.told if isinstance(event, SdpEvent) and event.kind is SdpEventKind.CLOSED]
         assert len(closed) == len(self.streams)
 
 
@@ -174,7 +174,7 @@ def _broken(victim: Victim, rule: str) -> None:
     error = stream.connection.error
     assert isinstance(error, PeerViolation), error
     assert error.rule == rule
-    assert stream.connection.cause is Cause.VIOLATION
+    assert stream.connection.cause is SdpCause.VIOLATION
     victim.is_clean()
 
 
@@ -243,7 +243,7 @@ def test_who_is_silent_for_ever_does_not_keep_who_closes(scene: Scene) -> None:
     receive = stream.receive(memoryview(bytearray(100)))
     stream.close(1.0)
     victim.pass_time(100)
-    assert stream.connection.cause is Cause.TIMEOUT
+    assert stream.connection.cause is SdpCause.TIMEOUT
     assert send.done
     assert receive.done
     victim.is_clean()
@@ -256,7 +256,7 @@ def test_who_hangs_up_in_the_middle_leaves_nothing(scene: Scene) -> None:
     assert attacker.cm is not None
     attacker.cm.disconnect()
     victim.pass_time(1)
-    assert stream.connection.cause is Cause.RESET
+    assert stream.connection.cause is SdpCause.RESET
     assert send.error is stream.connection.error
     victim.is_clean()
 
@@ -290,7 +290,7 @@ def test_garbage_instead_of_a_hello_ack_ends_the_attempt(answer: bytes) -> None:
     )
     victim.streams.append(stream)
     fabric.run()
-    assert stream.connection.cause is Cause.VIOLATION
+    assert stream.connection.cause is SdpCause.VIOLATION
     victim.pass_time(10)
     victim.is_clean()
 
@@ -318,7 +318,7 @@ def test_neighbours_of_an_attack_do_not_feel_it() -> None:
         receive = stream.receive(memoryview(room), waitall=True)
         assert receive.done
         assert room == b"beforeafter"
-        assert victim.streams[-1].connection.state is State.CLOSED
+        assert victim.streams[-1].connection.state is SdpState.CLOSED
         assert stream.connection.error is None
     assert len(victim.stack.streams) == 1
 

@@ -18,10 +18,10 @@ from sdp_vectors import vectors
 from sidestep.errors import PeerViolation
 from sidestep.rdma.work import REJECT_CONSUMER, RKey, Status
 from sidestep.sdp import header, hello, states
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.requests import Event, EventKind, Reject
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.requests import Reject, SdpEvent, SdpEventKind
 from sidestep.sdp.settings import Addresses, Carrier
-from sidestep.sdp.states import MODE_CHANGES, MODES, NO_PAYLOAD, OPEN, Master, State, forbidden
+from sidestep.sdp.states import MODE_CHANGES, MODES, NO_PAYLOAD, OPEN, Master, SdpState, forbidden
 from sidestep.sdp.wire import (
     BSDH,
     MESSAGES,
@@ -118,23 +118,23 @@ def _closed(peer: RawPeer) -> None:
     peer.posted.append(late)  # a message that came before the end is told after it
 
 
-REACH: dict[State, Callable[[RawPeer], None]] = {
-    State.CLOSED: _closed,
-    State.REQ_SENT: _request_sent,
-    State.REP_SENT: _reply_sent,
-    State.ESTABLISHED: _established,
-    State.FIN_WAIT: _fin_wait,
-    State.CLOSE_WAIT: _close_wait,
-    State.LAST_ACK: _last_ack,
-    State.TIME_WAIT: _time_wait,
-    State.ABORTING: _aborting,
-    State.RESUMING: _resuming,
-    State.SUSPENDED: _suspended,
+REACH: dict[SdpState, Callable[[RawPeer], None]] = {
+    SdpState.CLOSED: _closed,
+    SdpState.REQ_SENT: _request_sent,
+    SdpState.REP_SENT: _reply_sent,
+    SdpState.ESTABLISHED: _established,
+    SdpState.FIN_WAIT: _fin_wait,
+    SdpState.CLOSE_WAIT: _close_wait,
+    SdpState.LAST_ACK: _last_ack,
+    SdpState.TIME_WAIT: _time_wait,
+    SdpState.ABORTING: _aborting,
+    SdpState.RESUMING: _resuming,
+    SdpState.SUSPENDED: _suspended,
 }
 
 
 def test_every_state_can_be_reached() -> None:
-    assert set(REACH) == set(State)
+    assert set(REACH) == set(SdpState)
     for state, reach in REACH.items():
         peer = RawPeer(small())
         reach(peer)
@@ -174,7 +174,7 @@ def forms(mid: Mid) -> Iterator[Header]:
         yield GOOD[mid]
 
 
-def broken_rule(state: State, message: Header, payload: bytes, send: Mode, receive: Mode) -> str | None:
+def broken_rule(state: SdpState, message: Header, payload: bytes, send: Mode, receive: Mode) -> str | None:
     """The rule that the message breaks, from the tables; in a connection where no mechanism is at work."""
     mid = message.MID
     if payload and mid in (Mid.HELLO, Mid.HELLO_ACK):
@@ -210,13 +210,13 @@ def broken_rule(state: State, message: Header, payload: bytes, send: Mode, recei
 def _with_requests(peer: RawPeer) -> None:
     """Whatever the user may have waiting in this state waits, to see that it ends."""
     connection = peer.connection
-    if connection.state in (State.ESTABLISHED, State.FIN_WAIT):
+    if connection.state in (SdpState.ESTABLISHED, SdpState.FIN_WAIT):
         peer.receive(500, waitall=True)
         peer.receive(10, waitall=True)
-    if connection.state in (State.ESTABLISHED, State.CLOSE_WAIT):
+    if connection.state in (SdpState.ESTABLISHED, SdpState.CLOSE_WAIT):
         peer.credit = STARVED
         peer.data()
-        if connection.state is State.ESTABLISHED:  # as many as do not fit, and one that waits for its turn
+        if connection.state is SdpState.ESTABLISHED:  # as many as do not fit, and one that waits for its turn
             peer.hold_registrations = True
         peer.send(b"x" * 200)
         peer.send(b"y")
@@ -224,7 +224,7 @@ def _with_requests(peer: RawPeer) -> None:
     peer.kinds()
 
 
-def _into(state: State, send: Mode, receive: Mode) -> RawPeer | None:
+def _into(state: SdpState, send: Mode, receive: Mode) -> RawPeer | None:
     """A peer of a connection in that state and those modes; None if there is no such thing."""
     peer = RawPeer(small(strategy=lambda: pipelined(pipelined=False)))
     if state not in OPEN:
@@ -237,7 +237,7 @@ def _into(state: State, send: Mode, receive: Mode) -> RawPeer | None:
     peer.receive_mode(receive)
     if state in NO_PAYLOAD:
         peer.say(DisConn())
-    if state in (State.FIN_WAIT, State.LAST_ACK):
+    if state in (SdpState.FIN_WAIT, SdpState.LAST_ACK):
         peer.connection.shutdown_write(peer.now)
         peer.run()
     assert peer.connection.state is state
@@ -246,8 +246,8 @@ def _into(state: State, send: Mode, receive: Mode) -> RawPeer | None:
 
 @pytest.mark.spec("SDP (A4) states and error handling; docs/wire/sdp.md §4, §11.2, §16, §19")
 @pytest.mark.parametrize("mid", list(Mid), ids=lambda mid: mid.name.lower())
-@pytest.mark.parametrize("state", list(State), ids=lambda state: state.name.lower())
-def test_every_message_in_every_state(state: State, mid: Mid) -> None:
+@pytest.mark.parametrize("state", list(SdpState), ids=lambda state: state.name.lower())
+def test_every_message_in_every_state(state: SdpState, mid: Mid) -> None:
     for send, receive, payload, waiting in product(Mode, Mode, (b"", b"p"), (False, True)):
         peer = _into(state, send, receive)
         if peer is None or (waiting and (payload or state not in OPEN)):
@@ -257,13 +257,13 @@ def test_every_message_in_every_state(state: State, mid: Mid) -> None:
             assert peer is not None
             if waiting:
                 _with_requests(peer)
-            judged_in = State.ESTABLISHED if state is State.REQ_SENT else state  # there it waits for the HelloAck
+            judged_in = SdpState.ESTABLISHED if state is SdpState.REQ_SENT else state  # there it waits for the HelloAck
             _judge(peer, state, message, payload, broken_rule(judged_in, message, payload, send, receive))
 
 
-def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: str | None) -> None:
+def _judge(peer: RawPeer, state: SdpState, message: Header, payload: bytes, rule: str | None) -> None:
     connection = peer.connection
-    if state is State.REQ_SENT:
+    if state is SdpState.REQ_SENT:
         orders = len(peer.orders)
         peer.say(message, payload)
         assert connection.state is state
@@ -271,7 +271,7 @@ def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: s
         connection.handle_accepted(peer.hello_ack(), peer.now)
         peer.run()
         heard = peer.hear()
-    elif state not in OPEN and state is not State.REP_SENT:
+    elif state not in OPEN and state is not SdpState.REP_SENT:
         told, orders, posted = len(peer.told), len(peer.orders), len(peer.posted)
         peer.say(message, payload)
         assert connection.state is state
@@ -286,14 +286,14 @@ def _judge(peer: RawPeer, state: State, message: Header, payload: bytes, rule: s
         heard = peer.say(message, payload)
     if rule is None:
         if isinstance(message, AbortConn):
-            assert connection.cause is Cause.RESET
+            assert connection.cause is SdpCause.RESET
             peer.ended(connection.error)
             return
         assert connection.error is None, (state, message, connection.error)
         return
     peer.broken_by(rule)
     said = [Mid(one.bsdh.mid) for one in heard]
-    assert said == ([Mid.ABORT_CONN] if state in (State.FIN_WAIT, State.LAST_ACK) else [])
+    assert said == ([Mid.ABORT_CONN] if state in (SdpState.FIN_WAIT, SdpState.LAST_ACK) else [])
 
 
 # --- a scene for every rule ---
@@ -684,7 +684,7 @@ def rdma_access() -> RawPeer:
     """As the endpoint says it, when the device has told of it."""
     peer = established()
     fault = PeerViolation("RDMA that is not allowed", rule="rdma_access")
-    peer.connection.handle_failure(fault, Cause.VIOLATION, peer.now)
+    peer.connection.handle_failure(fault, SdpCause.VIOLATION, peer.now)
     peer.run()
     return peer
 
@@ -739,7 +739,10 @@ def test_who_introduces_itself_badly_is_refused(rule: str) -> None:
     assert isinstance(error, PeerViolation)
     assert error.rule == rule
     assert [order.reason for order in peer.ordered(Reject)] == [REJECT_CONSUMER]
-    assert [event.kind for event in peer.told if isinstance(event, Event)] == [EventKind.BROKEN, EventKind.CLOSED]
+    assert [event.kind for event in peer.told if isinstance(event, SdpEvent)] == [
+        SdpEventKind.BROKEN,
+        SdpEventKind.CLOSED,
+    ]
 
 
 @pytest.mark.parametrize("rule", sorted(SCENES))

@@ -10,6 +10,7 @@ A bounded run with fixed examples by default; SIDESTEP_SDP_MACHINE=N plays N new
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from random import Random
 from typing import Final, TypeAlias, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -41,18 +42,18 @@ from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.soft.memory import Domain
 from sidestep.rdma.verbs import DeviceAttributes
 from sidestep.rdma.work import Receive, Status
-from sidestep.sdp.connection import Cause, Connection
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.connection import SdpCause, SdpConnection
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
-from sidestep.sdp.requests import EventKind, ReturnBuffer, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import ReturnBuffer, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
-from sidestep.sdp.settings import Addresses, Carrier, Settings
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
 from sidestep.sdp.stack import Stack
-from sidestep.sdp.states import OPEN, State
+from sidestep.sdp.states import OPEN, SdpState
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import Mid, Mode, ModeChange, SinkAvail, SrcAvail, decode
@@ -104,11 +105,11 @@ class Wire(Recorder):
 class TimedStack(Stack):
     """A stack whose deadlines are timers of the fabric."""
 
-    def __init__(self, device: LoopbackDevice, settings: Settings) -> None:
+    def __init__(self, device: LoopbackDevice, settings: SdpSettings) -> None:
         super().__init__(device, lambda: device.fabric.now, settings)
         self.fabric = device.fabric
 
-    def arm(self, stream: Stream, at: float) -> None:
+    def arm(self, stream: SdpStream, at: float) -> None:
         super().arm(stream, at)
         self.fabric.call_at(at, self.handle_timeouts)
 
@@ -147,9 +148,9 @@ STRATEGIES: Final = st.fixed_dictionaries(
 
 def some_settings(
     *, carrier: Carrier, keepalive_s: st.SearchStrategy[float] | None = None
-) -> st.SearchStrategy[Settings]:
+) -> st.SearchStrategy[SdpSettings]:
     return st.builds(
-        Settings,
+        SdpSettings,
         receive_size=SIZES,
         receive_count=st.sampled_from((limits.SDP_BUFFERS_MIN, limits.SDP_BUFFERS_MIN, 6, 8, 16, 64)),
         remote_size=SIZES,
@@ -175,7 +176,7 @@ class Theme(Enum):
     TALK = "so are they, and one end sends by Bcopy and has few credits: Transactions"
 
 
-def suited(settings: Settings, theme: Theme, *, asks: bool) -> Settings:
+def suited(settings: SdpSettings, theme: Theme, *, asks: bool) -> SdpSettings:
     """Settings under which what the theme is about happens."""
     if theme is Theme.ANYTHING:
         return settings
@@ -280,11 +281,11 @@ class End:
     def __init__(self, name: str, stack: TimedStack, incoming: ByteQueue, outgoing: ByteQueue, rng: Random) -> None:
         self.name, self.stack = name, stack
         self.incoming, self.outgoing = incoming, outgoing
-        self.made: Stream | None = None
+        self.made: SdpStream | None = None
         self.sends: dict[int, Sent] = {}  # not ended
         self.receives: dict[int, Room] = {}  # not ended
         self.ended: list[Room] = []
-        self.events: Counter[EventKind] = Counter()
+        self.events: Counter[SdpEventKind] = Counter()
         self.error: SidestepError | None = None
         self.writing = True
         self.read_over = False  # the end of the stream was received, or an error
@@ -296,32 +297,32 @@ class End:
         self._rng = rng
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> SdpStream:
         assert self.made is not None
         return self.made
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> SdpConnection:
         return self.stream.connection
 
     @property
     def closed(self) -> bool:
-        return self.events[EventKind.CLOSED] > 0
+        return self.events[SdpEventKind.CLOSED] > 0
 
     @property
     def now(self) -> float:
         return self.stack.clock()
 
-    def tell(self, stream: Stream, told: Told) -> None:
+    def tell(self, stream: SdpStream, told: Told) -> None:
         if isinstance(told, StreamSend):
             self._sent(told)
         elif isinstance(told, StreamReceive):
             self._received(told)
         else:
-            assert not self.closed or told.kind is EventKind.READABLE, f"{told} after CLOSED"
+            assert not self.closed or told.kind is SdpEventKind.READABLE, f"{told} after CLOSED"
             self.events[told.kind] += 1
             self.error = self.error or told.error
-            if told.kind is EventKind.CLOSED:
+            if told.kind is SdpEventKind.CLOSED:
                 assert not self.sends, "sends that never ended"
 
     def _sent(self, request: StreamSend) -> None:
@@ -483,12 +484,12 @@ class End:
     def check_closed(self) -> None:
         """Nothing is left."""
         connection = self.connection
-        assert connection.state is State.CLOSED
+        assert connection.state is SdpState.CLOSED
         assert connection.next_deadline() is None
         assert connection.poll_work() is None
         assert not connection._flow.in_flight
         assert not self.receives, f"{self.name}: {len(self.receives)} receives that never ended"
-        assert self.events[EventKind.CLOSED] == 1
+        assert self.events[SdpEventKind.CLOSED] == 1
         for room in self.ended:
             assert bytes(room.memory) == room.content, "a receive changed after it had ended"
         domain = self.stack.domain
@@ -534,13 +535,13 @@ class TwoEnds(RuleBasedStateMachine):
         left, right = self.ends
         left.other, right.other = right, left
 
-        def accepted(stream: Stream) -> None:
+        def accepted(stream: SdpStream) -> None:
             stream.tell = right.tell
             right.made = stream
 
         right.stack.listen(PORT, accepted)
         left.made = left.stack.connect("b", ADDRESSES, left.tell)
-        established = EventKind.ESTABLISHED
+        established = SdpEventKind.ESTABLISHED
         assert self.fabric.run_until(lambda: all(end.events[established] for end in self.ends))
         if theme is not Theme.ANYTHING:
             for at in (0, 1):
@@ -770,14 +771,14 @@ class TwoEnds(RuleBasedStateMachine):
             assert not end.incoming.arrived
             assert not end.incoming.sends
             assert end.error is None
-            assert end.events[EventKind.WRITE_CLOSED] == end.events[EventKind.END_OF_STREAM] == 1
+            assert end.events[SdpEventKind.WRITE_CLOSED] == end.events[SdpEventKind.END_OF_STREAM] == 1
 
 
 # What a connection may be about when it breaks: whatever is lent or owed then has to be given back.
 DEMANDED: Final = "bytes that SendSm demanded"
 WITHDRAWN: Final = "a withdrawal"
 RESIZED: Final = "another size"
-AMID: Final[dict[str, Callable[[Connection], bool]]] = {
+AMID: Final[dict[str, Callable[[SdpConnection], bool]]] = {
     "an advertisement": lambda c: bool(c._source.adverts),
     DEMANDED: lambda c: bool(c._source.forced),
     WITHDRAWN: lambda c: c._source.cancel_mseq is not None,
@@ -887,9 +888,9 @@ class BreakingEnds(TwoEnds):
             if not end.gave_up:  # who did has nothing more to say
                 end.stream.close()
             end.incoming.settle()
-            told = end.events[EventKind.BROKEN]
+            told = end.events[SdpEventKind.BROKEN]
             assert told == (end.connection.error is not None), f"{end.name} is told {told} times that it is broken"
-            ends_well = end.events[EventKind.WRITE_CLOSED] == end.events[EventKind.END_OF_STREAM] == 1
+            ends_well = end.events[SdpEventKind.WRITE_CLOSED] == end.events[SdpEventKind.END_OF_STREAM] == 1
             assert told or ends_well, f"{end.name} is told neither of a failure nor of both ends"
 
 
@@ -980,13 +981,13 @@ def ends_well(self: Halves) -> None:
 _break_off = Teardown.break_off
 
 
-def told_again(self: Teardown, error: SidestepError, cause: Cause, *, transport_ended: bool = False) -> None:
+def told_again(self: Teardown, error: SidestepError, cause: SdpCause, *, transport_ended: bool = False) -> None:
     """Whatever goes wrong after the first error is told as well."""
     _break_off(self, error, cause, transport_ended=transport_ended)
-    self._host.tell(EventKind.BROKEN, error)
+    self._host.tell(SdpEventKind.BROKEN, error)
 
 
-def untold(self: Teardown, error: SidestepError, cause: Cause) -> None:
+def untold(self: Teardown, error: SidestepError, cause: SdpCause) -> None:
     """Nobody is told."""
     self._host.error, self._host.cause = error, cause
 
@@ -1004,9 +1005,19 @@ MUTANTS: Final[dict[str, tuple[type[TwoEnds], type, str, Callable[..., object], 
 }
 
 
+_MUTANT_RUNS: Final = 10
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_rule_is_seen(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, owner, name, broken, seen_as = MUTANTS[mutant]
     monkeypatch.setattr(owner, name, broken)
-    with pytest.raises(AssertionError, match=seen_as):
-        run(machine, 1000, phases=(Phase.generate,))  # as many as it takes: they end with the first that sees it
+    others: list[str] = []  # what another check has seen first, as which one does depends on the examples
+    for number in range(_MUTANT_RUNS):
+        made = seed(number)(type("Mutant", (machine,), {}))
+        with pytest.raises(AssertionError) as failed:
+            run(made, 1000, phases=(Phase.generate,))  # as many as it takes: they end with the first that sees it
+        if re.search(seen_as, str(failed.value)):
+            return
+        others.append(str(failed.value).partition("\n")[0])
+    pytest.fail(f"seen only as {others}")

@@ -13,11 +13,11 @@ from sdp_vectors import vectors
 from strategies import U8, U16, U32, U64
 
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.sdp.portmapper import RULES, Kind, PortMap
+from sidestep.sdp.portmapper import RULES, PortMap, PortMapKind
 
 V = vectors()
 REQUEST = PortMap(
-    Kind.REQUEST, 5001, 40000, 0x0123456789ABCDEF, IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")
+    PortMapKind.REQUEST, 5001, 40000, 0x0123456789ABCDEF, IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")
 )  # fmt: skip
 V4 = st.builds(IPv4Address, U32)
 V6 = st.builds(IPv6Address, st.integers(0, (1 << 128) - 1))
@@ -27,15 +27,15 @@ ADDRESSES = st.one_of(st.tuples(V4, V4), st.tuples(V6, V6))
 def test_the_vectors() -> None:
     assert PortMap.decode(V["V53"].view) == REQUEST
     assert REQUEST.encode() == V["V53"].message
-    accept = replace(REQUEST, kind=Kind.ACCEPT, ap_port=50000)
+    accept = replace(REQUEST, kind=PortMapKind.ACCEPT, ap_port=50000)
     assert PortMap.decode(V["V54"].view) == accept
     assert accept.encode() == V["V54"].message
     assert accept.lifetime_s == 0
 
 
-@given(st.sampled_from(Kind), U16, U16, U64, ADDRESSES, U8)
+@given(st.sampled_from(PortMapKind), U16, U16, U64, ADDRESSES, U8)
 def test_there_and_back(
-    kind: Kind, ap_port: int, cp_port: int, handle: int, ends: tuple[IPv4Address, IPv4Address], pm_time: int
+    kind: PortMapKind, ap_port: int, cp_port: int, handle: int, ends: tuple[IPv4Address, IPv4Address], pm_time: int
 ) -> None:
     made = PortMap(kind, ap_port, cp_port, handle, *ends, pm_time=pm_time)
     whole = made.encode()

@@ -11,9 +11,9 @@ from raw import CLIENT_PORT, PORT, RawPeer, Remote
 from sdp_vectors import vectors
 
 from sidestep.rdma.work import Access, Receive
-from sidestep.sdp.requests import Accept, Connect, Event, EventKind
-from sidestep.sdp.settings import Addresses, Settings
-from sidestep.sdp.states import State
+from sidestep.sdp.requests import Accept, Connect, SdpEvent, SdpEventKind
+from sidestep.sdp.settings import Addresses, SdpSettings
+from sidestep.sdp.states import SdpState
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Hello, Mid, Mode, SinkAvail, SrcAvail, decode
 
@@ -27,7 +27,7 @@ def header_of(name: str) -> object:
 class Player(RawPeer):
     """A real end and a script for the other one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SdpSettings) -> None:
         super().__init__(settings, credit=8)
         self.lenient = True  # the page's other end posts more than it told at first
         self.said: list[bytes] = []
@@ -78,7 +78,7 @@ CLIENT, SERVER = _addresses(CLIENT_PORT, PORT)
 @pytest.mark.spec("docs/wire/sdp.md §24.1, the part of A")
 def test_the_accepting_end() -> None:
     strategy = Strategy(bcopy_max=64, read_min=1, sink_min=1, pipelined=True)
-    a = Player(Settings(receive_size=16400, receive_count=8, strategy=lambda: strategy))
+    a = Player(SdpSettings(receive_size=16400, receive_count=8, strategy=lambda: strategy))
     core = a.connection
     assert core.accept(V["V01"], SERVER, a.now)
     a.run()
@@ -87,7 +87,7 @@ def test_the_accepting_end() -> None:
     assert (core.credit, core.remote_size) == (8, 8208)
 
     a.hears("V03")
-    assert core.state is State.ESTABLISHED  # by the first message
+    assert core.state is SdpState.ESTABLISHED  # by the first message
     a.counts(nd=1, pnd=0)
     a.has_credit("V04")
     a.send(b"OK")
@@ -158,7 +158,7 @@ def test_the_accepting_end() -> None:
     a.plays("V24")
     a.kinds()
     a.hears("V25")
-    assert EventKind.URGENT in a.kinds()
+    assert SdpEventKind.URGENT in a.kinds()
     assert core.urgent_pending
     a.hears("V26")
     assert not core.urgent_pending
@@ -183,7 +183,7 @@ def test_the_accepting_end() -> None:
     assert core.receive_mode is Mode.COMBINED
 
     a.hears("V33")
-    assert core.state is State.CLOSE_WAIT
+    assert core.state is SdpState.CLOSE_WAIT
     a.has_credit("V34")
     a.send(b"bye")
     a.plays("V34")
@@ -191,16 +191,16 @@ def test_the_accepting_end() -> None:
     core.shutdown_write(a.now)
     a.run()
     a.plays("V35")
-    a.is_in(State.LAST_ACK)
+    a.is_in(SdpState.LAST_ACK)
     a.disconnected()
-    a.is_in(State.CLOSED)
+    a.is_in(SdpState.CLOSED)
     assert core.error is None
 
 
 @pytest.mark.spec("docs/wire/sdp.md §24.1, the part of C")
 def test_the_connecting_end() -> None:
     strategy = Strategy(bcopy_max=64, read_min=1, sink_min=1, payload=16, pipelined=False)
-    c = Player(Settings(receive_size=8208, receive_count=8, remote_size=16400, strategy=lambda: strategy))
+    c = Player(SdpSettings(receive_size=8208, receive_count=8, remote_size=16400, strategy=lambda: strategy))
     core = c.connection
     core.connect(CLIENT, c.now)
     c.run()
@@ -208,7 +208,7 @@ def test_the_connecting_end() -> None:
     assert (order.service_id, order.private_data) == (0x11389, V["V01"])
     core.handle_accepted(V["V02"], c.now)
     c.run()
-    assert (core.state, core.credit, core.remote_size) == (State.ESTABLISHED, 8, 16400)
+    assert (core.state, core.credit, core.remote_size) == (SdpState.ESTABLISHED, 8, 16400)
 
     c.has_credit("V03")
     c.send(b"GET /index\n")
@@ -302,12 +302,12 @@ def test_the_connecting_end() -> None:
     core.shutdown_write(c.now)
     c.run()
     c.plays("V33")
-    assert core.state is State.FIN_WAIT
+    assert core.state is SdpState.FIN_WAIT
     last = c.receive(100)
     c.hears("V34")
     assert bytes(last.view[: last.filled]) == b"bye"
     c.hears("V35")
-    c.is_in(State.CLOSED)
-    kinds = [event.kind for event in c.told if isinstance(event, Event)]
-    assert EventKind.BROKEN not in kinds
-    assert kinds[-1] is EventKind.CLOSED
+    c.is_in(SdpState.CLOSED)
+    kinds = [event.kind for event in c.told if isinstance(event, SdpEvent)]
+    assert SdpEventKind.BROKEN not in kinds
+    assert kinds[-1] is SdpEventKind.CLOSED

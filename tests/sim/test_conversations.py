@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from sidestep.sdp.halves import Halves
-from sidestep.sdp.simulate import Conversation, Kind, Outcome, Surprise, converse, draw
+from sidestep.sdp.simulate import Conversation, Outcome, PlanKind, Surprise, converse, draw
 from sidestep.sdp.simulate.trace import Trace
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
@@ -80,8 +80,8 @@ def test_every_message_and_operation_is_used() -> None:
 @pytest.mark.slow
 def test_every_kind_has_its_share() -> None:
     kinds = Counter(draw(seed).kind for seed in range(1000))
-    assert all(kinds[kind] >= 20 for kind in Kind), kinds
-    assert kinds[Kind.CLEAN] >= 400, kinds
+    assert all(kinds[kind] >= 20 for kind in PlanKind), kinds
+    assert kinds[PlanKind.CLEAN] >= 400, kinds
 
 
 def test_one_seed_gives_one_conversation() -> None:

@@ -8,9 +8,9 @@ from ipaddress import IPv4Address
 
 from sidestep.rdma.loopback import CmMessage, Fabric, Observer, Placed, QpMessage
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import StreamReceive, StreamSend, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mode
@@ -41,18 +41,18 @@ class Several:
 def talk(observer: Observer, *, seed: int = 0) -> None:
     """Bcopy, both kinds of Zcopy, an urgent byte, and a graceful end; what arrives is compared."""
     fabric = Fabric(random.Random(seed), observer=observer)
-    settings = Settings(
+    settings = SdpSettings(
         receive_size=BUFFER_SIZE,
         urgent_inline=True,
         strategy=lambda: Strategy(bcopy_max=2048, read_min=1, sink_min=8192, payload=64),
     )
     attributes = DeviceAttributes(checks_local_memory=False)  # as of a device made of software
     stacks = [Stack(fabric.device(name, attributes), lambda: fabric.now, settings) for name in "ab"]
-    accepted: list[Stream] = []
+    accepted: list[SdpStream] = []
     received = {"a": bytearray(), "b": bytearray()}
 
-    def told_to(name: str) -> Callable[[Stream, Told], None]:
-        def told(stream: Stream, event: Told) -> None:
+    def told_to(name: str) -> Callable[[SdpStream, Told], None]:
+        def told(stream: SdpStream, event: Told) -> None:
             if isinstance(event, StreamReceive):
                 received[name] += event.view[: event.filled]
                 if event.error is None and event.filled:
@@ -62,7 +62,7 @@ def talk(observer: Observer, *, seed: int = 0) -> None:
 
         return told
 
-    def take(stream: Stream) -> None:
+    def take(stream: SdpStream) -> None:
         stream.tell = told_to("b")
         accepted.append(stream)
 

@@ -19,10 +19,10 @@ from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback import CmMessage, Fabric, Faults, Kind, LoopbackDevice, Placed, QpMessage
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.host import Host
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.stack import stack_on
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mid
@@ -98,7 +98,7 @@ class World:
         immediate: bool = False,
         seed: int = 7,
         attributes: DeviceAttributes = LENIENT,
-        settings: Settings | None = None,
+        settings: SdpSettings | None = None,
         faults: Faults | None = None,
         watch: Watch | None = None,
         kick: Callable[[], None] = lambda: None,
@@ -108,7 +108,7 @@ class World:
         self.fabric = Fabric(Random(seed), immediate=immediate, faults=faults, observer=watch)
         self.driver = VirtualTime(self.fabric)
         self.devices = [self.fabric.device(name, attributes) for name in (LEFT, RIGHT)]
-        settings = settings or Settings(strategy=eager)
+        settings = settings or SdpSettings(strategy=eager)
         self.stacks = [stack_on(self.fabric, device, settings, **options) for device in self.devices]
         self.left, self.right = (
             Host(stack, [name], kick=kick) for stack, name in zip(self.stacks, (LEFT, RIGHT), strict=True)
@@ -146,23 +146,23 @@ def assert_empty(device: LoopbackDevice) -> None:
 class End:
     """A raw stream, and what it was told."""
 
-    stream: Stream | None = None
+    stream: SdpStream | None = None
     told: list[Told] = field(default_factory=list)
 
-    def tell(self, stream: Stream, event: Told) -> None:
+    def tell(self, stream: SdpStream, event: Told) -> None:
         self.told.append(event)
 
-    def kinds(self) -> list[EventKind]:
-        return [event.kind for event in self.told if isinstance(event, Event)]
+    def kinds(self) -> list[SdpEventKind]:
+        return [event.kind for event in self.told if isinstance(event, SdpEvent)]
 
     def ended(self) -> list[StreamSend | StreamReceive]:
-        return [event for event in self.told if not isinstance(event, Event)]
+        return [event for event in self.told if not isinstance(event, SdpEvent)]
 
-    def got(self, kind: EventKind) -> bool:
+    def got(self, kind: SdpEventKind) -> bool:
         return kind in self.kinds()
 
     @property
-    def to(self) -> Stream:
+    def to(self) -> SdpStream:
         assert self.stream is not None
         return self.stream
 
@@ -216,17 +216,17 @@ def done(*requests: StreamSend | StreamReceive) -> Callable[[], bool]:
     return lambda: all(request.done for request in requests)
 
 
-def take(end: End, stream: Stream) -> None:
+def take(end: End, stream: SdpStream) -> None:
     end.stream = stream
     stream.tell = end.tell
 
 
-def join(world: World, *, settings: Settings | None = None) -> tuple[End, End]:
+def join(world: World, *, settings: SdpSettings | None = None) -> tuple[End, End]:
     """A connection from left to right, raw."""
     left, right = End(), End()
     listener = world.stacks[1].listen(PORT, partial(take, right), settings=settings)
     left.stream = world.stacks[0].connect(RIGHT, addresses(), left.tell, settings)
-    assert world.fabric.run_until(lambda: left.got(EventKind.ESTABLISHED) and right.got(EventKind.ESTABLISHED))
+    assert world.fabric.run_until(lambda: left.got(SdpEventKind.ESTABLISHED) and right.got(SdpEventKind.ESTABLISHED))
     listener.close()
     return left, right
 

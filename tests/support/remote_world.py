@@ -21,8 +21,8 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.requests import Event, StreamReceive, Told
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.requests import SdpEvent, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.stack import Stack
 from sidestep.switch.link import Carried, Control
@@ -80,7 +80,7 @@ class Host(HubWorld):
         """Applications that have not attached by now are not waited for any longer."""
         self.pass_time(limits.RELAY_ATTACH_S)
 
-    def link(self, stream: Stream) -> SdpLink:
+    def link(self, stream: SdpStream) -> SdpLink:
         return SdpLink(stream, self.loop, self.lost.append, self.logged.append)
 
     def take(self, app: App, link: SdpLink) -> RemoteRelay:
@@ -94,7 +94,7 @@ class Host(HubWorld):
 class Stranger:
     """The other end of a link, which follows no rules."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SdpStream) -> None:
         self.stream = stream
         stream.tell = self._told
         self.room = memoryview(bytearray(1 << 16))
@@ -103,8 +103,8 @@ class Stranger:
         self.open = True
         self._reading = False
 
-    def _told(self, _stream: Stream, event: Told) -> None:
-        if isinstance(event, Event):
+    def _told(self, _stream: SdpStream, event: Told) -> None:
+        if isinstance(event, SdpEvent):
             self.events.append(event.kind.name)
         if type(event) is StreamReceive:
             self._reading = False
@@ -113,7 +113,7 @@ class Stranger:
                 self.read()
             else:
                 self.open = False
-        elif isinstance(event, Event) and event.kind.name in ("BROKEN", "CLOSED", "END_OF_STREAM"):
+        elif isinstance(event, SdpEvent) and event.kind.name in ("BROKEN", "CLOSED", "END_OF_STREAM"):
             self.open = False
 
     def read(self) -> None:

@@ -10,14 +10,14 @@ from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, SidestepError
 from sidestep.sdp.errnos import Reports, error_of, os_error
 from sidestep.sdp.listening import Listening
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.api.driver import Hosts
-    from sidestep.sdp.endpoint import Stream, Teller
+    from sidestep.sdp.endpoint import SdpStream, Teller
     from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.host import Host
 
@@ -73,13 +73,13 @@ class SdpEnd:
     def __init__(self) -> None:
         self._host: Host | None = None
         self._port: int | None = None  # of the host's, until it is given back
-        self._stream: Stream | None = None
+        self._stream: SdpStream | None = None
         self._reports: Reports | None = None
         self._write_shut = False
         self._closed = False
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> SdpStream:
         """The connection beneath."""
         if self._stream is None:
             raise os_error(errno.ENOTCONN)
@@ -123,9 +123,9 @@ class SdpEnd:
     def _teller(self) -> Teller:
         return self._told
 
-    def _told(self, stream: Stream, event: Told) -> None:
+    def _told(self, stream: SdpStream, event: Told) -> None:
         """Something has happened to the connection."""
-        if isinstance(event, Event) and event.kind is EventKind.CLOSED:
+        if isinstance(event, SdpEvent) and event.kind is SdpEventKind.CLOSED:
             self._give_port_back()
 
     def _give_port_back(self) -> None:

@@ -30,19 +30,19 @@ from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
-from sidestep.sdp.connection import Cause
+from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.errnos import os_error
 from sidestep.sdp.host import Host
-from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
     from sidestep.routing import Address
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.requests import Told
 
 log: Final = logging.getLogger("sidestep")
-SETTINGS: Final = Settings(carrier=Carrier.IWARP, cancel_answer_s=limits.API_CANCEL_S)
+SETTINGS: Final = SdpSettings(carrier=Carrier.IWARP, cancel_answer_s=limits.API_CANCEL_S)
 
 
 class Rnics(Hosts):
@@ -101,7 +101,7 @@ class Rnics(Hosts):
         for at in self._at.values():
             at.hide()
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[SdpStream]:
         """All connections that are not over."""
         return [stream for at in self._at.values() for stream in at.stack.streams.values()]
 
@@ -113,7 +113,7 @@ class Rnics(Hosts):
             log.exception("a turn of the RDMA devices has failed")
             error = InternalError(f"{type(fault).__name__}: {fault}")
             for stream in self.streams():
-                stream.fail(error, Cause.TRANSPORT)
+                stream.fail(error, SdpCause.TRANSPORT)
             return True
 
     def counters(self) -> dict[str, int]:
@@ -163,11 +163,11 @@ class _Rnic(Node):
         super().close()
 
 
-def _nobody(_stream: Stream, _event: Told) -> None:
+def _nobody(_stream: SdpStream, _event: Told) -> None:
     """Its event loop has ended."""
 
 
-def details(stream: Stream) -> dict[str, object]:
+def details(stream: SdpStream) -> dict[str, object]:
     """A connection at the moment: mode, mechanism, credit, advertisements, and what its queue pair has moved."""
     qp = stream.qp
     moved = qp.details() if isinstance(qp, IwarpQueuePair) else {}

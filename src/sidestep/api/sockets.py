@@ -30,8 +30,8 @@ from sidestep.constants import IPPROTO_SDP
 from sidestep.errors import Misuse, SidestepError
 from sidestep.sdp.errnos import error_of, os_error
 from sidestep.sdp.host import release
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.states import OPENING, State
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.states import OPENING, SdpState
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.api.driver import Driver, Hosts
-    from sidestep.sdp.connection import Connection
-    from sidestep.sdp.endpoint import Stream, Teller
+    from sidestep.sdp.connection import SdpConnection
+    from sidestep.sdp.endpoint import SdpStream, Teller
     from sidestep.sdp.hello import IpAddress
     from sidestep.sdp.host import Host
 
@@ -330,7 +330,7 @@ class SdpSocket(SdpEnd):
             raise self._time_is_over(timeout)
         return count
 
-    def _take_urgent(self, view: memoryview, connection: Connection) -> int:
+    def _take_urgent(self, view: memoryview, connection: SdpConnection) -> int:
         byte = None if connection.urgent_inline else connection.take_urgent()
         if byte is None:
             if connection.urgent_pending and not connection.urgent_inline:
@@ -365,7 +365,7 @@ class SdpSocket(SdpEnd):
         connection = self._connected()
         if how not in (SHUT_RD, SHUT_WR, SHUT_RDWR):
             raise os_error(errno.EINVAL)
-        if connection.state is State.CLOSED:
+        if connection.state is SdpState.CLOSED:
             raise os_error(errno.ENOTCONN)
         if how != SHUT_WR and not self._read_shut:
             self._read_shut = True
@@ -507,7 +507,7 @@ class SdpSocket(SdpEnd):
         if self._stream is None:
             return False
         connection = self._stream.connection
-        return self._closed or self._read_shut or connection.readable or connection.state is State.CLOSED
+        return self._closed or self._read_shut or connection.readable or connection.state is SdpState.CLOSED
 
     @property
     def writable(self) -> bool:
@@ -527,17 +527,17 @@ class SdpSocket(SdpEnd):
         """Does not keep the socket: one that nobody has any more is closed by its finalizer."""
         own = weakref.WeakMethod(self._told)
 
-        def tell(stream: Stream, event: Told) -> None:
+        def tell(stream: SdpStream, event: Told) -> None:
             if (told := own()) is not None:
                 told(stream, event)
 
         return tell
 
-    def _told(self, stream: Stream, event: Told) -> None:
+    def _told(self, stream: SdpStream, event: Told) -> None:
         super()._told(stream, event)
-        if isinstance(event, Event):
-            self._established |= event.kind is EventKind.ESTABLISHED
-            self._over |= event.kind is EventKind.CLOSED
+        if isinstance(event, SdpEvent):
+            self._established |= event.kind is SdpEventKind.ESTABLISHED
+            self._over |= event.kind is SdpEventKind.CLOSED
 
     def _await(self, request: StreamSend | StreamReceive, timeout: float | None) -> bool:
         """Waits until the request has ended, or takes it back; tells whether it ended in time."""
@@ -561,7 +561,7 @@ class SdpSocket(SdpEnd):
         if self._closed:
             raise os_error(errno.EBADF)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> SdpConnection:
         self._check_open()
         if not self._has_answer():
             raise os_error(errno.ENOTCONN)
@@ -639,5 +639,5 @@ def select(
     return found
 
 
-def _nobody(_stream: Stream, _event: Told) -> None:
+def _nobody(_stream: SdpStream, _event: Told) -> None:
     """Of an attempt that was given up."""

@@ -27,10 +27,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from sidestep import limits
-from sidestep.api.transport import SdpTransport
 from sidestep.api.end import SdpListener
 from sidestep.api.engine import engine
 from sidestep.api.rnic import details, not_there
+from sidestep.api.transport import SdpTransport
 from sidestep.errors import Misuse, SidestepError
 from sidestep.sdp.errnos import error_of, os_error
 from sidestep.switch.protocol import Endpoint

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from sidestep.api.end import SdpEnd, room_of
 from sidestep.sdp.host import release
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from sidestep.api.end import SdpListener
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.host import Host
     from sidestep.switch.protocol import Endpoint
 
@@ -162,14 +162,14 @@ class SdpTransport(SdpEnd):
 
     # --- within ---
 
-    def _told(self, stream: Stream, event: Told) -> None:
+    def _told(self, stream: SdpStream, event: Told) -> None:
         super()._told(stream, event)
         done: asyncio.Future[None] | None = None
-        if not isinstance(event, Event):
+        if not isinstance(event, SdpEvent):
             done = self._waiters.pop(event, None)
-        elif event.kind in (EventKind.ESTABLISHED, EventKind.BROKEN):
+        elif event.kind in (SdpEventKind.ESTABLISHED, SdpEventKind.BROKEN):
             done = self._opened
-        elif event.kind is EventKind.CLOSED:
+        elif event.kind is SdpEventKind.CLOSED:
             done = self._over
         if done is not None and not done.done():
             done.set_result(None)

@@ -11,10 +11,10 @@ import click
 
 from sidestep.cli.shown import printable
 from sidestep.errors import Misuse
-from sidestep.sdp.simulate import Conversation, Kind, Outcome, Surprise, draw
+from sidestep.sdp.simulate import Conversation, Outcome, PlanKind, Surprise, draw
 from sidestep.sdp.simulate.trace import Trace
 
-_KINDS = [kind.value for kind in Kind]
+_KINDS = [kind.value for kind in PlanKind]
 
 
 @click.command()
@@ -39,7 +39,7 @@ def simulate(seed: int, count: int, kind: str | None, as_ladder: bool, as_json: 
     """
     if as_ladder and as_json:
         raise Misuse("--draw and --json", remedy="choose one of them")
-    chosen = None if kind is None else Kind(kind)
+    chosen = None if kind is None else PlanKind(kind)
     failed: list[int] = []
     kinds: Counter[str] = Counter()
     for number in range(seed, seed + count):
@@ -68,7 +68,7 @@ def simulate(seed: int, count: int, kind: str | None, as_ladder: bool, as_json: 
         sys.exit(1)
 
 
-def _play(seed: int, kind: Kind | None, trace: Trace | None) -> tuple[Conversation, Outcome | Surprise]:
+def _play(seed: int, kind: PlanKind | None, trace: Trace | None) -> tuple[Conversation, Outcome | Surprise]:
     conversation = Conversation(draw(seed, kind=kind), trace)
     try:
         return conversation, conversation.run()

@@ -31,7 +31,7 @@ from sidestep.remote.inbound import BY_CARRIER, Inbound, InboundRuntime, setting
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
-from sidestep.sdp.requests import Event, EventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.stack import Stack
 from sidestep.switch.protocol import Endpoint
@@ -39,7 +39,7 @@ from sidestep.switch.protocol import Endpoint
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
     from sidestep.routing import Address
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
 
 _BACKLOG: Final = 512
 _ACCEPTS_PER_TURN: Final = 64
@@ -293,7 +293,7 @@ class _Crossing:
         self._rule = served.rule
         self._sock = sock
         self._client = client
-        self._stream: Stream | None = None
+        self._stream: SdpStream | None = None
         self._dial: Dial | None = None
         self._carrier: Pump | Bridge | None = None
         self._over = False
@@ -356,15 +356,15 @@ class _Crossing:
             self._stream.abort()
         self._fall_back("it does not answer")
 
-    def _told(self, stream: Stream, event: Told) -> None:
-        if not isinstance(event, Event) or self._over:
+    def _told(self, stream: SdpStream, event: Told) -> None:
+        if not isinstance(event, SdpEvent) or self._over:
             return
-        if event.kind is EventKind.ESTABLISHED:
+        if event.kind is SdpEventKind.ESTABLISHED:
             self._cancel_timer()
             self._log(f"goes on by SDP to {self._rule.target}")
             self._served.tally.joined += 1
             self._carrier = Pump(self._gateway.loop, stream, self._sock, self._gateway.pieces, self._pumped)
-        elif event.kind is EventKind.BROKEN:
+        elif event.kind is SdpEventKind.BROKEN:
             stream.tell = _nobody
             self._gateway.peers.doubt(self._rule.target, self._port)
             self._fall_back(str(event.error or "it was refused"))
@@ -491,5 +491,5 @@ class _FromSdp:
         self.gateway.log(f"{host} by '{self.rule}' {what}")
 
 
-def _nobody(_stream: Stream, _event: Told) -> None:
+def _nobody(_stream: SdpStream, _event: Told) -> None:
     """Nobody wants to hear of it any more."""

@@ -14,17 +14,17 @@ from sidestep.remote.dial import Dial
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.sdp.hello import Hello, IwarpHello, hello_refusal
 from sidestep.sdp.private_data import whole
-from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.sdp.wire import decode
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest
     from sidestep.rdma.soft.loop import Loop
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.stack import Stack
     from sidestep.switch.protocol import Endpoint
 
-_SETTINGS: Final = Settings(
+_SETTINGS: Final = SdpSettings(
     receive_count=limits.REMOTE_RECEIVES,
     receive_size=limits.REMOTE_RECEIVE_SIZE,
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
@@ -63,7 +63,7 @@ class Inbound:
         self,
         place: InboundRuntime,
         request: ConnectionRequest,
-        settings: Settings,
+        settings: SdpSettings,
         target: Endpoint,
         on_over: Callable[[Inbound], object],
         tell: Callable[[str], object],
@@ -107,7 +107,7 @@ class Inbound:
             self._refuse(why)
             return
 
-        def accepted(stream: Stream) -> None:
+        def accepted(stream: SdpStream) -> None:
             self.pump = Pump(self._place.loop, stream, sock, self._place.pieces, self._pumped)
 
         self._tell(f"goes to {self._target} by TCP")
@@ -134,7 +134,7 @@ class Inbound:
 
 def settings_for(
     private_data: bytes, host: IPv4Address | IPv6Address, local: IPv4Address | IPv6Address | None
-) -> Settings:
+) -> SdpSettings:
     """The settings of a stream that begins with this Hello.
 
     Raises:

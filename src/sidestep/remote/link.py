@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Final
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
 from sidestep.rdma.work import Access
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.switch.link import Carried, Control
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop, Timer
     from sidestep.rdma.verbs import MemoryRegion
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
 
 CONTROL: Final = Struct(">B7xQ")
-_ENDS: Final = frozenset({EventKind.BROKEN, EventKind.CLOSED})  # after END_OF_STREAM there may be words to read
+_ENDS: Final = frozenset({SdpEventKind.BROKEN, SdpEventKind.CLOSED})  # after END_OF_STREAM there may be words to read
 _TOGETHER: Final = 224  # bytes of words, and short data behind one of them, that go inline
 _LARGE: Final = 4  # messages of the present size: data that would fill more of them asks for larger ones
 _SCRATCH: Final = 4096  # bytes read at once that nobody wants
@@ -52,7 +52,7 @@ class SdpLink:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: SdpStream,
         loop: Loop,
         on_lost: Callable[[Carried], None],
         log: Callable[[str], None],
@@ -81,7 +81,7 @@ class SdpLink:
     # ---- for the connection ----
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> SdpStream:
         return self._stream
 
     @property
@@ -269,7 +269,7 @@ class SdpLink:
 
     # ---- what the stream tells ----
 
-    def _told(self, _stream: Stream, event: Told) -> None:
+    def _told(self, _stream: SdpStream, event: Told) -> None:
         self._contained(self._take, event)
 
     def _take(self, event: Told) -> None:
@@ -277,12 +277,12 @@ class SdpLink:
             self._received(event)
         elif type(event) is StreamSend:
             self._sent(event)
-        elif isinstance(event, Event):
-            if event.kind is EventKind.ESTABLISHED:
+        elif isinstance(event, SdpEvent):
+            if event.kind is SdpEventKind.ESTABLISHED:
                 self.handle_established()
             elif event.kind in _ENDS:
-                self._lose(broken=event.kind is EventKind.BROKEN)
-                if event.kind is EventKind.CLOSED:
+                self._lose(broken=event.kind is SdpEventKind.BROKEN)
+                if event.kind is SdpEventKind.CLOSED:
                     self._go()
 
     def _contained(self, call: Callable[..., object], *arguments: object) -> None:

@@ -6,7 +6,7 @@ from sidestep import limits
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.routing import Address
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.stack import Stack
 
 
@@ -17,7 +17,7 @@ class Node:
         self,
         loop: Loop,
         address: Address,
-        settings: Settings | None = None,
+        settings: SdpSettings | None = None,
         *,
         private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
     ) -> None:

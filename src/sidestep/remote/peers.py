@@ -23,7 +23,7 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.routing import Address
-from sidestep.sdp.portmapper import UDP_PORT, Kind, PortMap, pm_time_of
+from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind, pm_time_of
 from sidestep.switch.protocol import Endpoint, NotYet
 
 Answer: TypeAlias = Callable[[int | None], None]
@@ -108,7 +108,7 @@ class Peers:
                 answer(None)
                 return
             request = PortMap(
-                Kind.REQUEST, remote.port, local.port, secrets.randbits(64), local.address, remote.address
+                PortMapKind.REQUEST, remote.port, local.port, secrets.randbits(64), local.address, remote.address
             )
             self._asking[remote] = self._handles[request.assoc_handle] = asking = _Asking(request, local.address)
             asking.waiting.append(answer)
@@ -217,15 +217,15 @@ class Peers:
                 return
 
     def _heard(self, message: PortMap, local: Address, host: Address, port: int) -> None:
-        if message.kind is Kind.REQUEST:
+        if message.kind is PortMapKind.REQUEST:
             self._answer(message, local, host, port)
             return
         asking = self._handles.get(message.assoc_handle)
         if asking is None or port != UDP_PORT or host != asking.request.ap_ip:
             return
-        if message.kind is Kind.ACCEPT and message.ap_port:
+        if message.kind is PortMapKind.ACCEPT and message.ap_port:
             acknowledged = PortMap(
-                Kind.ACK,
+                PortMapKind.ACK,
                 message.ap_port,
                 message.cp_port,
                 message.assoc_handle,
@@ -234,7 +234,7 @@ class Peers:
             )
             self._send(acknowledged, asking.local, host, UDP_PORT)
             self._settle(asking, message.ap_port, min(message.lifetime_s, limits.PEER_KNOWN_MAX_S))
-        elif message.kind is Kind.DENY:
+        elif message.kind is PortMapKind.DENY:
             self._settle(asking, None, limits.PEER_ABSENT_S, denied=True)
 
     def _answer(self, asked: PortMap, local: Address, host: Address, port: int) -> None:
@@ -246,10 +246,10 @@ class Peers:
         except NotYet as why:
             why.wait(lambda: self._answer(asked, local, host, port))
             return
-        reply = PortMap(Kind.DENY, 0, asked.cp_port, asked.assoc_handle, asked.cp_ip, asked.ap_ip)
+        reply = PortMap(PortMapKind.DENY, 0, asked.cp_port, asked.assoc_handle, asked.cp_ip, asked.ap_ip)
         if mapped is not None:
             port_there, lasts_s = mapped
-            reply = replace(reply, kind=Kind.ACCEPT, ap_port=port_there, pm_time=pm_time_of(lasts_s))
+            reply = replace(reply, kind=PortMapKind.ACCEPT, ap_port=port_there, pm_time=pm_time_of(lasts_s))
         self._send(reply, local, host, port)
 
 

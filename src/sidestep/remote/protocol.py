@@ -40,12 +40,12 @@ from sidestep.remote.resync import Resync, ResyncResponder, Route
 from sidestep.remote.sdp_connect import SdpConnects
 from sidestep.remote.serving import Serving
 from sidestep.routing import Address
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.header import BSDH_LEN
 from sidestep.sdp.hello import Hello
 from sidestep.sdp.portmapper import UDP_PORT
-from sidestep.sdp.requests import Event, EventKind, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
     Capabilities,
@@ -61,7 +61,7 @@ from sidestep.switch.protocol import (
     Workers,
 )
 
-LINK_SETTINGS: Final = Settings(
+LINK_SETTINGS: Final = SdpSettings(
     receive_count=limits.REMOTE_RECEIVES,
     receive_size=limits.REMOTE_RECEIVE_SIZE,
     receive_size_max=limits.REMOTE_RECEIVE_SIZE_MAX,
@@ -310,7 +310,7 @@ class _At(Node):
         local, remote = Endpoint(self.address, found.port), Endpoint(host, hello.local_port)
 
         def found_end(incoming: Incoming) -> None:
-            def accepted(stream: Stream) -> None:
+            def accepted(stream: SdpStream) -> None:
                 self._accepted(stream, incoming, found.name, told)
 
             try:
@@ -322,7 +322,7 @@ class _At(Node):
 
         self.sdp.services.await_end(self.sdp, local, remote, found_end, partial(self._decline, request))
 
-    def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
+    def _accepted(self, stream: SdpStream, incoming: Incoming, name: bytes, hello: bytes) -> None:
         def broken(_relay: Carried) -> None:
             self.answers.handle_broken(name)
 
@@ -366,10 +366,10 @@ class _Reaching:
         self._hello = hello
         return self._promotion.encode(hello, self._sdp.key)
 
-    def _told(self, stream: Stream, event: Told) -> None:
-        if not isinstance(event, Event):
+    def _told(self, stream: SdpStream, event: Told) -> None:
+        if not isinstance(event, SdpEvent):
             return
-        if event.kind is EventKind.ESTABLISHED:
+        if event.kind is SdpEventKind.ESTABLISHED:
             link = SdpLink(stream, self._sdp.loop, self._handle_broken, self._sdp.services.log, self._at.device.name)
             try:
                 far = self._outgoing.carry(link)
@@ -380,7 +380,7 @@ class _Reaching:
                 link.carry(far)
                 self._sdp.carried(far, _nothing)
                 link.handle_established()
-        elif event.kind is EventKind.BROKEN:
+        elif event.kind is SdpEventKind.BROKEN:
             host = self._outgoing.request.remote.address
             if said := why_not_in(stream.refused_with):
                 self._outgoing.refuse(f"the provider at {host} refuses: {said}")

@@ -41,12 +41,12 @@ from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
 from sidestep.rdma.iwarp.tcp import RESET
 from sidestep.rdma.soft.loop import READ, WRITE
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import OPEN
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
 
 _SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h
 _NO_MARK: Final = bytes(4)
@@ -100,7 +100,7 @@ class Pump:
     """
 
     def __init__(
-        self, loop: Loop, stream: Stream, sock: socket.socket, pieces: Pieces, on_over: Callable[[Pump], object]
+        self, loop: Loop, stream: SdpStream, sock: socket.socket, pieces: Pieces, on_over: Callable[[Pump], object]
     ) -> None:
         if not stream.connection.urgent_inline:
             raise Misuse("the place of an urgent byte gets lost", remedy="Settings(urgent_inline=True)")
@@ -338,7 +338,7 @@ class Pump:
 
     # ---- what the stream tells ----
 
-    def _told(self, _stream: Stream, event: Told) -> None:
+    def _told(self, _stream: SdpStream, event: Told) -> None:
         self._contained(self._take, event)
 
     def _contained(self, call: Callable[..., object], *arguments: object) -> None:
@@ -353,15 +353,15 @@ class Pump:
             self._sent(event)
         elif type(event) is StreamReceive:
             self._received(event)
-        elif isinstance(event, Event):
-            if event.kind is EventKind.ESTABLISHED:
+        elif isinstance(event, SdpEvent):
+            if event.kind is SdpEventKind.ESTABLISHED:
                 self._open = True
                 self._watch()
-            elif event.kind is EventKind.READABLE or event.kind is EventKind.END_OF_STREAM:
+            elif event.kind is SdpEventKind.READABLE or event.kind is SdpEventKind.END_OF_STREAM:
                 self._loop.soon(self._go_on)
-            elif event.kind is EventKind.BROKEN:
+            elif event.kind is SdpEventKind.BROKEN:
                 self._end_badly(f"SDP: {event.error or 'reset'}")
-            elif event.kind is EventKind.CLOSED:
+            elif event.kind is SdpEventKind.CLOSED:
                 self._stream_over = True
                 if not self._tcp_ended:
                     self._end_badly("SDP: closed too early")

@@ -42,14 +42,14 @@ from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.serving import NAMED, Provider
 from sidestep.sdp.errnos import BY_CAUSE
-from sidestep.sdp.requests import Event, EventKind, Told
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.switch.protocol import Endpoint, Ends, PendingConnect
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop, Timer
     from sidestep.routing import Address
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.stack import Stack
 
 _SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
@@ -126,7 +126,7 @@ class _SdpConnect:
         self._asked_of: Endpoint | None = None  # who has told where to connect to, and where that is
         self._port = 0
         self._silent: dict[Endpoint, bool] = {}  # who has told of nowhere, and whether he has said anything
-        self._stream: Stream | None = None
+        self._stream: SdpStream | None = None
         self._place: _RedirectListener | None = None
         self._pump: Pump | None = None
         self._unname: Callable[[], None] | None = None
@@ -204,17 +204,17 @@ class _SdpConnect:
         promotion = Promotion(Purpose.INBOUND, self._remote.port, secrets.token_bytes(16))
         return promotion.encode(hello, self._connects.provider.key)
 
-    def _told(self, stream: Stream, event: Told) -> None:
+    def _told(self, stream: SdpStream, event: Told) -> None:
         """Until there is a pump."""
-        if not isinstance(event, Event) or self._over:
+        if not isinstance(event, SdpEvent) or self._over:
             return
-        if event.kind is EventKind.ESTABLISHED:
+        if event.kind is SdpEventKind.ESTABLISHED:
             self._established()
-        elif event.kind is EventKind.BROKEN:
+        elif event.kind is SdpEventKind.BROKEN:
             stream.tell = _nobody
             self._loop.soon(partial(self._broken, stream, event))  # it may not even be known yet
 
-    def _broken(self, stream: Stream, event: Event) -> None:
+    def _broken(self, stream: SdpStream, event: SdpEvent) -> None:
         if stream is self._stream and not self._over:
             cause = stream.connection.cause
             error = BY_CAUSE[cause] if cause is not None else errno.ECONNREFUSED
@@ -408,5 +408,5 @@ class _RedirectListener:
             reset(sock)  # somebody else's
 
 
-def _nobody(_stream: Stream, _event: Told) -> None:
+def _nobody(_stream: SdpStream, _event: Told) -> None:
     """Nobody wants to hear of it any more."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionRequest, Listener
     from sidestep.rdma.soft.loop import Loop
     from sidestep.routing import Address
-    from sidestep.sdp.settings import Settings
+    from sidestep.sdp.settings import SdpSettings
     from sidestep.sdp.stack import Stack
 
 NAMED: Final = IPv4Address(NAMED_ADDRESS)
@@ -131,7 +131,13 @@ class Serving:
             self.take(request, service, client, settings)
 
     def take(
-        self, request: ConnectionRequest, service: int, client: Endpoint, settings: Settings, *, beside_hello: int = 0
+        self,
+        request: ConnectionRequest,
+        service: int,
+        client: Endpoint,
+        settings: SdpSettings,
+        *,
+        beside_hello: int = 0,
     ) -> None:
         """Joins a request that is in order, of that client, with the service; or rejects it."""
         local = Endpoint(self._address, service)
@@ -158,7 +164,7 @@ class Serving:
         )  # fmt: skip
         self._inbound[inbound] = None
 
-    def _judge(self, request: ConnectionRequest, host: Address) -> Settings:
+    def _judge(self, request: ConnectionRequest, host: Address) -> SdpSettings:
         """Whether an ordinary request is in order and believed, and the settings for its kind of Hello."""
         if not self._provider.trusts(host):
             raise PeerViolation("it is none of the hosts given with --remote", rule="service_host")

@@ -52,11 +52,11 @@ from sidestep.sdp.incoming import Incoming
 from sidestep.sdp.keepalive import Keepalive
 from sidestep.sdp.outgoing import Outgoing
 from sidestep.sdp.requests import (
-    Cause,
-    Event,
-    EventKind,
     Region,
     ReturnBuffer,
+    SdpCause,
+    SdpEvent,
+    SdpEventKind,
     StreamReceive,
     StreamSend,
     Suspended,
@@ -64,8 +64,8 @@ from sidestep.sdp.requests import (
     Work,
 )
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import Addresses, Settings
-from sidestep.sdp.states import OPEN, OPENING, TRANSITIONS, State, Stimulus
+from sidestep.sdp.settings import Addresses, SdpSettings
+from sidestep.sdp.states import OPEN, OPENING, TRANSITIONS, SdpState, Stimulus
 from sidestep.sdp.suspend import Suspend
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.updates import Updates
@@ -82,7 +82,7 @@ def _mechanism(read: bool, write: bool) -> str:
     return "read zcopy" if read else "write zcopy" if write else "bcopy"
 
 
-class Connection:
+class SdpConnection:
     """One end. Not thread-safe: whoever drives it calls one method at a time."""
 
     __slots__ = (
@@ -91,13 +91,13 @@ class Connection:
         "cause", "dirty", "error", "events", "now", "readable_told", "state", "suspended", "timers", "work",
     )  # fmt: skip
 
-    def __init__(self, settings: Settings) -> None:
-        self.state = State.CLOSED
+    def __init__(self, settings: SdpSettings) -> None:
+        self.state = SdpState.CLOSED
         self.accepting = False
         self.addresses: Addresses | None = None
         self.now = 0.0
         self.error: SidestepError | None = None
-        self.cause: Cause | None = None
+        self.cause: SdpCause | None = None
         self.suspended: Suspended | None = None
         self.readable_told = False
         self._settings = settings
@@ -169,7 +169,7 @@ class Connection:
     def handle_accepted(self, private_data: bytes | memoryview, now: float) -> None:
         """The other end has accepted, with this HelloAck; both ends may send."""
         self.now = now
-        if self.state is not State.REQ_SENT:
+        if self.state is not SdpState.REQ_SENT:
             return
         self._handshake.accepted(private_data)
         early, self._handshake.early = self._handshake.early, []
@@ -186,7 +186,7 @@ class Connection:
         """The connection manager got no answer."""
         self.now = now
         if self.state in OPENING:
-            self._handshake.refuse(Unavailable("the other end does not answer"), Cause.TIMEOUT)
+            self._handshake.refuse(Unavailable("the other end does not answer"), SdpCause.TIMEOUT)
 
     def handle_established(self, now: float) -> None:
         """Ready to use has come (accepting end)."""
@@ -436,7 +436,7 @@ class Connection:
         self.now = now
         self._teardown.abort()
 
-    def handle_failure(self, error: SidestepError, cause: Cause, now: float) -> None:
+    def handle_failure(self, error: SidestepError, cause: SdpCause, now: float) -> None:
         """The transport connection has failed and no completion tells of it, or what it needs is not to be had."""
         self.now = now
         self._teardown.failed(error, cause)
@@ -498,7 +498,7 @@ class Connection:
             if self._suspend.answered or self._suspend.confirmed:
                 self._fast = False  # what comes now is looked at
         except PeerViolation as violation:
-            self._teardown.break_off(violation, Cause.VIOLATION)
+            self._teardown.break_off(violation, SdpCause.VIOLATION)
             self._incoming.give_back(buffer)
 
     def handle_invalidated(self, rkey: RKey, now: float) -> None:
@@ -506,16 +506,16 @@ class Connection:
         self.now = now
         if self._flow.open and not self._halves.is_advertised(rkey):
             error = PeerViolation(f"key {rkey:#x} was voided, and is not of what is advertised", rule="invalidated")
-            self._teardown.break_off(error, Cause.VIOLATION)
+            self._teardown.break_off(error, SdpCause.VIOLATION)
 
     def handle_receive_failed(self, buffer: Receive, status: Status, now: float) -> None:
         """No message came into this receive, and the queue pair is in error: one that does not fit, or worse."""
         self.now = now
         self._flow.work.append(ReturnBuffer(buffer))
         error: SidestepError = Unavailable(f"the transport connection failed: {status.name}")
-        cause = Cause.TRANSPORT
+        cause = SdpCause.TRANSPORT
         if status is Status.LOCAL_LENGTH_ERROR:
-            error, cause = PeerViolation("a message that does not fit", rule="message_size"), Cause.VIOLATION
+            error, cause = PeerViolation("a message that does not fit", rule="message_size"), SdpCause.VIOLATION
         if status is not Status.FLUSHED:
             self._teardown.break_off(error, cause, transport_ended=True)
         self._teardown.hang_up()
@@ -531,7 +531,7 @@ class Connection:
             else:
                 self._teardown.break_off(
                     Unavailable(f"the transport connection failed: {status.name}"),
-                    Cause.TRANSPORT,
+                    SdpCause.TRANSPORT,
                     transport_ended=True,
                 )
             return  # what was outstanding ends with handle_disconnected
@@ -587,9 +587,9 @@ class Connection:
 
     def _cancel_timeout(self) -> None:
         error = Unavailable("the other end does not give advertised memory back")
-        self._teardown.break_off(error, Cause.TIMEOUT)
+        self._teardown.break_off(error, SdpCause.TIMEOUT)
 
-    _TIMEOUTS: Final[dict[str, Callable[[Connection], None]]] = {
+    _TIMEOUTS: Final[dict[str, Callable[[SdpConnection], None]]] = {
         "answer": lambda connection: connection._source.cancel(),
         "cancel": _cancel_timeout,
         "close": lambda connection: connection._teardown.close_timeout(),
@@ -626,7 +626,7 @@ class Connection:
             sink = self._sink
             if not sink.receives and (sink.ready_bytes or sink.adverts or sink.ended):
                 self.readable_told = True
-                return Event(EventKind.READABLE)
+                return SdpEvent(SdpEventKind.READABLE)
         return None
 
     # --- what the parts share ---
@@ -642,24 +642,24 @@ class Connection:
             raise InternalError(f"{stimulus.value} in state {self.state.value}")
         self.state = state
         self._flow.open = state in OPEN
-        self._fast = state is State.ESTABLISHED or state is State.FIN_WAIT
+        self._fast = state is SdpState.ESTABLISHED or state is SdpState.FIN_WAIT
 
     def establish(self, stimulus: Stimulus) -> None:
         self.move(stimulus)
         self._keepalive.start()
         self._suspend.established()
         self.dirty = True
-        self.tell(EventKind.ESTABLISHED)
+        self.tell(SdpEventKind.ESTABLISHED)
 
-    def refuse(self, error: SidestepError, cause: Cause) -> None:
+    def refuse(self, error: SidestepError, cause: SdpCause) -> None:
         self._teardown.refuse(error, cause)
 
     def forget(self) -> None:
         self.timers.clear()
         self._control.clear()
 
-    def tell(self, kind: EventKind, error: SidestepError | None = None) -> None:
-        self.events.append(Event(kind, error))
+    def tell(self, kind: SdpEventKind, error: SidestepError | None = None) -> None:
+        self.events.append(SdpEvent(kind, error))
 
     def control(self, action: object) -> None:
         """Queues a message without payload: a header, or a callable that sends it."""
@@ -677,7 +677,7 @@ class Connection:
         self._halves.remote_size_changed()
 
     def resized(self) -> None:
-        self.tell(EventKind.RESIZED)
+        self.tell(SdpEventKind.RESIZED)
 
 
-__all__ = ["Cause", "Connection"]
+__all__ = ["SdpCause", "SdpConnection"]

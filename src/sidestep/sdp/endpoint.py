@@ -1,9 +1,9 @@
 """SDP over a device: what joins the sans-IO connection to queue pairs, memory and the connection manager.
 
 A `Stack` is one device as SDP uses it: a protection domain, a completion queue for sending and one for receiving that
-all connections share, private buffers, regions, listeners. A `Stream` is one connection: it posts what the connection
-orders and tells it what came of it. Both are driven from outside, in one thread: by the device's callbacks, by the
-user's calls and by `Stack.handle_timeouts`. What programs call is in `api`.
+all connections share, private buffers, regions, listeners. An `SdpStream` is one connection: it posts what the
+`SdpConnection` orders and tells it what came of it. Both are driven from outside, in one thread: by the device's
+callbacks, by the user's calls and by `Stack.handle_timeouts`. What programs call is in `api`.
 
 Payload is never copied on its way out: the gather list names the user's own memory. Where a device wants all memory it
 touches to be registered (`DeviceAttributes.checks_local_memory`), see `registration`.
@@ -25,37 +25,36 @@ from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.pools import RdmaElement
-from sidestep.rdma.verbs import AsyncEvent, QpCapabilities, QueuePair
-from sidestep.rdma.verbs import EventKind as DeviceEvent
+from sidestep.rdma.verbs import AsyncEvent, EventKind, QpCapabilities, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, RKey, Send, SendRequest, Status
 from sidestep.sdp.buffers import Loan, Want
-from sidestep.sdp.connection import Cause, Connection
+from sidestep.sdp.connection import SdpCause, SdpConnection
 from sidestep.sdp.private_data import fitted, whole
 from sidestep.sdp.registration import RegisteringPoster, Registration
 from sidestep.sdp.requests import (
     Accept,
     Connect,
     Disconnect,
-    Event,
-    EventKind,
     NeedBuffers,
     Region,
     Register,
     Reject,
     Release,
     ReturnBuffer,
+    SdpEvent,
+    SdpEventKind,
     StreamReceive,
     StreamSend,
     Told,
 )
-from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.states import OPENING, State
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
+from sidestep.sdp.states import OPENING, SdpState
 
 if TYPE_CHECKING:
     from sidestep.sdp.stack import Stack
 
-Teller: TypeAlias = "Callable[[Stream, Told], None]"
-Acceptor: TypeAlias = "Callable[[Stream], None]"
+Teller: TypeAlias = "Callable[[SdpStream, Told], None]"
+Acceptor: TypeAlias = "Callable[[SdpStream], None]"
 
 SPARE_REQUESTS: Final = 8  # in both queues, beyond what the connection uses: the last ones, and some
 _REMOTE: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
@@ -73,7 +72,7 @@ class Poster(Protocol):
         """Hands over room for one message."""
 
 
-class Stream:
+class SdpStream:
     """One connection on a stack."""
 
     __slots__ = (
@@ -82,11 +81,11 @@ class Stream:
         "tell", "timer",
     )  # fmt: skip
 
-    def __init__(self, stack: Stack, settings: Settings, tell: Teller) -> None:
+    def __init__(self, stack: Stack, settings: SdpSettings, tell: Teller) -> None:
         self.stack = stack
         self.tell = tell
         self._settings = stack.suited(settings)
-        self.connection = Connection(self._settings)
+        self.connection = SdpConnection(self._settings)
         self.address = ""
         self.beside_hello: Callable[[bytes], bytes] | None = None  # gives private data behind our Hello
         self.request: ConnectionRequest | None = None
@@ -94,7 +93,7 @@ class Stream:
         self.qp: QueuePair | None = None
         self.posted: deque[Receive] = deque()  # in the order of posting, which is that of completion
         self.deadline: float | None = None
-        self.timer: tuple[float, int, Stream] | None = None  # the stack's, for that or a time before
+        self.timer: tuple[float, int, SdpStream] | None = None  # the stack's, for that or a time before
         self._poster: Poster | None = None  # where work goes: the queue pair, or what stands before it
         self._cm: cm.Connection | None = None
         self._lasts_out = 0  # of the two requests that show that a queue pair is flushed
@@ -132,31 +131,31 @@ class Stream:
                 stack.regions,
                 stack.spares,
                 self.run,
-                lambda why: self.fail(why, Cause.RESOURCES),
+                lambda why: self.fail(why, SdpCause.RESOURCES),
             )
 
     # --- the user ---
 
     def send(self, data: memoryview, *, urgent: bool = False, bcopy_only: bool = False) -> StreamSend:
-        """Queues bytes; see `Connection.send`."""
+        """Queues bytes; see `SdpConnection.send`."""
         send = self.connection.send(data, self.stack.clock(), urgent=urgent, bcopy_only=bcopy_only)
         self.run()
         return send
 
     def send_together(self, parts: Iterable[memoryview]) -> list[StreamSend]:
-        """Queues bytes from several places, which go in as few messages as they fit in; see `Connection.send`."""
+        """Queues bytes from several places, which go in as few messages as they fit in; see `SdpConnection.send`."""
         now = self.stack.clock()
         sends = [self.connection.send(part, now) for part in parts]
         self.run()
         return sends
 
     def resize_remote(self, size: int) -> None:
-        """Asks the other end for larger private buffers; see `Connection.resize_remote`."""
+        """Asks the other end for larger private buffers; see `SdpConnection.resize_remote`."""
         self.connection.resize_remote(size, self.stack.clock())
         self.run()
 
     def receive(self, room: memoryview, *, waitall: bool = False) -> StreamReceive:
-        """Offers room; see `Connection.receive`."""
+        """Offers room; see `SdpConnection.receive`."""
         receive = self.connection.receive(room, self.stack.clock(), waitall=waitall)
         self.run()
         return receive
@@ -170,13 +169,13 @@ class Stream:
         self.run()
 
     def peek_into(self, room: memoryview) -> int:
-        """Copies what could be received now; see `Connection.peek_into`."""
+        """Copies what could be received now; see `SdpConnection.peek_into`."""
         count = self.connection.peek_into(room, self.stack.clock())
         self.run()
         return count
 
     def put_back(self, data: bytes) -> None:
-        """Gives bytes back that were received last; see `Connection.put_back`."""
+        """Gives bytes back that were received last; see `SdpConnection.put_back`."""
         self.connection.put_back(data, self.stack.clock())
         self.run()
 
@@ -189,7 +188,7 @@ class Stream:
         self.run()
 
     def close(self, linger_s: float | None = None) -> None:
-        """Ends both directions; see `Connection.close`."""
+        """Ends both directions; see `SdpConnection.close`."""
         self.connection.close(self.stack.clock(), linger_s)
         self.run()
 
@@ -198,7 +197,7 @@ class Stream:
         self.run()
 
     def suspend(self, port: int) -> None:
-        """Asks the other end to connect anew to that port; see `Connection.suspend`."""
+        """Asks the other end to connect anew to that port; see `SdpConnection.suspend`."""
         self.connection.suspend(port, self.stack.clock())
         self.run()
 
@@ -259,9 +258,9 @@ class Stream:
         self.connection.handle_completion(wr_id, status, now)
         if status is not Status.FLUSHED:  # and the queue pair is in error, whatever the stream still waits for
             error = Unavailable(f"the transport connection failed: {status.name}")
-            self.connection.handle_failure(error, Cause.TRANSPORT, now)
+            self.connection.handle_failure(error, SdpCause.TRANSPORT, now)
 
-    def fail(self, error: SidestepError, cause: Cause) -> None:
+    def fail(self, error: SidestepError, cause: SdpCause) -> None:
         """Something that no completion tells has ended the connection."""
         self.connection.handle_failure(error, cause, self.stack.clock())
         self.run()
@@ -274,10 +273,10 @@ class Stream:
     def _on_event(self, event: AsyncEvent) -> None:
         if event.source is not self.qp:
             return
-        if event.kind in (DeviceEvent.QP_ACCESS_ERROR, DeviceEvent.QP_REQUEST_ERROR):
-            self.fail(PeerViolation(event.why or "RDMA that is not allowed", rule="rdma_access"), Cause.VIOLATION)
-        elif event.kind in (DeviceEvent.QP_FATAL, DeviceEvent.CQ_ERROR):
-            self.fail(Unavailable(event.why or "the transport connection broke"), Cause.TRANSPORT)
+        if event.kind in (EventKind.QP_ACCESS_ERROR, EventKind.QP_REQUEST_ERROR):
+            self.fail(PeerViolation(event.why or "RDMA that is not allowed", rule="rdma_access"), SdpCause.VIOLATION)
+        elif event.kind in (EventKind.QP_FATAL, EventKind.CQ_ERROR):
+            self.fail(Unavailable(event.why or "the transport connection broke"), SdpCause.TRANSPORT)
 
     # --- memory ---
 
@@ -372,7 +371,7 @@ class Stream:
                 check_reply=lambda reply: self.connection.judge_reply(whole(reply)),
             )
         except SidestepError as why:
-            self.connection.handle_failure(why, Cause.RESOURCES, self.stack.clock())
+            self.connection.handle_failure(why, SdpCause.RESOURCES, self.stack.clock())
 
     def _on_accept(self, order: Accept) -> None:
         device = self.stack.device
@@ -382,7 +381,7 @@ class Stream:
             private_data = fitted(order.private_data, device.attributes.reply_private_data_max)
             self._cm = self.request.accept(self.qp, private_data, self._told_by_cm)
         except SidestepError as why:
-            self.connection.handle_failure(why, Cause.RESOURCES, self.stack.clock())
+            self.connection.handle_failure(why, SdpCause.RESOURCES, self.stack.clock())
 
     def _on_reject(self, order: Reject) -> None:
         assert self.request is not None
@@ -453,7 +452,7 @@ class Stream:
                 self._give_back(receive)
         self.posted.clear()
         self.connection.handle_disconnected(stack.clock())
-        if self.connection.state is State.RESUMING:
+        if self.connection.state is SdpState.RESUMING:
             self._resume()
 
     def _resume(self) -> None:
@@ -462,11 +461,11 @@ class Stream:
         try:
             self.make_qp()
         except SidestepError as why:
-            self.connection.handle_failure(why, Cause.RESOURCES, now)
+            self.connection.handle_failure(why, SdpCause.RESOURCES, now)
         else:
             self.connection.resume(now)
 
-    _ORDERS: Final[dict[type, Callable[[Stream, Any], None]]] = {
+    _ORDERS: Final[dict[type, Callable[[SdpStream, Any], None]]] = {
         NeedBuffers: _on_need_buffers,
         ReturnBuffer: _on_return_buffer,
         Register: _on_register,
@@ -483,4 +482,4 @@ def ip_of(address: str) -> IPv4Address | IPv6Address:
     return ip_address(address.partition("%")[0])
 
 
-__all__ = ["SPARE_REQUESTS", "Acceptor", "Event", "EventKind", "Poster", "Stream", "Teller", "ip_of"]
+__all__ = ["SPARE_REQUESTS", "Acceptor", "SdpEvent", "SdpEventKind", "Poster", "SdpStream", "Teller", "ip_of"]

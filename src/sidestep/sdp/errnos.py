@@ -11,19 +11,19 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import InternalError, LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
-from sidestep.sdp.connection import Cause
+from sidestep.sdp.connection import SdpCause
 
 if TYPE_CHECKING:
-    from sidestep.sdp.connection import Connection
+    from sidestep.sdp.connection import SdpConnection
 
 BY_CAUSE: Final = {
-    Cause.REFUSED: errno.ECONNREFUSED,
-    Cause.VIOLATION: errno.ECONNRESET,  # docs/wire/sdp.md §19
-    Cause.RESET: errno.ECONNRESET,
-    Cause.TRANSPORT: errno.ECONNRESET,
-    Cause.TIMEOUT: errno.ETIMEDOUT,
-    Cause.ABORTED: errno.ECONNABORTED,
-    Cause.RESOURCES: errno.ENOBUFS,
+    SdpCause.REFUSED: errno.ECONNREFUSED,
+    SdpCause.VIOLATION: errno.ECONNRESET,  # docs/wire/sdp.md §19
+    SdpCause.RESET: errno.ECONNRESET,
+    SdpCause.TRANSPORT: errno.ECONNRESET,
+    SdpCause.TIMEOUT: errno.ETIMEDOUT,
+    SdpCause.ABORTED: errno.ECONNABORTED,
+    SdpCause.RESOURCES: errno.ENOBUFS,
 }
 
 # Of what a call raises before there is a connection that could break.
@@ -56,7 +56,7 @@ class Reports:
 
     __slots__ = ("_connection", "_told")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SdpConnection) -> None:
         self._connection = connection
         self._told = False
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import Event, EventKind, Region, Release, StreamReceive, StreamSend, Told
+from sidestep.sdp.requests import Region, Release, SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.sink import Sink
 from sidestep.sdp.source import Source
 from sidestep.sdp.wire import Mode, SinkAvail
@@ -33,7 +33,7 @@ class Halves:
         self,
         flow: Flow,
         resize: Resize,
-        settings: Settings,
+        settings: SdpSettings,
         events: deque[Told],
         timers: dict[str, float],
         host: ConnectionHost,
@@ -98,10 +98,10 @@ class Halves:
 
     def mode_changed(self) -> None:
         self.source.transact = self.sink.mode is _PIPELINED and self._strategy.transactions
-        self._events.append(Event(EventKind.MODE_CHANGED))
+        self._events.append(SdpEvent(SdpEventKind.MODE_CHANGED))
 
     def tell_urgent(self) -> None:
-        self._events.append(Event(EventKind.URGENT))
+        self._events.append(SdpEvent(SdpEventKind.URGENT))
 
     # --- memory of requests ---
 

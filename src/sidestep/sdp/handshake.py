@@ -17,10 +17,10 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import Accept, Cause, Connect, Disconnect, NeedBuffers, Reject, ReturnBuffer
+from sidestep.sdp.requests import Accept, Connect, Disconnect, NeedBuffers, Reject, ReturnBuffer, SdpCause
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.states import State, Stimulus
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
+from sidestep.sdp.states import SdpState, Stimulus
 from sidestep.sdp.wire import Bsdh, Header, Hello, HelloAck, IwarpHello, IwarpHelloAck, decode, encode, service_id
 
 
@@ -31,7 +31,7 @@ class Handshake:
         "_fault", "_flow", "_halves", "_host", "_resize", "_settings", "_wanted", "early", "resuming", "version",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, halves: Halves, resize: Resize, settings: Settings, host: ConnectionHost) -> None:
+    def __init__(self, flow: Flow, halves: Halves, resize: Resize, settings: SdpSettings, host: ConnectionHost) -> None:
         self._flow, self._halves, self._resize, self._settings, self._host = flow, halves, resize, settings, host
         self._wanted = 0  # private buffers, until Hello or HelloAck can say how many there are
         self._fault: PeerViolation | None = None  # what is wrong with the HelloAck
@@ -75,7 +75,7 @@ class Handshake:
             if reason is not None:
                 raise PeerViolation(f"a Hello that is refused: {reason.value}", rule=f"hello_{reason.value}")
         except PeerViolation as violation:
-            self.refuse(violation, Cause.VIOLATION)
+            self.refuse(violation, SdpCause.VIOLATION)
             self._flow.work.append(Reject(REJECT_CONSUMER))
             return False
         assert isinstance(hello, Hello | IwarpHello)
@@ -105,7 +105,7 @@ class Handshake:
         """There are no buffers."""
         self._wanted = 0
         self._flow.work.append(Reject(REJECT_CONSUMER) if self._host.accepting else Disconnect())
-        self.refuse(error, Cause.RESOURCES)
+        self.refuse(error, SdpCause.RESOURCES)
 
     def _introduce(self) -> None:
         """Hello or HelloAck: our receives are posted, so they can be counted on."""
@@ -163,14 +163,14 @@ class Handshake:
             bsdh, ack = self._reply(private_data)
         except PeerViolation as violation:
             self._flow.work.append(Disconnect())
-            self.refuse(violation, Cause.VIOLATION)
+            self.refuse(violation, SdpCause.VIOLATION)
             return
         self._adopt(bsdh, ack, ack.act_rcv_sz)
         self._host.establish(Stimulus.REPLY)
 
     def ready(self) -> None:
         """Ready to use, or the first message, has come."""
-        if self._host.state is State.REP_SENT:
+        if self._host.state is SdpState.REP_SENT:
             self._host.establish(Stimulus.READY)
 
     def _adopt(self, bsdh: Bsdh, header: AnyHello | AnyHelloAck, size: int) -> None:
@@ -193,21 +193,21 @@ class Handshake:
     def rejected(self, reason: int) -> None:
         """The connection manager says no."""
         if self.resuming:  # to the program it is still the connection that it had
-            self.refuse(Unavailable("the socket is not at its new place"), Cause.RESET)
+            self.refuse(Unavailable("the socket is not at its new place"), SdpCause.RESET)
             return
         remedy = "is a program listening there?" if not self._host.accepting else ""
-        self.refuse(Unavailable(f"refused (reason {reason})", remedy=remedy), Cause.REFUSED)
+        self.refuse(Unavailable(f"refused (reason {reason})", remedy=remedy), SdpCause.REFUSED)
 
-    def withdraw(self, error: SidestepError, cause: Cause) -> None:
+    def withdraw(self, error: SidestepError, cause: SdpCause) -> None:
         """This end gives the attempt up; a request that is not answered yet is rejected."""
         unanswered = self._host.accepting and self.waits
         self._flow.work.append(Reject(REJECT_CONSUMER) if unanswered else Disconnect())
         self.refuse(error, cause)
 
-    def refuse(self, error: SidestepError, cause: Cause) -> None:
+    def refuse(self, error: SidestepError, cause: SdpCause) -> None:
         """Nothing comes of it."""
         if self._fault is not None:  # why it ends, whoever tells of the end first
-            error, cause = self._fault, Cause.VIOLATION
+            error, cause = self._fault, SdpCause.VIOLATION
         self._host.refuse(error, cause)
 
     def return_early(self) -> None:

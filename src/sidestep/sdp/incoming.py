@@ -1,7 +1,7 @@
 """Messages that come in: each is judged by the tables, accounted for, and given to what it concerns.
 
 The order is that of docs/wire/sdp.md §19.1. Data, on a connection where nothing unusual goes on, does not come here:
-`Connection.handle_message` does the same for it without a look at the tables.
+`SdpConnection.handle_message` does the same for it without a look at the tables.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import EventKind, ReturnBuffer
+from sidestep.sdp.requests import ReturnBuffer, SdpEventKind
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.states import State, forbidden
+from sidestep.sdp.states import SdpState, forbidden
 from sidestep.sdp.suspend import Suspend
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import (
@@ -69,7 +69,7 @@ class Incoming:
         flow, suspend = self._flow, self._suspend
         self._handshake.ready()  # the first message says as much as ready to use
         state = self._host.state
-        if state is State.REQ_SENT:  # the queue pair is quicker than the connection manager
+        if state is SdpState.REQ_SENT:  # the queue pair is quicker than the connection manager
             self._handshake.early.append((buffer, len(message)))
             return
         if not flow.open:
@@ -110,7 +110,7 @@ class Incoming:
     def announced(self) -> None:
         """OOB_PEND: an urgent byte is under way."""
         self._sink.urgent_pending += 1
-        self._host.tell(EventKind.URGENT)
+        self._host.tell(SdpEventKind.URGENT)
 
     def cancel_ack_queued(self) -> bool:
         """Whether a withdrawal of the other end's SinkAvails is not answered yet."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sidestep.rdma.work import RKey
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 
 
 class Keepalive:
@@ -16,7 +16,7 @@ class Keepalive:
 
     __slots__ = ("_asks", "_flow", "_host", "_settings", "_timers", "_traffic")
 
-    def __init__(self, flow: Flow, settings: Settings, timers: dict[str, float], host: ConnectionHost) -> None:
+    def __init__(self, flow: Flow, settings: SdpSettings, timers: dict[str, float], host: ConnectionHost) -> None:
         self._flow, self._settings, self._timers, self._host = flow, settings, timers, host
         self._asks = False  # a question is under way
         self._traffic = 0  # sequence numbers when the timer last looked

@@ -1,13 +1,13 @@
-"""What the parts of a connection ask of the whole: of `Connection`, and its halves of `Halves`."""
+"""What the parts of a connection ask of the whole: of `SdpConnection`, and its halves of `Halves`."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from sidestep.errors import SidestepError
-from sidestep.sdp.requests import Cause, EventKind, StreamReceive, StreamSend, Suspended
+from sidestep.sdp.requests import SdpCause, SdpEventKind, StreamReceive, StreamSend, Suspended
 from sidestep.sdp.settings import Addresses
-from sidestep.sdp.states import State, Stimulus
+from sidestep.sdp.states import SdpState, Stimulus
 from sidestep.sdp.wire import SinkAvail
 
 
@@ -16,11 +16,11 @@ class ConnectionHost(Protocol):
 
     accepting: bool  # the other end asked for the connection
     addresses: Addresses | None  # of the transport connection
-    cause: Cause | None
+    cause: SdpCause | None
     error: SidestepError | None  # what ended the connection
     now: float  # monotonic seconds
     readable_told: bool
-    state: State
+    state: SdpState
     suspended: Suspended | None  # what another process goes on with
 
     @property
@@ -33,10 +33,10 @@ class ConnectionHost(Protocol):
     def establish(self, stimulus: Stimulus) -> None:
         """Both ends may send."""
 
-    def refuse(self, error: SidestepError, cause: Cause) -> None:
+    def refuse(self, error: SidestepError, cause: SdpCause) -> None:
         """The connection ends before it has begun."""
 
-    def tell(self, kind: EventKind, error: SidestepError | None = None) -> None:
+    def tell(self, kind: SdpEventKind, error: SidestepError | None = None) -> None:
         """Tell the user."""
 
     def forget(self) -> None:

@@ -28,7 +28,7 @@ RULES: Final = {
 }
 
 
-class Kind(IntEnum):
+class PortMapKind(IntEnum):
     """What a message is."""
 
     REQUEST = 0
@@ -41,7 +41,7 @@ class Kind(IntEnum):
 class PortMap:
     """One message of the port mapper."""
 
-    kind: Kind
+    kind: PortMapKind
     ap_port: int  # request: the service's known port; accept and ack: the mapped one; deny: zero, or as in the request
     cp_port: int  # the client's TCP port
     assoc_handle: int  # chosen by the client
@@ -78,13 +78,13 @@ class PortMap:
         if size < cls._LAYOUT.size:
             raise _violation("pm_length", f"{size} bytes")
         first, pm_time, mapped_port, ap_port, cp_port, handle, cp_ip, ap_ip = cls._LAYOUT.unpack_from(datagram)
-        kind, ip_version = Kind(first >> 4 & 3), first & 0xF
+        kind, ip_version = PortMapKind(first >> 4 & 3), first & 0xF
         if first >> 6:
             raise _violation("pm_version", f"version {first >> 6}")
         if ip_version not in (4, 6):
             raise _violation("pm_ip_version", f"IP version {ip_version}")
         mapped = None
-        if size == cls._MAPPED_SIZE and kind is Kind.REQUEST:
+        if size == cls._MAPPED_SIZE and kind is PortMapKind.REQUEST:
             mapped = (_address(ip_version, bytes(datagram[cls._LAYOUT.size :])), mapped_port)
         elif size != cls._LAYOUT.size:
             raise _violation("pm_length", f"{kind.name} of {size} bytes")

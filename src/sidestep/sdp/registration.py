@@ -8,8 +8,8 @@ send has ended. A `bytes` object that fits goes as it is: what is inline needs n
 Where the memory cannot be registered, or not without waiting for others, the payload of the message goes through a
 spare buffer that is registered already. That is the only copy there is on the way out.
 
-What RDMA Reads and Writes use is registered by the connection's own order (`Settings.local_access`), for it has other
-ways if that fails: an advertisement that cannot be read is refused, a write goes by messages.
+What RDMA Reads and Writes use is registered by the connection's own order (`SdpSettings.local_access`), for it has
+other ways if that fails: an advertisement that cannot be read is refused, a write goes by messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.pools import Element, MessagePool, RdmaElement, RdmaPool
     from sidestep.rdma.verbs import MemoryRegion, QueuePair
     from sidestep.rdma.work import Receive, SendRequest
-    from sidestep.sdp.connection import Connection
+    from sidestep.sdp.connection import SdpConnection
 
 
 class PermanentRegions:
@@ -117,7 +117,7 @@ class RegisteringPoster:
         self,
         qp: QueuePair,
         inline_max: int,
-        connection: Connection,
+        connection: SdpConnection,
         permanent: PermanentRegions,
         pool: RdmaPool,
         spares: MessagePool,

@@ -138,7 +138,7 @@ Order: TypeAlias = (
 Work: TypeAlias = Send | RdmaWrite | RdmaRead | Receive | Order
 
 
-class Cause(Enum):
+class SdpCause(Enum):
     """Why a connection ended before its time; the endpoint has the errno of each."""
 
     REFUSED = "refused"  # nobody listens, no room, or a Hello that the other end does not take
@@ -150,7 +150,7 @@ class Cause(Enum):
     RESOURCES = "resources"  # this end has no memory or queue pair for it
 
 
-class EventKind(Enum):
+class SdpEventKind(Enum):
     """What a connection tells besides requests that ended."""
 
     ESTABLISHED = "established"
@@ -160,21 +160,21 @@ class EventKind(Enum):
     URGENT = "urgent"  # an urgent byte is under way
     MODE_CHANGED = "mode changed"
     RESIZED = "resized"  # the other end's private buffers have a new size, or keep the old one
-    SUSPENDED = "suspended"  # `Connection.suspended` may go on with another process
+    SUSPENDED = "suspended"  # `SdpConnection.suspended` may go on with another process
     RESUMING = "resuming"  # the other end's socket moves; a new queue pair is needed
     BROKEN = "broken"  # the connection ended by an error
     CLOSED = "closed"  # nothing more will come
 
 
 @dataclass(slots=True)
-class Event:
+class SdpEvent:
     """One thing told; `error` for BROKEN only."""
 
-    kind: EventKind
+    kind: SdpEventKind
     error: SidestepError | None = None
 
 
-Told: TypeAlias = StreamSend | StreamReceive | Event
+Told: TypeAlias = StreamSend | StreamReceive | SdpEvent
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ class Carrier(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SdpSettings:
     """Sizes in bytes, times in seconds."""
 
     receive_size: int = limits.SDP_BUFFER_SIZE_DEFAULT  # of a private buffer, headers included: LocalRcvSz

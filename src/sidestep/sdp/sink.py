@@ -28,7 +28,7 @@ from sidestep.sdp.parts import HalvesHost
 from sidestep.sdp.requests import Register, StreamReceive, Suspended
 from sidestep.sdp.resize import Resize
 from sidestep.sdp.serial import MASK
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import REQ_PIPE, Mode, ModeChange, RdmaRdCompl, SendSm, SinkAvail, SinkAvailCancel, SrcAvail
@@ -46,7 +46,7 @@ class Sink:
         "written",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, resize: Resize, settings: Settings, strategy: Strategy, host: HalvesHost) -> None:
+    def __init__(self, flow: Flow, resize: Resize, settings: SdpSettings, strategy: Strategy, host: HalvesHost) -> None:
         self._flow, self._resize, self._settings, self._strategy, self._host = flow, resize, settings, strategy, host
         self.receives: deque[StreamReceive] = deque()
         # (bytes, their private buffer or None, None), or (empty, private buffer or None, urgent byte) for a mark

@@ -32,7 +32,7 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.parts import HalvesHost
 from sidestep.sdp.requests import Register, StreamSend
 from sidestep.sdp.serial import MASK, ge
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.states import MODE_CHANGES, MODES, Master
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import BSDH_LEN, OOB_PRES, Mode, ModeChange, RdmaWrCompl, SinkAvail, SrcAvail, SrcAvailCancel
@@ -52,7 +52,7 @@ class Source:
         "payload_max", "pnd", "queue", "read", "sinks", "transact", "urgent", "written",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow, settings: Settings, strategy: Strategy, host: HalvesHost) -> None:
+    def __init__(self, flow: Flow, settings: SdpSettings, strategy: Strategy, host: HalvesHost) -> None:
         self._flow, self._settings, self._strategy, self._host = flow, settings, strategy, host
         self.queue: deque[StreamSend] = deque()
         self.forced: deque[tuple[StreamSend, int, int]] = deque()  # (send, from, to): demanded by SendSm

@@ -13,16 +13,15 @@ from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.pools import MessagePool, RdmaPool
-from sidestep.rdma.verbs import AsyncEvent, Device, MemoryRegion
-from sidestep.rdma.verbs import EventKind as DeviceEvent
+from sidestep.rdma.verbs import AsyncEvent, Device, EventKind, MemoryRegion
 from sidestep.rdma.work import REJECT_CONSUMER, Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
-from sidestep.sdp.connection import Cause
-from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, Stream, Teller, ip_of
+from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, ip_of
 from sidestep.sdp.private_data import check_room, whole
 from sidestep.sdp.registration import PermanentRegions
 from sidestep.sdp.requests import Suspended, Told
-from sidestep.sdp.settings import Addresses, Settings
+from sidestep.sdp.settings import Addresses, SdpSettings
 from sidestep.sdp.wire import BSDH_LEN, SinkAvail, service_id
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Stack:
         self,
         device: Device,
         clock: Callable[[], float],
-        settings: Settings | None = None,
+        settings: SdpSettings | None = None,
         *,
         wake_at: Callable[[float], None] | None = None,
         private_bytes_max: int = limits.SDP_PRIVATE_BYTES_MAX,
@@ -68,13 +67,13 @@ class Stack:
         self.device = device
         self.clock = clock
         self.wake_at = wake_at
-        self.settings = settings or Settings()
+        self.settings = settings or SdpSettings()
         self.keep_registered = keep_registered
         self.domain = device.alloc_pd()
         depth = min(_CQ_SIZE, device.attributes.completions_max)
         self.send_cq = device.create_cq(depth, self._sent)
         self.recv_cq = device.create_cq(depth, self._received)
-        self.streams: dict[int, Stream] = {}  # by number of the queue pair
+        self.streams: dict[int, SdpStream] = {}  # by number of the queue pair
         self.buffers = PrivateBuffers(self.domain, bytes_max=private_bytes_max, kept=private_bytes_kept)
         self.regions = RdmaPool(self.domain)
         self.permanent = PermanentRegions()
@@ -83,7 +82,7 @@ class Stack:
             self.spares = MessagePool(self.domain, size=limits.SDP_CHECKED_MESSAGE_MAX, count=limits.SDP_SPARE_BUFFERS)
         self._listeners: list[cm.Listener] = []
         self._listeners_most = _LISTENERS_LOOKED_AT
-        self._deadlines: list[tuple[float, int, Stream]] = []
+        self._deadlines: list[tuple[float, int, SdpStream]] = []
         self._deadline_count = 0
         self._woken_at: float | None = None  # what `wake_at` was told last
         self._events_before = device.on_event
@@ -96,10 +95,10 @@ class Stack:
         address: str,
         addresses: Addresses,
         tell: Teller,
-        settings: Settings | None = None,
+        settings: SdpSettings | None = None,
         *,
         beside_hello: Callable[[bytes], bytes] | None = None,
-    ) -> Stream:
+    ) -> SdpStream:
         """Begins a connection to the device at `address`; what comes of it is told.
 
         `beside_hello` gives, for the Hello, private data of the caller's own behind it, which only a listener of his
@@ -110,7 +109,7 @@ class Stack:
         """
         chosen = settings or self.settings
         check_room(self.device.attributes, chosen.carrier)
-        stream = Stream(self, chosen, tell)
+        stream = SdpStream(self, chosen, tell)
         stream.address = address
         stream.beside_hello = beside_hello
         stream.make_qp()
@@ -125,7 +124,7 @@ class Stack:
         *,
         match: cm.PrivateDataMatch | None = None,
         backlog: int = limits.RDMA_BACKLOG_DEFAULT,
-        settings: Settings | None = None,
+        settings: SdpSettings | None = None,
         admit: Callable[[ConnectionRequest], bool] | None = None,
     ) -> cm.Listener:
         """Takes connections to a port; `accepted` is called with each, and sets its `tell` before it returns.
@@ -164,7 +163,7 @@ class Stack:
         request: ConnectionRequest,
         accepted: Acceptor,
         port: int,
-        settings: Settings | None = None,
+        settings: SdpSettings | None = None,
         suspended: Suspended | None = None,
         *,
         beside_hello: int = 0,
@@ -174,7 +173,7 @@ class Stack:
         With `suspended` the connection goes on with what another process has handed over. The last `beside_hello` bytes
         of the private data are not the Hello's, and are the caller's business.
         """
-        stream = Stream(self, settings or self.settings, _nobody)
+        stream = SdpStream(self, settings or self.settings, _nobody)
         stream.request = request
         stream.address = request.remote_address  # to come after it when it moves
         if suspended is not None:
@@ -185,7 +184,7 @@ class Stack:
             try:
                 stream.make_qp()
             except SidestepError as why:
-                stream.connection.handle_failure(why, Cause.RESOURCES, self.clock())
+                stream.connection.handle_failure(why, SdpCause.RESOURCES, self.clock())
             else:
                 stream.tell = _nobody
                 accepted(stream)
@@ -229,7 +228,7 @@ class Stack:
     def _received(self, completions: list[Completion]) -> None:
         now = self.clock()
         streams = self.streams
-        touched: Stream | None = None
+        touched: SdpStream | None = None
         for completion in completions:
             stream = streams.get(completion.qp_number)
             if stream is None:
@@ -251,7 +250,7 @@ class Stack:
     def _sent(self, completions: list[Completion]) -> None:
         now = self.clock()
         streams = self.streams
-        touched: Stream | None = None
+        touched: SdpStream | None = None
         for completion in completions:
             stream = streams.get(completion.qp_number)
             if stream is None:
@@ -268,16 +267,16 @@ class Stack:
             touched.run()
 
     def _on_event(self, event: AsyncEvent) -> None:
-        if event.kind is DeviceEvent.DEVICE_FATAL:
+        if event.kind is EventKind.DEVICE_FATAL:
             for stream in list(self.streams.values()):
-                stream.fail(Unavailable(f"the device failed: {event.why or 'no more is known'}"), Cause.TRANSPORT)
+                stream.fail(Unavailable(f"the device failed: {event.why or 'no more is known'}"), SdpCause.TRANSPORT)
                 stream.lose_device()
         if self._events_before is not None:
             self._events_before(event)
 
     # --- memory ---
 
-    def suited(self, settings: Settings) -> Settings:
+    def suited(self, settings: SdpSettings) -> SdpSettings:
         """The settings, as far as the device goes along with them."""
         attributes = self.device.attributes
         local_access: Access | None = None
@@ -324,16 +323,16 @@ class Stack:
         if at is not None:
             self._wake(at)
 
-    def arm(self, stream: Stream, at: float) -> None:
+    def arm(self, stream: SdpStream, at: float) -> None:
         """Remembers the deadline of a stream. One that comes sooner serves as well: it is then put off."""
         if stream.timer is None or at < stream.timer[0]:
             self._push(stream, at)
             self._wake(at)
 
-    def _push(self, stream: Stream, at: float) -> None:
+    def _push(self, stream: SdpStream, at: float) -> None:
         deadlines = self._deadlines
         if len(deadlines) > 2 * len(self.streams) + 64:  # most of them were overtaken by earlier ones
-            kept: list[tuple[float, int, Stream]] = []
+            kept: list[tuple[float, int, SdpStream]] = []
             for entry in deadlines:
                 if entry[2].timer is entry:
                     if entry[2].deadline is not None:
@@ -352,7 +351,7 @@ class Stack:
             self.wake_at(at)
 
 
-def stack_on(fabric: Fabric, device: Device, settings: Settings | None = None, **options: Any) -> Stack:
+def stack_on(fabric: Fabric, device: Device, settings: SdpSettings | None = None, **options: Any) -> Stack:
     """A stack whose clock and timers are those of a loopback fabric; `options` go to `Stack`."""
     timer: Timer | None = None
 
@@ -366,11 +365,11 @@ def stack_on(fabric: Fabric, device: Device, settings: Settings | None = None, *
     return stack
 
 
-def _nobody(stream: Stream, event: Told) -> None:
+def _nobody(stream: SdpStream, event: Told) -> None:
     raise Misuse("an accepted stream has nobody to tell", remedy="set stream.tell when it is accepted")
 
 
-def _refused(stream: Stream, event: Told) -> None:
+def _refused(stream: SdpStream, event: Told) -> None:
     """Nobody has seen this stream, and nobody will."""
 
 

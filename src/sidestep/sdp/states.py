@@ -24,7 +24,7 @@ from typing import Final
 from sidestep.sdp.wire import Mid, Mode
 
 
-class State(Enum):
+class SdpState(Enum):
     """Of a connection. Both ends have all of them, but for the two that only one side takes to get established."""
 
     CLOSED = "closed"
@@ -40,7 +40,7 @@ class State(Enum):
     SUSPENDED = "suspended"  # our socket has moved
 
 
-OPENING: Final = frozenset({State.REQ_SENT, State.REP_SENT})
+OPENING: Final = frozenset({SdpState.REQ_SENT, SdpState.REP_SENT})
 
 
 class Stimulus(Enum):
@@ -61,9 +61,9 @@ class Stimulus(Enum):
     RECONNECT = "new queue pair"
 
 
-_S, _E = State, Stimulus
+_S, _E = SdpState, Stimulus
 
-TRANSITIONS: Final[dict[tuple[State, Stimulus], State]] = {
+TRANSITIONS: Final[dict[tuple[SdpState, Stimulus], SdpState]] = {
     (_S.CLOSED, _E.CONNECT): _S.REQ_SENT,
     (_S.CLOSED, _E.REQUEST): _S.REP_SENT,
     (_S.REQ_SENT, _E.REPLY): _S.ESTABLISHED,
@@ -114,7 +114,7 @@ _ENDED: Final = {
 
 # State -> messages that break a rule there, and the rule's name. What is not named is taken (or, where the state of a
 # mechanism forbids it, judged there). In states that are not here messages are dropped: they crossed an end.
-FORBIDDEN: Final[dict[State, dict[Mid, str]]] = {
+FORBIDDEN: Final[dict[SdpState, dict[Mid, str]]] = {
     _S.REP_SENT: _SETUP,
     _S.ESTABLISHED: _SETUP,
     _S.FIN_WAIT: _SETUP,
@@ -134,7 +134,7 @@ _BARE: Final = frozenset(
 _STREAM: Final = frozenset({Mid.SRC_AVAIL, Mid.SRC_AVAIL_CANCEL, Mid.RDMA_WR_COMPL, Mid.DIS_CONN, Mid.SUSP_COMM})
 
 # State -> what this end may send there; after its DisConn only messages without payload. In other states: nothing.
-SENDABLE: Final[dict[State, frozenset[Mid]]] = {
+SENDABLE: Final[dict[SdpState, frozenset[Mid]]] = {
     _S.ESTABLISHED: (_BARE | _STREAM) - {Mid.ABORT_CONN},
     _S.FIN_WAIT: _BARE,
     _S.CLOSE_WAIT: (_BARE | _STREAM) - {Mid.ABORT_CONN, Mid.SUSP_COMM},
@@ -211,7 +211,7 @@ RULES: Final = {
 }
 
 
-def forbidden(state: State, mid: Mid, payload_len: int) -> str | None:
+def forbidden(state: SdpState, mid: Mid, payload_len: int) -> str | None:
     """The rule that a message breaks by coming in this state, if any."""
     rule = FORBIDDEN[state].get(mid) if state in FORBIDDEN else None
     if rule is None and payload_len and state in NO_PAYLOAD:

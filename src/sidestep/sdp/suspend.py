@@ -17,10 +17,10 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import Cause, Disconnect, EventKind, Release, Suspended
+from sidestep.sdp.requests import Disconnect, Release, SdpCause, SdpEventKind, Suspended
 from sidestep.sdp.resize import Resize
-from sidestep.sdp.settings import Addresses, Carrier, Settings
-from sidestep.sdp.states import State, Stimulus
+from sidestep.sdp.settings import Addresses, Carrier, SdpSettings
+from sidestep.sdp.states import SdpState, Stimulus
 from sidestep.sdp.teardown import Teardown
 from sidestep.sdp.wire import SuspComm, SuspCommAck, port_of, service_id
 
@@ -40,7 +40,7 @@ class Suspend:
         resize: Resize,
         handshake: Handshake,
         teardown: Teardown,
-        settings: Settings,
+        settings: SdpSettings,
         timers: dict[str, float],
         host: ConnectionHost,
     ) -> None:
@@ -57,7 +57,7 @@ class Suspend:
 
     def begin(self, port: int) -> None:
         """The user wishes to move to this port."""
-        if self._host.state is not State.ESTABLISHED:
+        if self._host.state is not SdpState.ESTABLISHED:
             raise Misuse("only an established connection can move")
         if self.answered:  # the other end's socket moves first
             self._again = port
@@ -146,7 +146,7 @@ class Suspend:
                 flow.work.append(Release(send.region))
                 send.region = None
         unread = sink.drain()
-        host.tell(EventKind.SUSPENDED)
+        host.tell(SdpEventKind.SUSPENDED)
         sink.end_all()  # with what they hold: the stream goes on elsewhere
         host.readable_told = True  # nor is there anything to read here
         host.suspended = Suspended(
@@ -183,7 +183,7 @@ class Suspend:
             return  # the connection has ended meanwhile
         host.move(Stimulus.MOVES)
         self._teardown.left = False
-        host.tell(EventKind.RESUMING)
+        host.tell(SdpEventKind.RESUMING)
         timers["suspend"] = host.now + settings.suspend_s
         if settings.carrier is Carrier.IWARP:  # a completed Send has not arrived: the other end disconnects
             timers["abort"] = host.now + settings.last_ack_s
@@ -194,7 +194,7 @@ class Suspend:
         """There is a new queue pair: connect it to where the other end's socket is."""
         host, source, sink = self._host, self._halves.source, self._halves.sink
         old, port = host.addresses, self.port
-        if host.state is not State.RESUMING or old is None or port is None:
+        if host.state is not SdpState.RESUMING or old is None or port is None:
             raise Misuse("nothing to resume")
         sink.keep()
         source.take_all_back()
@@ -213,4 +213,4 @@ class Suspend:
         self._handshake.reconnect(Addresses(old.local, old.local_port, old.remote, port))
 
     def timeout(self) -> None:
-        self._teardown.break_off(Unavailable("the socket did not get to its new place"), Cause.TIMEOUT)
+        self._teardown.break_off(Unavailable("the socket did not get to its new place"), SdpCause.TIMEOUT)

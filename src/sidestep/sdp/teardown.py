@@ -16,10 +16,10 @@ from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.handshake import Handshake
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.requests import Cause, Disconnect, EventKind
+from sidestep.sdp.requests import Disconnect, SdpCause, SdpEventKind
 from sidestep.sdp.serial import ge
-from sidestep.sdp.settings import Carrier, Settings
-from sidestep.sdp.states import NO_PAYLOAD, OPEN, OPENING, State, Stimulus
+from sidestep.sdp.settings import Carrier, SdpSettings
+from sidestep.sdp.states import NO_PAYLOAD, OPEN, OPENING, SdpState, Stimulus
 from sidestep.sdp.wire import AbortConn, DisConn
 
 
@@ -36,7 +36,7 @@ class Teardown:
         flow: Flow,
         halves: Halves,
         handshake: Handshake,
-        settings: Settings,
+        settings: SdpSettings,
         timers: dict[str, float],
         host: ConnectionHost,
     ) -> None:
@@ -60,9 +60,9 @@ class Teardown:
     def close(self, linger_s: float | None) -> None:
         """Ends both directions; unread bytes make it a reset, and so does a linger of 0."""
         flow, sink, state = self._flow, self._halves.sink, self._host.state
-        if state is State.SUSPENDED:
+        if state is SdpState.SUSPENDED:
             flow.disconnect()
-        if state is State.CLOSED or flow.down:
+        if state is SdpState.CLOSED or flow.down:
             self.reader_closed = True
             sink.drain()
             return
@@ -78,36 +78,36 @@ class Teardown:
     def abort(self) -> None:
         self.reader_closed = True
         state = self._host.state
-        if state is State.SUSPENDED:  # the stream is elsewhere
+        if state is SdpState.SUSPENDED:  # the stream is elsewhere
             self._flow.disconnect()
         elif self._flow.gone:
             self._halves.sink.drain()
         elif state in OPENING:
-            self._handshake.withdraw(Unavailable("given up before it was established"), Cause.ABORTED)
+            self._handshake.withdraw(Unavailable("given up before it was established"), SdpCause.ABORTED)
         else:
-            self.break_off(Unavailable("reset by this end"), Cause.ABORTED)
+            self.break_off(Unavailable("reset by this end"), SdpCause.ABORTED)
 
     # --- badly ---
 
-    def refuse(self, error: SidestepError, cause: Cause) -> None:
+    def refuse(self, error: SidestepError, cause: SdpCause) -> None:
         host = self._host
         host.error, host.cause = error, cause
-        if host.state is not State.CLOSED:
+        if host.state is not SdpState.CLOSED:
             host.move(Stimulus.REFUSED)
         self._flow.shut()
-        host.tell(EventKind.BROKEN, error)
+        host.tell(SdpEventKind.BROKEN, error)
         self._finish()
 
-    def break_off(self, error: SidestepError, cause: Cause, *, transport_ended: bool = False) -> None:
+    def break_off(self, error: SidestepError, cause: SdpCause, *, transport_ended: bool = False) -> None:
         """Ends the connection at once (§16.2). The first error is kept."""
         host, flow = self._host, self._flow
-        if host.state in (State.CLOSED, State.ABORTING):
+        if host.state in (SdpState.CLOSED, SdpState.ABORTING):
             return
         if host.error is None:
             host.error, host.cause = error, cause
-            host.tell(EventKind.BROKEN, error)
-        told = host.state in (State.FIN_WAIT, State.LAST_ACK) and not transport_ended
-        resuming = host.state is State.RESUMING
+            host.tell(SdpEventKind.BROKEN, error)
+        told = host.state in (SdpState.FIN_WAIT, SdpState.LAST_ACK) and not transport_ended
+        resuming = host.state is SdpState.RESUMING
         host.move(Stimulus.RESET)
         host.forget()
         if resuming:  # between two transport connections: the order to disconnect the first was given
@@ -124,19 +124,19 @@ class Teardown:
     def hang_up(self) -> None:
         """The queue pair is in error. If that is not the connection manager's doing, nobody but us will end it."""
         flow = self._flow
-        if flow.down or self._host.state is State.RESUMING:
+        if flow.down or self._host.state is SdpState.RESUMING:
             return
         flow.work.append(Disconnect())
         if self._host.state in OPENING:  # nothing is told of an attempt that is given up
-            self._handshake.refuse(Unavailable("the queue pair is in error"), Cause.TRANSPORT)
+            self._handshake.refuse(Unavailable("the queue pair is in error"), SdpCause.TRANSPORT)
         flow.shut()
 
-    def failed(self, error: SidestepError, cause: Cause) -> None:
+    def failed(self, error: SidestepError, cause: SdpCause) -> None:
         """The transport connection has failed and no completion tells of it, or what it needs is not to be had."""
         state = self._host.state
         if state in OPENING:
             self._handshake.withdraw(error, cause)
-        elif state in (State.TIME_WAIT, State.ABORTING, State.SUSPENDED):
+        elif state in (SdpState.TIME_WAIT, SdpState.ABORTING, SdpState.SUSPENDED):
             self._flow.disconnect()  # it is over, well or badly, whatever comes of the transport
         else:
             self.break_off(error, cause, transport_ended=True)
@@ -145,7 +145,7 @@ class Teardown:
         """AbortConn."""
         if self._host.state not in NO_PAYLOAD:
             raise PeerViolation("AbortConn without DisConn", rule="abort_early")
-        self.break_off(Unavailable("reset by the other end"), Cause.RESET, transport_ended=True)
+        self.break_off(Unavailable("reset by the other end"), SdpCause.RESET, transport_ended=True)
 
     # --- well ---
 
@@ -154,9 +154,9 @@ class Teardown:
         self._halves.sink.end()
         if not self._end_told:
             self._end_told = True
-            self._host.tell(EventKind.END_OF_STREAM)
+            self._host.tell(SdpEventKind.END_OF_STREAM)
         self._host.move(Stimulus.END_RECEIVED)
-        if self._host.state is State.TIME_WAIT and not self._release_wanted:
+        if self._host.state is SdpState.TIME_WAIT and not self._release_wanted:
             self._leave()
 
     def send_end(self) -> None:
@@ -169,9 +169,9 @@ class Teardown:
     def _end_sent(self) -> None:
         self._release_wanted = False
         self._tell_write_closed()
-        if self._host.state is State.LAST_ACK:
+        if self._host.state is SdpState.LAST_ACK:
             self._arm("last_ack", self._leave_s)
-        elif self._host.state is State.TIME_WAIT:
+        elif self._host.state is SdpState.TIME_WAIT:
             self._leave()
 
     @property
@@ -195,33 +195,33 @@ class Teardown:
     def _tell_write_closed(self) -> None:
         if not self._write_told:
             self._write_told = True
-            self._host.tell(EventKind.WRITE_CLOSED)
+            self._host.tell(SdpEventKind.WRITE_CLOSED)
 
     # --- the transport connection is gone ---
 
     def disconnected(self) -> None:
         """All messages were delivered, all work requests are flushed."""
         host, state = self._host, self._host.state
-        if state is State.CLOSED:
+        if state is SdpState.CLOSED:
             self._finish()
             return
-        if state is State.RESUMING:
+        if state is SdpState.RESUMING:
             self.left = True
             return
         if host.error is None:
-            if state in (State.ESTABLISHED, State.FIN_WAIT, State.CLOSE_WAIT):
-                self._tell_broken(Unavailable("reset by the other end"), Cause.RESET)
+            if state in (SdpState.ESTABLISHED, SdpState.FIN_WAIT, SdpState.CLOSE_WAIT):
+                self._tell_broken(Unavailable("reset by the other end"), SdpCause.RESET)
             elif state in OPENING:
-                self._tell_broken(Unavailable("the transport connection was refused"), Cause.REFUSED)
-            elif state in (State.LAST_ACK, State.TIME_WAIT):
+                self._tell_broken(Unavailable("the transport connection was refused"), SdpCause.REFUSED)
+            elif state in (SdpState.LAST_ACK, SdpState.TIME_WAIT):
                 self._tell_write_closed()  # it disconnects because it has our DisConn: no need to see the answer
         self._flow.disconnect()  # our half of it
         host.move(Stimulus.DISCONNECTED)
         self._finish()
 
-    def _tell_broken(self, error: SidestepError, cause: Cause) -> None:
+    def _tell_broken(self, error: SidestepError, cause: SdpCause) -> None:
         self._host.error, self._host.cause = error, cause
-        self._host.tell(EventKind.BROKEN, error)
+        self._host.tell(SdpEventKind.BROKEN, error)
 
     def _finish(self) -> None:
         """Nothing is outstanding: whatever the user asked for ends."""
@@ -233,7 +233,7 @@ class Teardown:
         self._halves.end_all()
         if self.reader_closed:
             self._halves.sink.drain()  # nobody will read it
-        self._host.tell(EventKind.CLOSED)
+        self._host.tell(SdpEventKind.CLOSED)
 
     # --- time ---
 
@@ -243,22 +243,22 @@ class Teardown:
     def close_timeout(self) -> None:
         """The other end takes too long after `close`."""
         state, error = self._host.state, Unavailable("the other end does not close")
-        if state in OPEN or state is State.RESUMING:
-            self.break_off(error, Cause.TIMEOUT)
+        if state in OPEN or state is SdpState.RESUMING:
+            self.break_off(error, SdpCause.TIMEOUT)
         elif state in OPENING:  # the stream was to go on
-            self._handshake.withdraw(error, Cause.TIMEOUT)
+            self._handshake.withdraw(error, SdpCause.TIMEOUT)
 
     def last_ack_timeout(self) -> None:
         """The first closer does not disconnect."""
-        if self._host.state is State.LAST_ACK:
+        if self._host.state is SdpState.LAST_ACK:
             self._host.move(Stimulus.TIMER)
             self._flow.disconnect()
-        elif self._host.state is State.TIME_WAIT:
+        elif self._host.state is SdpState.TIME_WAIT:
             self._flow.disconnect()
 
     def abort_timeout(self) -> None:
         """Nobody disconnects."""
-        if self._host.state is State.RESUMING:
+        if self._host.state is SdpState.RESUMING:
             self._flow.work.append(Disconnect())
         else:
             self._flow.disconnect()

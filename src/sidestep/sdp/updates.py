@@ -14,7 +14,7 @@ from typing import Final
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.parts import ConnectionHost
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.settings import SdpSettings
 
 _PAUSE_MAX_S: Final = 1.0
 
@@ -27,7 +27,7 @@ class Updates:
     )  # fmt: skip
 
     def __init__(
-        self, flow: Flow, halves: Halves, settings: Settings, timers: dict[str, float], host: ConnectionHost
+        self, flow: Flow, halves: Halves, settings: SdpSettings, timers: dict[str, float], host: ConnectionHost
     ) -> None:
         self._flow, self._settings, self._timers, self._host = flow, settings, timers, host
         self._source, self._sink = halves.source, halves.sink

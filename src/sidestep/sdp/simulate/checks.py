@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from sidestep import limits
 from sidestep.rdma.soft.memory import Domain
-from sidestep.sdp.requests import EventKind
-from sidestep.sdp.simulate.plan import Kind
+from sidestep.sdp.requests import SdpEventKind
+from sidestep.sdp.simulate.plan import PlanKind
 from sidestep.sdp.simulate.user import Book, Surprise, User
-from sidestep.sdp.states import OPEN, State
+from sidestep.sdp.states import OPEN, SdpState
 
 if TYPE_CHECKING:
-    from sidestep.sdp.connection import Connection
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.connection import SdpConnection
+    from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.simulate.conversation import Conversation
 
 
@@ -69,12 +69,12 @@ def _check_buffers(user: User) -> None:
         _need(in_flight[2] is None, f"{name} waits for a completion, and nothing is on its way")
 
 
-def held_buffers(connection: Connection) -> int:
+def held_buffers(connection: SdpConnection) -> int:
     """Private buffers that hold bytes nobody has read."""
     return len({id(buffer) for _, buffer, _ in connection._sink.ready if buffer is not None})
 
 
-def _check_credit(name: str, sender: Connection, receiver: Connection) -> None:
+def _check_credit(name: str, sender: SdpConnection, receiver: SdpConnection) -> None:
     credit, thought = sender._flow.credit, receiver._flow.remote_credit()
     _need(sender._flow.tx_mseq == receiver._flow.rx_mseq, f"a message of {name} is lost")
     if receiver._flow.held_ack is None:
@@ -82,7 +82,7 @@ def _check_credit(name: str, sender: Connection, receiver: Connection) -> None:
     _need(credit <= receiver._flow.posted, f"{name} has a credit of {credit}, {receiver._flow.posted} are posted")
 
 
-def _check_direction(name: str, sender: Connection, receiver: Connection) -> None:
+def _check_direction(name: str, sender: SdpConnection, receiver: SdpConnection) -> None:
     source, sink = sender._source, receiver._sink
     _need(
         source.mode is sink.mode or bool(receiver._control),
@@ -126,7 +126,7 @@ def _check_progress(user: User, reader: User) -> None:
 def at_end(conversation: Conversation) -> None:
     """Both ends are done: the books agree, and nothing is left behind."""
     left, right = conversation.users
-    gentle = conversation.plan.kind is Kind.CLEAN
+    gentle = conversation.plan.kind is PlanKind.CLEAN
     for stream in conversation.streams:
         _check_leftovers(stream)
     for user in (left, right):
@@ -161,9 +161,9 @@ def nothing_left(conversation: Conversation) -> None:
         _need(stack.next_deadline() is None, f"{stack.device.name}: a deadline is left")
 
 
-def _check_leftovers(stream: Stream) -> None:
+def _check_leftovers(stream: SdpStream) -> None:
     connection = stream.connection
-    _need(connection.state is State.CLOSED, f"the state is {connection.state}")
+    _need(connection.state is SdpState.CLOSED, f"the state is {connection.state}")
     _need(connection.next_deadline() is None, "a closed connection has a timer")
     _need(connection.poll_work() is None, "a closed connection has work")
     _need(not connection._flow.in_flight, "a closed connection has work requests in flight")
@@ -182,18 +182,18 @@ def _check_memory(user: User) -> None:
 def _check_events(user: User, *, gentle: bool, moved: bool) -> None:
     book, name = user.book, user.name
     for kind in (
-        EventKind.ESTABLISHED,
-        EventKind.WRITE_CLOSED,
-        EventKind.END_OF_STREAM,
-        EventKind.BROKEN,
-        EventKind.CLOSED,
+        SdpEventKind.ESTABLISHED,
+        SdpEventKind.WRITE_CLOSED,
+        SdpEventKind.END_OF_STREAM,
+        SdpEventKind.BROKEN,
+        SdpEventKind.CLOSED,
     ):
-        if moved and kind in (EventKind.ESTABLISHED, EventKind.END_OF_STREAM):
+        if moved and kind in (SdpEventKind.ESTABLISHED, SdpEventKind.END_OF_STREAM):
             continue  # told by each process
         _need(book.count(kind) <= 1, f"{name} is told {kind} {book.count(kind)} times")
-        if gentle and kind is not EventKind.BROKEN:
+        if gentle and kind is not SdpEventKind.BROKEN:
             _need(book.count(kind) == 1, f"{name} is never told {kind}")
-    _need(book.count(EventKind.CLOSED) == 1, f"{name} is never told the last word")
+    _need(book.count(SdpEventKind.CLOSED) == 1, f"{name} is never told the last word")
 
 
 def _check_stream(sender: User, reader: User, *, inline: bool, whole: bool) -> None:
@@ -244,7 +244,7 @@ def _check_marks(reader: User, marks: dict[int, list[int]], name: str, *, inline
 
 def _check_announced(sender: User, reader: User) -> None:
     """Each urgent byte once, and perhaps some that were cancelled."""
-    announced = reader.book.count(EventKind.URGENT)
+    announced = reader.book.count(SdpEventKind.URGENT)
     urgent = [sent.request for sent in sender.book.sent if sent.request.urgent]
     passed = sum(request.passed == request.length for request in urgent)
     _need(

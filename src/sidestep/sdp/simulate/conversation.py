@@ -17,11 +17,11 @@ from typing import Final
 
 from sidestep.errors import LimitReached, SidestepError
 from sidestep.rdma.loopback import Fabric
-from sidestep.sdp.endpoint import Stream
+from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.simulate import checks
 from sidestep.sdp.simulate.moves import Move
-from sidestep.sdp.simulate.plan import Breakage, EndPlan, Kind, Plan, Refused, Rudeness, draw
+from sidestep.sdp.simulate.plan import Breakage, EndPlan, Plan, PlanKind, Refused, Rudeness, draw
 from sidestep.sdp.simulate.trace import Trace
 from sidestep.sdp.simulate.user import Surprise, User
 from sidestep.sdp.stack import Stack, stack_on
@@ -37,7 +37,7 @@ class Outcome:
     """What came of it."""
 
     seed: int
-    kind: Kind
+    kind: PlanKind
     messages: tuple[int, int]  # SDP messages that each end has sent
     received: tuple[int, int]  # bytes that each user got
     steps: int  # events of the fabric
@@ -73,7 +73,7 @@ class Conversation:
             self.stacks = beside.stacks[::step]
         self.users = [self._user(index, Random(rng.getrandbits(64))) for index in range(2)]
         self.joined = [False, False]  # there is a connection at this end
-        self.streams: list[Stream] = []  # all there ever were
+        self.streams: list[SdpStream] = []  # all there ever were
         self._moves = list(plan.moves)
         self._moving: list[Move] = []
         self._move_planned = False
@@ -101,7 +101,7 @@ class Conversation:
             self._later,
             self._was_told,
             lambda: self.fabric.now,
-            gentle=self.plan.kind is Kind.CLEAN,
+            gentle=self.plan.kind is PlanKind.CLEAN,
             note=None if self._trace is None else partial(self._note, self.names[index]),
         )
 
@@ -238,7 +238,7 @@ class Conversation:
             self.fabric.call_later(plan.trouble_delay_s, left.abort)
         self.fabric.call_later(0.0, self._was_told)
 
-    def _accepted(self, stream: Stream) -> None:
+    def _accepted(self, stream: SdpStream) -> None:
         user = self.users[1]
         if user.stream is not None:
             raise Surprise("a second connection")
@@ -263,7 +263,7 @@ class Conversation:
         return "\n".join(checks.describe(each, index) for each in everyone for index in range(2))
 
 
-def converse(seed: int, *, kind: Kind | None = None) -> Outcome:
+def converse(seed: int, *, kind: PlanKind | None = None) -> Outcome:
     """Runs the conversation of a seed.
 
     Raises:

@@ -11,8 +11,8 @@ from typing import Final
 
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric
-from sidestep.sdp.endpoint import Stream
-from sidestep.sdp.settings import Settings
+from sidestep.sdp.endpoint import SdpStream
+from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.simulate.user import User
 from sidestep.sdp.stack import Stack
 from sidestep.sdp.wire import service_id
@@ -24,7 +24,13 @@ class Move:
     """One of them."""
 
     def __init__(
-        self, fabric: Fabric, stack: Stack, settings: Settings, user: User, port: int, joined: Callable[[Stream], None]
+        self,
+        fabric: Fabric,
+        stack: Stack,
+        settings: SdpSettings,
+        user: User,
+        port: int,
+        joined: Callable[[SdpStream], None],
     ) -> None:
         assert user.stream is not None
         self.over = False
@@ -60,7 +66,7 @@ class Move:
             if self._user.stream is None:  # it could not be accepted
                 self._user.lose()
 
-    def _accepted(self, stream: Stream) -> None:
+    def _accepted(self, stream: SdpStream) -> None:
         stream.tell = self._user.tell
         self._joined(stream)
         self._user.move(stream)

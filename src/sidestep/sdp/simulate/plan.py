@@ -15,7 +15,7 @@ from typing import Final
 from sidestep import limits
 from sidestep.rdma.loopback import Faults, Timing
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.sdp.settings import Carrier, Settings
+from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.sdp.strategy import Strategy
 from sidestep.sdp.wire import Mode
 
@@ -27,7 +27,7 @@ _MOVES: Final[tuple[tuple[tuple[int, ...], ...], ...]] = (
 )  # fmt: skip
 
 
-class Kind(Enum):
+class PlanKind(Enum):
     """What is to be expected of a conversation."""
 
     CLEAN = "clean"  # nothing goes wrong: all bytes arrive and both ends close gracefully
@@ -109,7 +109,7 @@ class Habits:
 class EndPlan:
     """One end."""
 
-    settings: Settings
+    settings: SdpSettings
     habits: Habits
     keeps_registered: bool  # users' buffers, for the next time
     private_bytes_kept: int  # of unused private buffers
@@ -120,7 +120,7 @@ class Plan:
     """One conversation."""
 
     seed: int
-    kind: Kind
+    kind: PlanKind
     theme: Theme
     timing: Timing
     attributes: DeviceAttributes
@@ -138,7 +138,7 @@ class Plan:
     others: tuple[Plan, ...]  # conversations beside this one
 
 
-class _Foreign(Settings):
+class _Foreign(SdpSettings):
     """Settings as another implementation may have them; ours does not let its users."""
 
     def __post_init__(self) -> None:
@@ -158,10 +158,10 @@ _IWARP: Final = DeviceAttributes(
 _INFINIBAND: Final = DeviceAttributes()
 
 
-def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> Plan:
+def draw(seed: int, *, kind: PlanKind | None = None, beside: Plan | None = None) -> Plan:
     """The plan of a seed; `kind` overrides what it would be. It suits the fabric of the one that it is `beside`."""
     rng = Random(seed)  # it decides what is tried, no secret
-    drawn = rng.choices(list(Kind), (60, 18, 18, 4))[0]
+    drawn = rng.choices(list(PlanKind), (60, 18, 18, 4))[0]
     kind = kind or drawn
     theme = rng.choices(list(Theme), (35, 25, 20, 20))[0]
     carrier = Carrier.IWARP if rng.random() < 0.25 else Carrier.INFINIBAND
@@ -177,7 +177,7 @@ def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> 
     if trouble is Refused.VERSION:
         carrier = Carrier.INFINIBAND
     ends = _ends(rng, kind, theme, carrier, version, trouble)
-    moves = kind is not Kind.REFUSED and rng.random() < 0.15
+    moves = kind is not PlanKind.REFUSED and rng.random() < 0.15
     if moves or beside is not None:  # what goes wrong is a matter of the fabric
         fail_registration = 0.0  # private buffers are registered once more
     plan = Plan(
@@ -199,7 +199,7 @@ def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> 
         turned=rng.random() < 0.5,
         others=(),
     )
-    if beside is None and kind is not Kind.REFUSED and rng.random() < 0.15:
+    if beside is None and kind is not PlanKind.REFUSED and rng.random() < 0.15:
         plan = replace(plan, others=tuple(_companion(rng, plan) for _ in range(rng.choice((1, 1, 2)))))
         if any(other.moves for other in plan.others):
             plan = replace(plan, fail_registration=0.0)
@@ -208,17 +208,17 @@ def draw(seed: int, *, kind: Kind | None = None, beside: Plan | None = None) -> 
 
 def _ends(
     rng: Random,
-    kind: Kind,
+    kind: PlanKind,
     theme: Theme,
     carrier: Carrier,
     version: int | None,
     trouble: Rudeness | Breakage | Refused | None,
 ) -> tuple[EndPlan, EndPlan]:
-    keepalive_s = rng.choice((0.01, 1.0)) if kind is Kind.FAULTY else None
+    keepalive_s = rng.choice((0.01, 1.0)) if kind is PlanKind.FAULTY else None
     ends = [
         EndPlan(
             _themed_settings(
-                rng, theme, index, _settings(rng, carrier, version, keepalive_s, patient=kind is Kind.CLEAN)
+                rng, theme, index, _settings(rng, carrier, version, keepalive_s, patient=kind is PlanKind.CLEAN)
             ),
             _themed_habits(rng, theme, index, _habits(rng)),
             keeps_registered=rng.random() < 0.3,
@@ -242,7 +242,7 @@ def _ends(
 def _companion(rng: Random, plan: Plan) -> Plan:
     """A conversation beside the one that is planned; what goes wrong there must not be seen here."""
     everywhere = plan.trouble in (Breakage.DEVICE, Breakage.LOSSY, Breakage.ERRORS)
-    return draw(rng.getrandbits(32), kind=Kind.FAULTY if everywhere else Kind.CLEAN, beside=plan)
+    return draw(rng.getrandbits(32), kind=PlanKind.FAULTY if everywhere else PlanKind.CLEAN, beside=plan)
 
 
 def _timing(rng: Random) -> Timing:
@@ -256,12 +256,12 @@ def _timing(rng: Random) -> Timing:
     )
 
 
-def _trouble(rng: Random, kind: Kind) -> Rudeness | Breakage | Refused | None:
-    if kind is Kind.RUDE:
+def _trouble(rng: Random, kind: PlanKind) -> Rudeness | Breakage | Refused | None:
+    if kind is PlanKind.RUDE:
         return rng.choice(list(Rudeness))
-    if kind is Kind.FAULTY:
+    if kind is PlanKind.FAULTY:
         return rng.choice(list(Breakage))
-    if kind is Kind.REFUSED:
+    if kind is PlanKind.REFUSED:
         return rng.choice(list(Refused))
     return None
 
@@ -278,9 +278,9 @@ def _faults(rng: Random, trouble: Rudeness | Breakage | Refused | None, carrier:
 
 def _settings(
     rng: Random, carrier: Carrier, version: int | None, keepalive_s: float | None, *, patient: bool
-) -> Settings:
+) -> SdpSettings:
     size = _size(rng)
-    return Settings(
+    return SdpSettings(
         receive_size=size,
         receive_count=rng.choice((5, 5, 6, 7, 8, 8, 16, 16, 64)),
         remote_size=_size(rng),
@@ -300,7 +300,7 @@ def _settings(
     )
 
 
-def _themed_settings(rng: Random, theme: Theme, index: int, settings: Settings) -> Settings:
+def _themed_settings(rng: Random, theme: Theme, index: int, settings: SdpSettings) -> SdpSettings:
     """Settings under which what the theme is about happens."""
     if theme is Theme.MIXED:
         return settings
@@ -386,7 +386,7 @@ def _talker(rng: Random, index: int, habits: Habits) -> Habits:
     )
 
 
-def _bounded(habits: Habits, other: Settings) -> Habits:
+def _bounded(habits: Habits, other: SdpSettings) -> Habits:
     """No more than a hundred messages each way, if all goes by Bcopy."""
     return replace(habits, total=min(habits.total, _MESSAGES_MAX * (other.receive_size - 16)))
 

@@ -15,16 +15,16 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, SidestepError, Unavailable
-from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
-from sidestep.sdp.states import OPEN, State
+from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
+from sidestep.sdp.states import OPEN, SdpState
 
 if TYPE_CHECKING:
-    from sidestep.sdp.connection import Connection
-    from sidestep.sdp.endpoint import Stream
+    from sidestep.sdp.connection import SdpConnection
+    from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.simulate.plan import Habits
 
 _SCRIBBLE: Final = 0xEE
-_READABLE: Final = Event(EventKind.READABLE)
+_READABLE: Final = SdpEvent(SdpEventKind.READABLE)
 _LONG_PAUSES_MAX: Final = 10  # what waits for a user must not run into a timeout for that
 _REQUESTS_MAX: Final = 400  # sends, and as many receives: then the rest is asked for in one piece
 
@@ -61,10 +61,10 @@ class Book:
     stream: bytearray = field(default_factory=bytearray)  # bytes received, in order
     peeked: list[tuple[int, bytes]] = field(default_factory=list)  # offset, bytes
     marks: list[tuple[int, int | None]] = field(default_factory=list)  # offset of an urgent byte, and its value if had
-    events: list[EventKind] = field(default_factory=list)
+    events: list[SdpEventKind] = field(default_factory=list)
     error: SidestepError | None = None
 
-    def count(self, kind: EventKind) -> int:
+    def count(self, kind: SdpEventKind) -> int:
         """How often that was told."""
         return self.events.count(kind)
 
@@ -86,7 +86,7 @@ class User:
     ) -> None:
         self.name = name
         self.book = Book()
-        self.stream: Stream | None = None
+        self.stream: SdpStream | None = None
         self.closed = False  # the connection has said its last word
         self.ends_gracefully = True
         self._rng = rng
@@ -103,8 +103,8 @@ class User:
         self._open_sends: dict[int, Sent] = {}
         self._open_receives: dict[int, tuple[StreamReceive, bytearray]] = {}
         self._parked: list[Callable[[], None]] = []  # what it would do if it were not moving
-        self._left: list[Stream] = []  # streams that it moved away from
-        self._farewell: Callable[[Connection], None] | None = None  # how it ended the connection, if it did
+        self._left: list[SdpStream] = []  # streams that it moved away from
+        self._farewell: Callable[[SdpConnection], None] | None = None  # how it ended the connection, if it did
         self._started = False
         self._write_waits = False  # a pause is under way
         self._read_waits = False
@@ -115,11 +115,11 @@ class User:
     # --- what the conversation calls ---
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> SdpConnection:
         assert self.stream is not None
         return self.stream.connection
 
-    def join(self, stream: Stream) -> None:
+    def join(self, stream: SdpStream) -> None:
         self.stream = stream
         if self._habits.starts_early:
             self._start()
@@ -128,9 +128,9 @@ class User:
     @property
     def may_move(self) -> bool:
         """Whether its socket may go to another process now."""
-        return self.stream is not None and not self._over and self.connection.state is State.ESTABLISHED
+        return self.stream is not None and not self._over and self.connection.state is SdpState.ESTABLISHED
 
-    def move(self, stream: Stream) -> None:
+    def move(self, stream: SdpStream) -> None:
         """It goes on with this stream: what it would have done meanwhile is done now."""
         self.stream = stream
         if self._write_over:
@@ -156,14 +156,14 @@ class User:
             sent.request.done, sent.request.error = True, error
         self._open_sends.clear()
         self.book.error = error
-        self.book.events.append(EventKind.CLOSED)
+        self.book.events.append(SdpEventKind.CLOSED)
         self.closed = self._over = True
 
-    def tell(self, stream: Stream, told: Told) -> None:
+    def tell(self, stream: SdpStream, told: Told) -> None:
         if self._note is not None:
             self._note(f"told: {_in_words(told)}")
-        if isinstance(told, Event) and stream in self._left:
-            if told.kind is not EventKind.CLOSED:
+        if isinstance(told, SdpEvent) and stream in self._left:
+            if told.kind is not SdpEventKind.CLOSED:
                 raise Surprise(f"{self.name} has moved, and is told {told}")
             return
         if self.closed and not isinstance(told, StreamReceive) and told != _READABLE:
@@ -193,25 +193,25 @@ class User:
 
     # --- being told ---
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: SdpEvent) -> None:
         kind = event.kind
         self.book.events.append(kind)
-        if kind is EventKind.ESTABLISHED:
+        if kind is SdpEventKind.ESTABLISHED:
             self._start()
             self._settle()
-        elif kind is EventKind.READABLE:
+        elif kind is SdpEventKind.READABLE:
             if self._habits.waits_for_readable and not self._read_waits:
                 self._maybe_later(self._read_on)
-        elif kind is EventKind.BROKEN:
+        elif kind is SdpEventKind.BROKEN:
             self.book.error = event.error
             self._over = True
             if self._gentle:
                 raise Surprise(f"{self.name} is told of an error: {event.error!r}")
-        elif kind is EventKind.SUSPENDED:
+        elif kind is SdpEventKind.SUSPENDED:
             assert self.stream is not None
             self._left.append(self.stream)
             self.stream = None
-        elif kind is EventKind.CLOSED:
+        elif kind is SdpEventKind.CLOSED:
             self.closed = True
             self._write_over = True
             if self.book.error is None and not self.ends_gracefully:
@@ -219,7 +219,7 @@ class User:
             if self._open_sends:
                 raise Surprise(f"{self.name}: {len(self._open_sends)} sends never end")
 
-    def _on_sent(self, connection: Connection, request: StreamSend) -> None:
+    def _on_sent(self, connection: SdpConnection, request: StreamSend) -> None:
         sent = self._open_sends.pop(id(request), None)
         if sent is None:
             raise Surprise(f"{self.name}: a send ends that did not begin, or twice")
@@ -235,7 +235,7 @@ class User:
         if not self._over:
             self._maybe_later(self._write_on)
 
-    def _on_received(self, connection: Connection, request: StreamReceive) -> None:
+    def _on_received(self, connection: SdpConnection, request: StreamReceive) -> None:
         found = self._open_receives.pop(id(request), None)
         if found is None:
             raise Surprise(f"{self.name}: a receive ends that did not begin, or twice")
@@ -264,7 +264,7 @@ class User:
         elif not self._over and not self._habits.waits_for_readable:
             self._maybe_later(self._read_on)
 
-    def _look_for_mark(self, connection: Connection) -> None:
+    def _look_for_mark(self, connection: SdpConnection) -> None:
         if not connection.at_mark or connection.events:  # other receives have ended before that byte
             return
         offset = len(self.book.stream) + sum(receive.filled for receive, _ in self._open_receives.values())
@@ -475,7 +475,9 @@ class User:
         assert self.stream is not None
         if self._over:
             return
-        if self.connection.state is State.REP_SENT:  # at its new place: a connection that is not there yet is refused
+        if (
+            self.connection.state is SdpState.REP_SENT
+        ):  # at its new place: a connection that is not there yet is refused
             self._later(self._pause(), self._close)
             return
         self._over = True
