@@ -1,4 +1,4 @@
-"""Ends of connections with other hosts that a worker carries (`workers`), and what the provider keeps of them.
+"""Ends of connections with other hosts that a worker carries (`pool`), and what the provider keeps of them.
 
 The provider has the clients and their offers and claims; the worker gets descriptors, and the facts that a
 `RemoteRelay` wants. Until it has carried the end its application is told nothing: it may withdraw, or go, and the end
