@@ -150,7 +150,7 @@ HAPPENS: dict[Enum, Step] = {
     EndEvent.ENDED: hears(Control.ENDED),
     LeaveEvent.TOLD: hears(Control.LEAVE),
 }
-FIELD: dict[type[Enum], str] = {Out: "out", In: "into", Recall: "recall", Ending: "far_ending", Leaving: "leaving"}
+FIELD: dict[type[Enum], str] = {Out: "out", In: "into", Recall: "recall", Ending: "peer_ending", Leaving: "leaving"}
 PAIRS = [
     pytest.param(state, event, moves.get((state, event)), id=f"{name} {state.name} {event.name}")
     for name, (states, events, moves) in MACHINES.items()

@@ -933,7 +933,7 @@ def test_a_fault_of_ours_stays_with_its_connection(world: World, monkeypatch: py
     def fault(_word: Control, _count: int) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(far, "handle_word", fault)
+    monkeypatch.setattr(far, "handle_control", fault)
     stranger.send_control(Control.READ, 0)
     a.send(b"unharmed")
     world.rest()

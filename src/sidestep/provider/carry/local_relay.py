@@ -4,13 +4,13 @@ Theory of operation. A and B are the two ends of one TCP connection; the protoco
 channel of its own with the provider, and a `RemoteRelay` as if the other were on another host. What joins the two is a
 link that never leaves the process, and whose bytes the protocol moves:
 
-    A ══ ring ══► Far ── passage │ protocol │ passage ── Far ══ ring ══► B          (and the other way round)
+    A ══ ring ══► relay ── passage │ protocol │ passage ── relay ══ ring ══► B      (and the other way round)
     └──────────────────────────── native TCP ────────────────────────────┘
 
-A passage is the link of one Far, and the protocol's stream with its application. It hands words on to the other Far
+A passage is the link of one relay, and the protocol's stream with its application. It hands controls on to the other
 in the next turn, but for those that say how a direction ends: they stand behind its last byte, so they wait until the
 protocol has committed that and calls `end`. Data it does not hand on: the protocol reads it where it lies, and commits
-it to the other passage. All else is as between two hosts (`relay`).
+it to the other passage. All else is as between two hosts (`remote_relay`).
 
 Bytes stay in A's ring until B has read them, though the protocol has long consumed them. So a protocol that fails or is
 removed loses nothing: whatever is not committed then goes straight from ring to ring, at once, and both ends leave.

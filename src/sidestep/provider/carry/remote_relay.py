@@ -2,9 +2,9 @@
 
 Theory of operation. Each application has a channel with its own provider, the TCP connection between the two lives on,
 and the words that they would exchange in shared memory are handed on (`direction`). Every word is a message of the
-link, which leads to another host, or to another end in this process (`relay`):
+link, which leads to another host, or to another end in this process (`local_relay`):
 
-    A ══ ring ══► Far at A's host ── link ──► Far at B's host ══ ring ══► B          (and the other way round)
+    A ══ ring ══► relay at A's host ── link ──► relay at B's host ══ ring ══► B      (and the other way round)
     └──────────────────────────────── native TCP ─────────────────────────┘
 
 Bytes stay in A's ring until the link has told that B has *read* them, and never more are sent than B's ring has room

@@ -51,7 +51,7 @@ class ProviderServices:
         self.worker_starter: WorkerStarter | None = None  # set in a provider that may have workers
         self.find_end: EndFinder | None = None  # set once there is a pairing
         self.listeners: Listeners | None = None  # likewise
-        self.names: AddressMap | None = None
+        self.address_map: AddressMap | None = None
         self._driven: list[Driven] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -102,8 +102,8 @@ class ProviderServices:
 
     def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
         """What programs see of a connection, until what this gives is called."""
-        assert self.names is not None
-        return self.names.add(ends, names)
+        assert self.address_map is not None
+        return self.address_map.add(ends, names)
 
     def transports(self) -> Iterator[OffloadTransport]:
         return self.transports_known.each() if self.transports_known else iter(())

@@ -37,8 +37,8 @@ from sidestep.native.layout import IPPROTO_OFFLOAD_ANY, Ask, Refusal, Rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.decisions import Decisions, Verdict
 from sidestep.provider.pairing.address_map import AddressMap
-from sidestep.provider.pairing.pairing import expect
 from sidestep.provider.pairing.pending_connects import PendingConnects
+from sidestep.provider.pairing.shared import expect
 from sidestep.provider.proof import duplicate as possession
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.proof.lookup import endpoint_of
@@ -82,7 +82,7 @@ class ExplicitSockets:
         netns_cookie: int,
         leases_max: int,
         pending_connects: PendingConnects,
-        names: AddressMap,
+        address_map: AddressMap,
     ) -> None:
         self._protocols = protocols
         self._decisions = decisions
@@ -91,7 +91,7 @@ class ExplicitSockets:
         self._netns_cookie = netns_cookie
         self._leases_max = leases_max
         self._pending_connects = pending_connects
-        self._names = names
+        self._address_map = address_map
         self._leases: set[Lease] = set()
         self._of_user: Counter[int] = Counter()
         self._held: Counter[tuple[int, Endpoint]] = Counter()  # leases, by identity of the protocol
@@ -188,7 +188,7 @@ class ExplicitSockets:
         return None
 
     def _name(self, _client: Client, packet: Packet) -> Answer:
-        found = self._names.of(packet.descriptors.take_first())
+        found = self._address_map.of(packet.descriptors.take_first())
         return Answer(errno.ENOENT) if found is None else Answer(names=found)
 
     def _insist(self, number: int, endpoint: Endpoint, verdict: Verdict, unable: int) -> Answer:

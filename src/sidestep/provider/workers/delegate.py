@@ -1,4 +1,4 @@
-"""Ends of connections with other hosts that a worker carries (`workers`), and what the provider keeps of them.
+"""Ends of connections with other hosts that a worker carries (`pool`), and what the provider keeps of them.
 
 The provider has the clients and their offers and claims; the worker gets descriptors, and the facts that a
 `RemoteRelay` wants. Until it has carried the end its application is told nothing: it may withdraw, or go, and the end
@@ -7,16 +7,13 @@ is then not `taken`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sidestep.provider import rpc
 from sidestep.provider.clients import Brought, Client
 from sidestep.switch.offers import ConnectionKey, Offer
-
-if TYPE_CHECKING:
-    from sidestep.provider.pairing.pairing import Pairing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +56,11 @@ class Delegated(Protocol):
 class DelegatedOffer:
     """One that opened its connection."""
 
-    pairing: Pairing
     offer: Offer[Brought]
     end: DelegatedEnd
     client: Client
+    tell: Callable[[bytes, Sequence[int]], bool]  # its application
+    refuse_offer: Callable[[str], None]
 
     @property
     def uid(self) -> int:
@@ -73,12 +71,10 @@ class DelegatedOffer:
         return self.offer.brought.descriptors.numbers
 
     def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
-        """Its application is told."""
-        return self.pairing.tell_offerer(self.offer, bell_id, bell)
+        return self.tell(bell_id, bell)
 
     def refuse(self) -> None:
-        """It stays on TCP."""
-        self.pairing.refuse_offered(self.offer, "")
+        self.refuse_offer("")
 
     def over(self) -> None:
         """The segment is the offerer's: the sweep finds out when it is gone."""
@@ -88,12 +84,15 @@ class DelegatedOffer:
 class DelegatedClaim:
     """One that accepted its connection."""
 
-    pairing: Pairing
     end: DelegatedEnd
     client: Client
     token: int
-    segment: rpc.Descriptors
-    bell: rpc.Descriptors
+    segment: rpc.Descriptors  # which we have made
+    bell: rpc.Descriptors  # of the application
+    tell: Callable[[DelegatedClaim, bytes, Sequence[int]], bool]  # its application
+    refuse_claim: Callable[[], None]
+    on_answered: Callable[[DelegatedClaim], None]
+    on_over: Callable[[], None]
     waits: bool = True  # its application has not been answered
 
     @property
@@ -102,33 +101,29 @@ class DelegatedClaim:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The segment, which we have made, and the application's bell."""
         return (*self.segment.numbers, *self.bell.numbers)
 
     def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
-        """Its application is told."""
         if not self.waits:
             return False
-        (segment,) = self.segment.numbers
-        told = self.pairing.tell_claimer(self.client, self.token, self.end.segment_id, segment, bell_id, bell)
+        told = self.tell(self, bell_id, bell)
         self.withdraw()
         return told
 
     def refuse(self) -> None:
-        """It stays on TCP."""
         if self.waits:
-            self.pairing.refuse_delegated(self)
+            self.refuse_claim()
             self.withdraw()
 
     def withdraw(self) -> None:
         """It has been answered, or wants no answer any more."""
         if self.waits:
             self.waits = False
-            self.pairing.handle_delegated(self)
+            self.on_answered(self)
             self.segment.close()
             self.bell.close()
 
     def over(self) -> None:
         """Its memory is given back."""
         self.withdraw()
-        self.pairing.release_delegated(self.end.segment_id)
+        self.on_over()

@@ -36,7 +36,7 @@ from sidestep.errors import PeerViolation, Unavailable
 from sidestep.provider import memory
 from sidestep.provider.proof.lookup import endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
-from sidestep.provider.workers import messages as worker_wire
+from sidestep.provider.workers import messages
 from sidestep.provider.workers.delegate import Delegated
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
@@ -110,7 +110,7 @@ class WorkerSlot:
         env = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", ENV_DISABLE, ENV_LOG)}
         try:
             process = subprocess.Popen(
-                [*module, *pool.arguments, f"--line-fd={theirs.fileno()}"],
+                [*module, *pool.arguments, f"--ipc-fd={theirs.fileno()}"],
                 pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )  # fmt: skip
@@ -141,7 +141,7 @@ class WorkerSlot:
         running = self.running
         if running is not None and not running.leaving:
             running.leaving = True
-            running.ipc.send(worker_wire.Leave())
+            running.ipc.send(messages.Leave())
 
     def kill(self, why: str) -> None:
         """It has broken a rule, or does not answer."""
@@ -201,7 +201,7 @@ class WorkerSlot:
         end, key = delegated.end, delegated.end.key
         self._numbers += 1
         running.delegated[self._numbers] = delegated
-        record = worker_wire.Delegate(
+        record = messages.Delegate(
             self._numbers, search, delegated.client.client_id, delegated.uid, key.local_addr, key.local_port,
             key.remote_addr, key.remote_port, key.netns_cookie, end.cookie, end.side, end.segment_id, end.bell_name,
             end.bell_index,
@@ -216,7 +216,7 @@ class WorkerSlot:
             return
         number = self._pool.next_question()
         running.asked[number] = answer
-        running.ipc.send(worker_wire.Show(number, after))
+        running.ipc.send(messages.Show(number, after))
 
         def give_up() -> None:
             if (late := running.asked.pop(number, None)) is not None:
@@ -235,7 +235,7 @@ class WorkerSlot:
             raise PeerViolation(f"{type(record).__name__} is not for it to say now", rule="malformed")
         handler(self, running, record, descriptors)
 
-    def _on_ready(self, running: _Process, record: worker_wire.Ready, descriptors: Descriptors) -> None:
+    def _on_ready(self, running: _Process, record: messages.Ready, descriptors: Descriptors) -> None:
         if running.bell_id or not any(record.bell_id):
             raise PeerViolation("ready twice, or with no name", rule="malformed")
         bell, page, _ = descriptors.numbers
@@ -243,23 +243,23 @@ class WorkerSlot:
         memory.sealed_size(page, "bell page")
         running.bell, running.bell_id = descriptors.take(), record.bell_id
 
-    def _on_carried(self, running: _Process, record: worker_wire.Carried, _: Descriptors) -> None:
+    def _on_carried(self, running: _Process, record: messages.Carried, _: Descriptors) -> None:
         delegated = _known(running, record.number)
         if not delegated.taken(running.bell_id, running.bell.numbers):
-            running.ipc.send(worker_wire.Drop(record.number))
+            running.ipc.send(messages.Drop(record.number))
 
-    def _on_refused(self, running: _Process, record: worker_wire.Refused, _: Descriptors) -> None:
+    def _on_refused(self, running: _Process, record: messages.Refused, _: Descriptors) -> None:
         delegated = _known(running, record.number)
         del running.delegated[record.number]
         delegated.refuse()
         delegated.over()
 
-    def _on_over(self, running: _Process, record: worker_wire.Over, _: Descriptors) -> None:
+    def _on_over(self, running: _Process, record: messages.Over, _: Descriptors) -> None:
         delegated = _known(running, record.number)
         del running.delegated[record.number]
         delegated.over()
 
-    def _on_await(self, running: _Process, record: worker_wire.Await, _: Descriptors) -> None:
+    def _on_await(self, running: _Process, record: messages.Await, _: Descriptors) -> None:
         if record.number in running.sought or not record.number:
             raise PeerViolation("a search of that number is under way", rule="malformed")
         if running.tickets:
@@ -268,7 +268,7 @@ class WorkerSlot:
 
         def failed(_why: str) -> None:
             if running.sought.pop(number, None) is not None:
-                ipc.send(worker_wire.Missing(number))
+                ipc.send(messages.Missing(number))
 
         def found(incoming: Incoming) -> None:
             if running.sought.pop(number, None) is None:
@@ -277,7 +277,7 @@ class WorkerSlot:
                 self.delegate(running, _delegable(incoming), number)
             except Unavailable as why:
                 self._pool.log(f"a connection stays on TCP: {why}")
-                ipc.send(worker_wire.Missing(number))
+                ipc.send(messages.Missing(number))
 
         try:
             running.sought[number] = self._pool.services.await_end(
@@ -285,62 +285,62 @@ class WorkerSlot:
                 endpoint_of(record.remote_addr, record.remote_port), found, failed,
             )  # fmt: skip
         except Unavailable:
-            ipc.send(worker_wire.Missing(number))
+            ipc.send(messages.Missing(number))
 
-    def _on_forget(self, running: _Process, record: worker_wire.Forget, _: Descriptors) -> None:
+    def _on_forget(self, running: _Process, record: messages.Forget, _: Descriptors) -> None:
         if (sought := running.sought.pop(record.search, None)) is not None:
             sought.cancel()
 
-    def _on_ask(self, running: _Process, record: worker_wire.Ask, _: Descriptors) -> None:
+    def _on_ask(self, running: _Process, record: messages.Ask, _: Descriptors) -> None:
         local = endpoint_of(record.local_addr, record.local_port)
         remote = endpoint_of(record.remote_addr, record.remote_port)
 
         def answered(port: int | None) -> None:
-            running.ipc.send(worker_wire.Port(record.number, port or 0))
+            running.ipc.send(messages.Port(record.number, port or 0))
 
         self._pool.mapper.ask(local, remote, answered)
 
-    def _on_doubt(self, _running: _Process, record: worker_wire.Doubt, _: Descriptors) -> None:
+    def _on_doubt(self, _running: _Process, record: messages.Doubt, _: Descriptors) -> None:
         self._pool.mapper.doubt(endpoint_of(record.remote_addr, record.remote_port), record.port)
 
-    def _on_listens(self, running: _Process, record: worker_wire.Listens, _: Descriptors) -> None:
+    def _on_listens(self, running: _Process, record: messages.Listens, _: Descriptors) -> None:
         if running.ports.get(record.local_addr, 0) is not None:
             raise PeerViolation("a port that nobody asked for", rule="malformed")
         running.ports[record.local_addr] = record.port
         self._pool.handle_listens()
 
-    def _on_counted(self, _running: _Process, record: worker_wire.Counted, _: Descriptors) -> None:
+    def _on_counted(self, _running: _Process, record: messages.Counted, _: Descriptors) -> None:
         text = record.text.decode("ascii", "replace")
         name, reason = text[: record.name_len], text[record.name_len :]
         if name not in _COUNTED or len(reason) > limits.WHY_MAX:
             raise PeerViolation(f"a counter {name!r}", rule="malformed")
         self._pool.counters.add(name, reason)
 
-    def _on_tell(self, running: _Process, record: worker_wire.Tell, _: Descriptors) -> None:
+    def _on_tell(self, running: _Process, record: messages.Tell, _: Descriptors) -> None:
         self._pool.log(f"worker {running.process.pid}: {record.text.decode(errors='replace')}")
 
-    def _on_shown(self, running: _Process, record: worker_wire.Shown, _: Descriptors) -> None:
+    def _on_shown(self, running: _Process, record: messages.Shown, _: Descriptors) -> None:
         answer = running.asked.pop(record.number, None)
         if answer is not None:
             answer(_rows(record.text), record.more)
 
     _HANDLERS: Final[dict[type[Record], Callable[[WorkerSlot, _Process, Any, Descriptors], None]]] = {
-        worker_wire.Ready: _on_ready,
-        worker_wire.Carried: _on_carried,
-        worker_wire.Refused: _on_refused,
-        worker_wire.Over: _on_over,
-        worker_wire.Await: _on_await,
-        worker_wire.Forget: _on_forget,
-        worker_wire.Ask: _on_ask,
-        worker_wire.Doubt: _on_doubt,
-        worker_wire.Listens: _on_listens,
-        worker_wire.Counted: _on_counted,
-        worker_wire.Tell: _on_tell,
-        worker_wire.Shown: _on_shown,
+        messages.Ready: _on_ready,
+        messages.Carried: _on_carried,
+        messages.Refused: _on_refused,
+        messages.Over: _on_over,
+        messages.Await: _on_await,
+        messages.Forget: _on_forget,
+        messages.Ask: _on_ask,
+        messages.Doubt: _on_doubt,
+        messages.Listens: _on_listens,
+        messages.Counted: _on_counted,
+        messages.Tell: _on_tell,
+        messages.Shown: _on_shown,
     }
 
 
-_BEFORE_READY: Final = (worker_wire.Ready, worker_wire.Tell, worker_wire.Counted)
+_BEFORE_READY: Final = (messages.Ready, messages.Tell, messages.Counted)
 _COUNTED: Final = frozenset({"relay_opened", "relay_dropped", "relay_left", "relay_reset", "internal_error"})
 
 
@@ -444,7 +444,7 @@ class WorkerPool:
         for slot in self.slots:
             running = slot.running
             if running is not None and any(delegated.client is client for delegated in running.delegated.values()):
-                running.ipc.send(worker_wire.Gone(client.client_id))
+                running.ipc.send(messages.Gone(client.client_id))
 
 
 class WorkerPools:
@@ -520,12 +520,12 @@ def _ask_to_listen(slot: WorkerSlot, local_addr: bytes) -> None:
             running.ports[local_addr] = 0
             return
         running.ports[local_addr] = None
-        running.ipc.send(worker_wire.Listen(local_addr))
+        running.ipc.send(messages.Listen(local_addr))
 
 
 def _delegable(end: Outgoing | Incoming) -> Delegable:
     """Ends are the provider's own: it made them."""
-    if not hasattr(end, "lend"):
+    if not hasattr(end, "delegate"):
         raise AssertionError("an end that is not the provider's")
     return end  # type: ignore[return-value]  # as was just looked
 

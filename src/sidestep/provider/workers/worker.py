@@ -1,4 +1,4 @@
-"""``python -m sidestep.provider.workers.worker``: one of a provider's workers, see `workers`.
+"""``python -m sidestep.provider.workers.worker``: one of a provider's workers, see `pool`.
 
 It has no clients. What it carries, its provider has lent it; when the provider ends, for whatever reason, everything
 goes back to TCP and the worker ends.
@@ -36,7 +36,7 @@ from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.proof.lookup import SocketProver, endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
-from sidestep.provider.workers import messages as worker_wire
+from sidestep.provider.workers import messages
 from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import plain_address
@@ -76,7 +76,7 @@ class Worker:
         """Works until everything that depends on it is back on TCP."""
         if self._modules.get(self.protocol) is None:
             raise Unavailable(f"{self.protocol} does not work here")
-        self.ipc.send(worker_wire.Ready(self.hub.bell_id), self.hub.descriptors())
+        self.ipc.send(messages.Ready(self.hub.bell_id), self.hub.descriptors())
         while not self._done:
             self._turn()
         self._modules.stop()
@@ -114,7 +114,7 @@ class Worker:
             self._tell(traceback.format_exc())
 
     def _tell(self, text: str) -> None:
-        self.ipc.send(worker_wire.Tell(text.encode()[: limits.WORKER_TEXT_MAX]))
+        self.ipc.send(messages.Tell(text.encode()[: limits.WORKER_TEXT_MAX]))
 
     # ---- the end ----
 
@@ -152,22 +152,22 @@ class Worker:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
         self._numbers += 1
         self._sought[self._numbers] = sought = _Sought(self, self._numbers, on_found, on_failed)
-        self.ipc.send(worker_wire.Await(self._numbers, *_ways(local, remote)))
+        self.ipc.send(messages.Await(self._numbers, *_ways(local, remote)))
         return sought
 
     def forget(self, number: int) -> None:
         if self._sought.pop(number, None) is not None:
-            self.ipc.send(worker_wire.Forget(number))
+            self.ipc.send(messages.Forget(number))
 
     def over(self, number: int) -> None:
         """That end is not carried any more."""
         if self._delegated.pop(number, None) is not None:
-            self.ipc.send(worker_wire.Over(number))
+            self.ipc.send(messages.Over(number))
 
     def refused(self, number: int) -> None:
         """That end gets no link."""
         if self._delegated.pop(number, None) is not None:
-            self.ipc.send(worker_wire.Refused(number))
+            self.ipc.send(messages.Refused(number))
 
     # ---- what the provider says ----
 
@@ -177,7 +177,7 @@ class Worker:
             raise PeerViolation(f"{type(record).__name__} is not for workers", rule="malformed")
         handler(self, record, descriptors)
 
-    def _on_delegate(self, record: worker_wire.Delegate, descriptors: Descriptors) -> None:
+    def _on_delegate(self, record: messages.Delegate, descriptors: Descriptors) -> None:
         segment, bell, page = descriptors.numbers
         memory.sealed_size(segment, "segment")
         memory.check_eventfd(bell, "bell")
@@ -205,22 +205,22 @@ class Worker:
         if delegated.relay is None:
             delegated.refuse("nobody wants it")
 
-    def _on_missing(self, record: worker_wire.Missing, _: Descriptors) -> None:
+    def _on_missing(self, record: messages.Missing, _: Descriptors) -> None:
         if (sought := self._sought.pop(record.search, None)) is not None:
             sought.on_failed("nobody here holds it, or it is idle")
 
-    def _on_drop(self, record: worker_wire.Drop, _: Descriptors) -> None:
+    def _on_drop(self, record: messages.Drop, _: Descriptors) -> None:
         delegated = self._delegated.get(record.number)
         if delegated is not None and delegated.relay is not None:
             self.hub.drop(delegated.relay)
 
-    def _on_gone(self, record: worker_wire.Gone, _: Descriptors) -> None:
+    def _on_gone(self, record: messages.Gone, _: Descriptors) -> None:
         for delegated in self._delegated.values():
             if delegated.record.client == record.client:
                 delegated.client_open = False
         self.hub.handle_disconnect()
 
-    def _on_listen(self, record: worker_wire.Listen, _: Descriptors) -> None:
+    def _on_listen(self, record: messages.Listen, _: Descriptors) -> None:
         port = 0
         protocol = self._modules.get(self.protocol)
         if protocol is not None:
@@ -228,34 +228,34 @@ class Worker:
                 port = protocol.port_at(plain_address(IPv6Address(record.local_addr)))
             except SidestepError as why:
                 self._tell(f"it cannot be reached: {why}")
-        self.ipc.send(worker_wire.Listens(record.local_addr, port))
+        self.ipc.send(messages.Listens(record.local_addr, port))
 
-    def _on_port(self, record: worker_wire.Port, _: Descriptors) -> None:
+    def _on_port(self, record: messages.Port, _: Descriptors) -> None:
         self._mapper.handle_answer(record.number, record.port or None)
 
-    def _on_show(self, record: worker_wire.Show, _: Descriptors) -> None:
+    def _on_show(self, record: messages.Show, _: Descriptors) -> None:
         rows, more = links.page(self.hub, record.after)
-        self.ipc.send(worker_wire.Shown(record.number, more, json.dumps(rows).encode()))
+        self.ipc.send(messages.Shown(record.number, more, json.dumps(rows).encode()))
 
-    def _on_leave(self, _record: worker_wire.Leave, _: Descriptors) -> None:
+    def _on_leave(self, _record: messages.Leave, _: Descriptors) -> None:
         self._leave()
 
     _HANDLERS: Final[dict[type[Record], Callable[[Worker, Any, Descriptors], None]]] = {
-        worker_wire.Delegate: _on_delegate,
-        worker_wire.Missing: _on_missing,
-        worker_wire.Drop: _on_drop,
-        worker_wire.Gone: _on_gone,
-        worker_wire.Listen: _on_listen,
-        worker_wire.Port: _on_port,
-        worker_wire.Show: _on_show,
-        worker_wire.Leave: _on_leave,
+        messages.Delegate: _on_delegate,
+        messages.Missing: _on_missing,
+        messages.Drop: _on_drop,
+        messages.Gone: _on_gone,
+        messages.Listen: _on_listen,
+        messages.Port: _on_port,
+        messages.Show: _on_show,
+        messages.Leave: _on_leave,
     }
 
 
 class DelegatedHere:
     """An application's end that was lent (`sidestep.switch.protocol.Outgoing` and `Incoming`)."""
 
-    def __init__(self, worker: Worker, record: worker_wire.Delegate, descriptors: Descriptors) -> None:
+    def __init__(self, worker: Worker, record: messages.Delegate, descriptors: Descriptors) -> None:
         self._worker = worker
         self.record = record
         self._descriptors = descriptors
@@ -291,7 +291,7 @@ class DelegatedHere:
             segment_id=record.segment_id, uid=record.uid,
         )  # fmt: skip
         self._end()
-        worker.ipc.send(worker_wire.Carried(record.number))
+        worker.ipc.send(messages.Carried(record.number))
         return self.relay
 
     def refuse(self, _why: str) -> None:
@@ -332,7 +332,7 @@ class Mapper:
             return
         self._numbers += 1
         self._asked[self._numbers] = answer
-        self._ipc.send(worker_wire.Ask(self._numbers, *_ways(local, remote)))
+        self._ipc.send(messages.Ask(self._numbers, *_ways(local, remote)))
 
     def handle_answer(self, number: int, port: int | None) -> None:
         if (answer := self._asked.pop(number, None)) is not None:
@@ -340,7 +340,7 @@ class Mapper:
 
     def doubt(self, remote: Endpoint, port: int) -> None:
         """Nobody answers at that port."""
-        self._ipc.send(worker_wire.Doubt(mapped_address(str(remote.address)), remote.port, port))
+        self._ipc.send(messages.Doubt(mapped_address(str(remote.address)), remote.port, port))
 
     def close(self) -> None:
         asked, self._asked = self._asked, {}
@@ -358,7 +358,7 @@ class _Reported(Counters):
     def add(self, name: str, reason: str = "") -> None:
         """Adds one, here and there."""
         super().add(name, reason)
-        self._ipc.send(worker_wire.Counted(len(name), (name + reason).encode()))
+        self._ipc.send(messages.Counted(len(name), (name + reason).encode()))
 
 
 def _ways(local: Endpoint, remote: Endpoint) -> tuple[bytes, int, bytes, int]:
@@ -375,7 +375,7 @@ def _connections_max() -> int:
 def main() -> int:
     """Works as the arguments say; 0 after an orderly end, 1 if it could not begin."""
     parser = argparse.ArgumentParser(prog="python -m sidestep.provider.workers.worker")
-    parser.add_argument("--line-fd", type=int, required=True)
+    parser.add_argument("--ipc-fd", type=int, required=True)
     parser.add_argument("--protocol", required=True)
     parser.add_argument("--remote", required=True)
     parser.add_argument("--remote-key")
