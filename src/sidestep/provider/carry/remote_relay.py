@@ -11,7 +11,7 @@ Bytes stay in A's ring until the link has told that B has *read* them, and never
 for. So whatever arrives is put into B's ring at once, straight from the link: no word waits behind bytes that nobody
 reads, and all that B recalls, or that a broken link has swallowed, A still has and can send by TCP.
 
-What A has said and only counts once B's host has done its part (`acked`, channel.h) is confirmed by a HANDED.
+What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by an ACKED.
 
 The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
 has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
@@ -501,7 +501,7 @@ class RemoteRelay(Directions, Relayed):
         side.gone |= not side.final
 
     def _on_acked(self, side: Side, count: int) -> None:
-        side.tell(acked=count & (Handed.SWITCH | Handed.ASKED))
+        side.tell(handed_on=count & (Handed.SWITCH | Handed.ASKED))
 
     def _on_arrived(self, side: Side, count: int) -> None:
         if not self.unconfirmed or count != side.peer.tail:
@@ -575,7 +575,7 @@ class RemoteRelay(Directions, Relayed):
                 self.reset("link_lost")
             else:
                 # nobody will hear of what it says from now on, and so it need not wait for that
-                side.tell(acked=Handed.SWITCH | Handed.ASKED, notice=Notice.DEMOTE)
+                side.tell(handed_on=Handed.SWITCH | Handed.ASKED, notice=Notice.DEMOTE)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
         return not self.lost
