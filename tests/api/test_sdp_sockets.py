@@ -16,6 +16,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from queue import SimpleQueue
@@ -27,10 +28,10 @@ from sdp_pairs import LARGE, WAIT_S, Running, digest, moved, pair, pattern
 import sidestep
 from sidestep.api.rnic import SETTINGS
 from sidestep.api.service import service
-from sidestep.api.sockets import SdpSocket
+from sidestep.api.sockets import SdpSocket, select
 from sidestep.errors import Misuse
 from sidestep.sdp.strategy import Strategy
-from sidestep.socket import MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_WAITALL, SHUT_WR, create_connection, create_server
+from sidestep.socket import MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, SHUT_WR, create_connection, create_server
 
 Ends = tuple[SdpSocket, SdpSocket]
 
@@ -152,19 +153,6 @@ def test_a_file(ends: Ends) -> None:
         out.write("third\n")  # the socket is open until its file is closed
     assert server.recv(100) == b"third\n"
     assert server.recv(100) == b""
-
-
-def test_peek_and_urgent_bytes(ends: Ends) -> None:
-    client, server = ends
-    client.sendall(b"abc")
-    assert server.recv(2, MSG_PEEK) == b"ab"
-    client.send(b"X", MSG_OOB)
-    assert server.recv(10) == b"abc"
-    client.sendall(b"d")
-    assert server.recv(10) == b"d"
-    assert server.recv(1, MSG_OOB) == b"X"
-    with pytest.raises(OSError, match="Invalid argument"):
-        server.recv(1, MSG_OOB)
 
 
 def test_the_end_of_each_direction(ends: Ends) -> None:
@@ -329,6 +317,22 @@ def test_sockets_that_do_not_wait(ends: Ends) -> None:
         server.recv(1, MSG_DONTWAIT)
     with pytest.raises(ValueError, match="Timeout"):
         client.settimeout(-1)
+
+
+def test_connecting_without_waiting() -> None:
+    with create_server(("127.0.0.1", 0), protocol="sdp") as listener, SdpSocket() as client:
+        port = listener.getsockname()[1]
+        client.settimeout(0)
+        with suppress(BlockingIOError):  # it may be quicker than that: the other end is in the same loop
+            client.connect(("127.0.0.1", port), rdma_port=port)
+        assert select([listener], [client], timeout=WAIT_S) != ([], [], [])
+        assert select([], [client], timeout=WAIT_S) == ([], [client], [])
+        assert client.error() == 0
+        assert select([listener], [], timeout=WAIT_S) == ([listener], [], [])
+        server, _ = listener.accept()
+        with server:
+            assert client.send(b"abc") == 3
+            assert server.recv(3) == b"abc"
 
 
 def test_connecting_to_who_does_not_answer_times_out() -> None:

@@ -260,19 +260,6 @@ def test_many_small_writes_are_joined() -> None:
     talk(program)
 
 
-def test_urgent_bytes() -> None:
-    async def program(client: End, server: End) -> None:
-        (_, writer), (reader, _) = client, server
-        await writer.sendall(b"abcX", urgent=True)
-        assert await reader.read(10) == b"abc"
-        await writer.sendall(b"d")
-        assert await reader.read(10) == b"d"
-        assert reader.take_urgent() == ord("X")
-        assert reader.take_urgent() is None
-
-    talk(program)
-
-
 def test_a_server_of_coroutines_and_all_addresses() -> None:
     async def echo(reader: SdpReader, writer: SdpWriter) -> None:
         while data := await reader.read(1 << 20):
