@@ -31,6 +31,7 @@ from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.sdp.connection import SdpCause
+from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.errnos import os_error
 from sidestep.sdp.host import Host
 from sidestep.sdp.settings import Carrier, SdpSettings
@@ -39,7 +40,6 @@ from sidestep.switch.protocol import Endpoint
 if TYPE_CHECKING:
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import SdpStream
-    from sidestep.sdp.requests import Told
 
 log: Final = logging.getLogger("sidestep")
 SETTINGS: Final = SdpSettings(carrier=Carrier.IWARP, cancel_answer_s=limits.API_CANCEL_S)
@@ -128,7 +128,7 @@ class Rnics(Hosts):
         """Those whom anything could be told are no more."""
         self._forsaken = True
         for stream in self.streams():
-            stream.tell = _nobody
+            stream.tell = unheard
 
     def close(self) -> None:
         """Ends everything at once."""
@@ -161,10 +161,6 @@ class _Rnic(Node):
         """Ends everything at once."""
         self.hide()
         super().close()
-
-
-def _nobody(_stream: SdpStream, _event: Told) -> None:
-    """Its event loop has ended."""
 
 
 def details(stream: SdpStream) -> dict[str, object]:

@@ -28,6 +28,7 @@ from sidestep.api.rnic import details, not_there
 from sidestep.api.service import service
 from sidestep.constants import IPPROTO_SDP
 from sidestep.errors import Misuse, SidestepError
+from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.errnos import error_of, os_error
 from sidestep.sdp.host import release
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
@@ -183,7 +184,7 @@ class SdpSocket(SdpEnd):
 
     def _forget(self) -> None:
         """An attempt that came to nothing: the socket may try again, as TCP's may."""
-        self.stream.tell = _nobody
+        self.stream.tell = unheard
         self._give_port_back()
         self._stream = self._reports = self._peer = None
         self._established = self._over = False
@@ -637,7 +638,3 @@ def select(
     (driver,) = drivers.values()
     driver.call(lambda: driver.wait(ready, timeout))
     return found
-
-
-def _nobody(_stream: SdpStream, _event: Told) -> None:
-    """Of an attempt that was given up."""

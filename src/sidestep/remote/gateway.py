@@ -31,6 +31,7 @@ from sidestep.remote.inbound import BY_CARRIER, Inbound, InboundRuntime, setting
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
+from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.sdp.stack import Stack
@@ -352,7 +353,7 @@ class _Crossing:
 
     def _late(self) -> None:
         if self._stream is not None:
-            self._stream.tell = _nobody
+            self._stream.tell = unheard
             self._stream.abort()
         self._fall_back("it does not answer")
 
@@ -365,7 +366,7 @@ class _Crossing:
             self._served.tally.joined += 1
             self._carrier = Pump(self._gateway.loop, stream, self._sock, self._gateway.pieces, self._pumped)
         elif event.kind is SdpEventKind.BROKEN:
-            stream.tell = _nobody
+            stream.tell = unheard
             self._gateway.peers.doubt(self._rule.target, self._port)
             self._fall_back(str(event.error or "it was refused"))
 
@@ -403,7 +404,7 @@ class _Crossing:
         if self._dial is not None:
             self._dial.cancel()
         if self._stream is not None:
-            self._stream.tell = _nobody
+            self._stream.tell = unheard
             self._stream.abort()
         reset(self._sock)
         self._end()
@@ -489,7 +490,3 @@ class _FromSdp:
 
     def _log(self, host: Address, what: str) -> None:
         self.gateway.log(f"{host} by '{self.rule}' {what}")
-
-
-def _nobody(_stream: SdpStream, _event: Told) -> None:
-    """Nobody wants to hear of it any more."""

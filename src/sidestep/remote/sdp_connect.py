@@ -41,6 +41,7 @@ from sidestep.remote.peers import PROVIDER_PORT, Peers
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.remote.serving import NAMED, Provider
+from sidestep.sdp.endpoint import unheard
 from sidestep.sdp.errnos import BY_CAUSE
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
@@ -211,7 +212,7 @@ class _SdpConnect:
         if event.kind is SdpEventKind.ESTABLISHED:
             self._established()
         elif event.kind is SdpEventKind.BROKEN:
-            stream.tell = _nobody
+            stream.tell = unheard
             self._loop.soon(partial(self._broken, stream, event))  # it may not even be known yet
 
     def _broken(self, stream: SdpStream, event: SdpEvent) -> None:
@@ -327,7 +328,7 @@ class _SdpConnect:
 
     def _drop_stream(self) -> None:
         if self._stream is not None:
-            self._stream.tell = _nobody
+            self._stream.tell = unheard
             self._stream.abort()
             self._stream = None
 
@@ -406,7 +407,3 @@ class _RedirectListener:
                 self._taken(sock)
                 return
             reset(sock)  # somebody else's
-
-
-def _nobody(_stream: SdpStream, _event: Told) -> None:
-    """Nobody wants to hear of it any more."""

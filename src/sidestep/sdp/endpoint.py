@@ -41,8 +41,6 @@ from sidestep.sdp.requests import (
     Reject,
     Release,
     ReturnBuffer,
-    SdpEvent,
-    SdpEventKind,
     StreamReceive,
     StreamSend,
     Told,
@@ -477,9 +475,10 @@ class SdpStream:
     }
 
 
+def unheard(_stream: SdpStream, _event: Told) -> None:
+    """The `tell` of a stream in whose end nobody is interested any more."""
+
+
 def ip_of(address: str) -> IPv4Address | IPv6Address:
     """Without the zone that the device's addresses may have."""
     return ip_address(address.partition("%")[0])
-
-
-__all__ = ["SPARE_REQUESTS", "Acceptor", "SdpEvent", "SdpEventKind", "Poster", "SdpStream", "Teller", "ip_of"]

@@ -17,7 +17,7 @@ from sidestep.rdma.verbs import AsyncEvent, Device, EventKind, MemoryRegion
 from sidestep.rdma.work import REJECT_CONSUMER, Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import SdpCause
-from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, ip_of
+from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, ip_of, unheard
 from sidestep.sdp.private_data import check_room, whole
 from sidestep.sdp.registration import PermanentRegions
 from sidestep.sdp.requests import Suspended, Told
@@ -178,7 +178,7 @@ class Stack:
         stream.address = request.remote_address  # to come after it when it moves
         if suspended is not None:
             stream.connection.take_over(suspended)
-        stream.tell = _refused
+        stream.tell = unheard
         hello = request.private_data[: len(request.private_data) - beside_hello]
         if stream.connection.accept(whole(hello), _addresses_of(request, port), self.clock()):
             try:
@@ -367,10 +367,6 @@ def stack_on(fabric: Fabric, device: Device, settings: SdpSettings | None = None
 
 def _nobody(stream: SdpStream, event: Told) -> None:
     raise Misuse("an accepted stream has nobody to tell", remedy="set stream.tell when it is accepted")
-
-
-def _refused(stream: SdpStream, event: Told) -> None:
-    """Nobody has seen this stream, and nobody will."""
 
 
 def _addresses_of(request: ConnectionRequest, port: int) -> Addresses:
