@@ -33,6 +33,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sidestep import config, limits
+from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import Misuse, PeerViolation, Unavailable
 from sidestep.rdma.iwarp.tap import Ends, Seen, What
 from sidestep.rdma.soft.loop import READ, WRITE
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
 PACKET_MAX: Final = limits.RDMA_PIECE_MAX + _HEADER_AT_MOST
-_PAUSE_S: Final = 0.1  # after an accept() that failed
 _PATH_MAX: Final = 107  # bytes of struct sockaddr_un, but for the final zero
 _numbers = count(1)
 
@@ -95,7 +95,6 @@ def decode(packet: bytes) -> Seen:
 
 
 def in_pieces(seen: Seen) -> Iterator[Seen]:
-    """The same in pieces that fit a packet."""
     if len(seen.data) <= limits.RDMA_PIECE_MAX:
         yield seen
         return
@@ -114,7 +113,6 @@ class Wanted:
         self.left_out: set[int] = set()
 
     def __call__(self, seen: Seen) -> bool:
-        """Whether it is about one of them."""
         if seen.ends is not None and not self._fits(seen.ends):
             self.leave_out(seen.wire)
         return seen.wire not in self.left_out
@@ -196,15 +194,15 @@ class Control:
         if self._sock.fileno() >= 0:
             self._loop.watch(self._sock.fileno(), READ, self._on_ready)
 
-    def _on_ready(self, events: int) -> None:
-        del events
+    def _on_ready(self, _events: int) -> None:
         try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            # Gone again, or there are no descriptors left: then it would be ready all the time.
+            for sock, _ in accepted(self._sock):
+                self._take_in(sock)
+        except Exhausted:
             self._loop.forget(self._sock.fileno())
-            self._loop.call_later(_PAUSE_S, self._watch)
-            return
+            self._loop.call_later(PAUSE_S, self._watch)
+
+    def _take_in(self, sock: socket.socket) -> None:
         _, uid = config.peer(sock)
         if uid not in (0, os.geteuid()) or len(self._clients) >= limits.RDMA_WATCHERS_MAX:
             self.refused_count += 1
@@ -304,7 +302,6 @@ class _Client:
         self._put(packet)
 
     def _see(self, seen: Seen) -> None:
-        """One thing of a capture; called from within the device."""
         assert self._wanted is not None
         if not self._wanted(seen):
             return
