@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from chatting import Started, ended, promoted_chat
 from common import slot
+from shim_client import ShimClient
 from textual.pilot import Pilot
 
 from sidestep.cli.explain import explanation_text
@@ -28,7 +29,7 @@ from sidestep.cli.top_view import HEAD_LINES, SORTS, frame, ordered
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.observe.explain import Explainer, Wanted
 from sidestep.observe.traffic import Sample, View, compare, take_sample
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 

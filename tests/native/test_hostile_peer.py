@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hostile import HostilePeer, block
-
 import toolchain
+from hostile import HostilePeer, block
+from shim_client import ShimClient
+from toolchain import ADDRESS
+
 from sidestep.native import layout
 from sidestep.native.layout import Back, Notice
-from sidestep.testing import Connection, ShimClient, Sidestep
-from toolchain import ADDRESS
+from sidestep.testing import Connection, Sidestep
 
 BENCH = toolchain.ROOT / "bench" / "c"
 ATTACKS = 40

@@ -16,13 +16,14 @@ import pytest
 from chatting import PROGRAM, Chat, promoted_chat, promoted_client, talk_on
 from common import eventually, slot
 from relay_example import installed as relay_installed
+from shim_client import ShimClient
 
 from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REMEDY
 from sidestep.observe.explain import Explainer, Wanted
-from sidestep.testing import ShimClient, Sidestep, free_port
+from sidestep.testing import Sidestep, free_port
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 

@@ -18,12 +18,13 @@ import pytest
 from chatting import Chat, promoted_chat, promoted_client, talk_on
 from common import slot
 from prometheus_client.parser import text_string_to_metric_families
+from shim_client import ShimClient
 
 from sidestep import limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.metrics import Exporter, Server, parse_listen
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 
