@@ -28,6 +28,7 @@ from remote import WORKS, Row, run, served  # which shows where `hosts` is
 
 # isort: split
 from hosts import Host, hosts
+
 from sidestep.provider import control
 
 RDMA_PORT: Final = 7901
