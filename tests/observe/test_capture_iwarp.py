@@ -17,8 +17,8 @@ from tcp_talk import TcpTalk
 from sidestep import limits
 from sidestep.observe.capture import layers
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.startup.frame import Role, StartFrame

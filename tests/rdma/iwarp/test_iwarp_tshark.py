@@ -20,12 +20,12 @@ from pcap_file import PcapFile
 from start_talk import accepting, rejecting, talk
 from tcp_talk import TcpTalk
 
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.startup.frame import Rtr, StartFrame
 from sidestep.rdma.iwarp.startup.terms import Settings
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Layer, Terminate
+from sidestep.rdma.iwarp.terminate import Condition, Includes, Layer, Terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
 F = frames()
@@ -117,7 +117,7 @@ def test_the_answer_to_every_condition(tmp_path: Path) -> None:
     rows = numbers(shown(whole, tmp_path, columns, "iwarp_rdma.terminate"))
     assert len(rows) == len(Condition)
     for condition, row in zip(Condition, rows, strict=True):
-        code, includes = CONDITIONS[condition]
+        code, includes = condition.code, condition.includes
         layer, kinds_seen, codes_seen = Layer(row[0]), set(row[1:4]) - {-1}, set(row[4:9]) - {-1}
         assert (layer, kinds_seen, codes_seen) == (code >> 12, {code >> 8 & 0xF}, {code & 0xFF}), condition
         headers = includes is not Includes.NOTHING

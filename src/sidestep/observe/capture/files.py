@@ -91,7 +91,6 @@ class _Unpacked:
         self.damage: Exception | None = None
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or those up to the end."""
         try:
             data = self._file.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -13,7 +13,7 @@ from typing import Final
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 from sidestep.rdma.roce.packet import (
     ENDS,
     PSN_MASK,
@@ -149,7 +149,6 @@ class PacketReader:
         )  # fmt: skip
 
     def _judge(self, message: bytes, missing: int) -> bool:
-        """Whether the flow is SDP's, by the form of a message."""
         try:
             decode(memoryview(message))
         except PeerViolation:
@@ -204,7 +203,6 @@ class PacketReader:
 
 
 def where_text(where: Reth) -> str:
-    """Memory of the other end."""
     return f"VA {where.va:#x}, RKey {where.rkey:#010x}"
 
 

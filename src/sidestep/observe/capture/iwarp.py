@@ -18,8 +18,8 @@ from sidestep.observe.capture import layers
 from sidestep.observe.capture.events import Event, What
 from sidestep.observe.capture.frame import Frame
 from sidestep.observe.capture.layers import IpAddress, Wire, end_text
-from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer
 from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
@@ -175,7 +175,6 @@ class _NotSdp(Exception):
 
 
 def _between(template: Event, connection: _Connection, side: Side) -> Event:
-    """The event as one of that side's."""
     ends = connection.ends
     return replace(
         template, connection=connection.number, side=side,

@@ -104,7 +104,6 @@ def dissect(frame: Frame) -> Layer:
 
 
 def known_link(link_type: int) -> bool:
-    """Whether frames of this LINKTYPE can be read."""
     return link_type in _LINKS
 
 
@@ -199,12 +198,7 @@ def _ipv6(data: memoryview) -> Layer:
 
 
 def _above_ip(
-    data: memoryview,
-    offset: int,
-    length: int,
-    protocol: int,
-    source: IpAddress,
-    destination: IpAddress,
+    data: memoryview, offset: int, length: int, protocol: int, source: IpAddress, destination: IpAddress
 ) -> Layer:
     if protocol == _PROTOCOL_TCP:
         return _tcp(data, offset, length, source, destination)
@@ -218,13 +212,7 @@ def _above_ip(
     return Transport(Wire.ROCE_V2, source, destination, packet, missing, wrong)
 
 
-def _tcp(
-    data: memoryview,
-    offset: int,
-    length: int,
-    source: IpAddress,
-    destination: IpAddress,
-) -> Layer:
+def _tcp(data: memoryview, offset: int, length: int, source: IpAddress, destination: IpAddress) -> Layer:
     source_port, destination_port, sequence, _, header, flags = struct.unpack_from(">HHIIBB", data, offset)
     start = offset + (header >> 4) * 4
     if length == 0:  # segmentation offload: captured before the length was known

@@ -68,7 +68,6 @@ class _Bounded:
         return self._offset
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or those up to the end."""
         if not 0 <= size <= limits.CAPTURE_FRAME_MAX:
             raise _Wrong(f"a block with {size} bytes in it cannot be")
         data = self._stream.read(size)
@@ -194,12 +193,10 @@ class PcapngWriter:
         self._put(EnhancedPacket, interface, time_ns, options, packet_len=len(frame), packet_data=kept)
 
     def lost(self, interface: int, count: int) -> None:
-        """So many frames of this interface were lost, behind its last one."""
         frames, losses = self._counts[interface]
         self._counts[interface] = frames, losses + count
 
     def close(self, time_ns: int) -> None:
-        """Writes what the interfaces have seen and lost."""
         for interface, (frames, losses) in enumerate(self._counts):
             counts = {"isb_ifrecv": frames + losses, "isb_ifdrop": losses}
             self._put(InterfaceStatistics, interface, time_ns, counts)

@@ -17,14 +17,9 @@ from sidestep.observe.capture.events import CHECKSUM_NOTE, Event, What
 from sidestep.observe.capture.flow import Connection, Flow, PacketReader
 from sidestep.observe.capture.frame import Frame
 from sidestep.observe.capture.layers import Address, Transport, end_text
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 from sidestep.rdma.roce.mad import REJECT_REASONS, CmMessage, Dreq, Mad, Mra, Rej, Rep, Req
-from sidestep.rdma.roce.packet import (
-    MTU_CODES,
-    QP_GSI,
-    Op,
-    Packet,
-)
+from sidestep.rdma.roce.packet import MTU_CODES, QP_GSI, Op, Packet
 from sidestep.sdp.hello import Hello, HelloAck, port_of
 from sidestep.sdp.wire import decode
 
@@ -150,7 +145,6 @@ class ReliableConnections:
 
 
 def cm_text(message: CmMessage) -> str:
-    """A message of the connection manager in one line."""
     name = f"CM {type(message).__name__.upper()}"
     match message:
         case Req():

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceFile, DeviceWriter
+from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.capture.places import Named, Place
-from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import IpAddress, ethernet_header, internet_checksum, network_header
+from sidestep.rdma.frames import IpAddress, Side, ethernet_header, internet_checksum, network_header
 from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
 from sidestep.rdma.iwarp.tap import Ends, Seen, What
 
@@ -69,12 +68,11 @@ class SegmentWriter(DeviceWriter):
     """
 
     def __init__(self, stream: BinaryIO, *, places: Sequence[Place] | None = None, snaplen: int = 0) -> None:
-        super().__init__(DeviceFile(stream, snaplen=snaplen))
+        super().__init__(stream, snaplen=snaplen)
         self._places = places
         self._wires: dict[tuple[str, int], _Wire] = {}
 
     def close(self) -> None:
-        """Writes what waits for its end, and the statistics."""
         for (source, number), wire in list(self._wires.items()):
             for outbound, half in wire.halves.items():
                 back = wire.halves[not outbound].end
@@ -83,13 +81,8 @@ class SegmentWriter(DeviceWriter):
                     self._write_pieces(source, wire, seen, half.finish())
         super().close()
 
-    def see(self, source: str, seen: Seen) -> bool:
-        """One thing; `source` is the process that tells it, in words."""
-        if seen.what is What.LOST:
-            self._file.lose(source, seen.offset)
-        elif seen.what is What.OPENED:
-            self._open(source, seen)
-        elif (wire := self._wires.get((source, seen.wire))) is not None:
+    def _hear(self, source: str, seen: Seen) -> bool:
+        if (wire := self._wires.get((source, seen.wire))) is not None:
             if wire.early is not None:
                 return self._judge(source, wire, seen)
             self._follow(source, wire, seen)
@@ -103,7 +96,7 @@ class SegmentWriter(DeviceWriter):
             (local, local_port), (remote, remote_port) = ends.local, ends.remote
             wire = _Wire(
                 ends,
-                self._file.interface(source, ends.device),
+                self._interface(source, ends.device),
                 (ip_address(local.partition("%")[0]), local_port),
                 (ip_address(remote.partition("%")[0]), remote_port),
                 halves,
@@ -111,7 +104,7 @@ class SegmentWriter(DeviceWriter):
         except ValueError:  # it was gone before its addresses could be asked for
             return
         # A dissector would take what the second end tells for retransmissions.
-        if not self._file.owns(source, ends, seen.time_ns):
+        if not self._owns(source, ends, seen.time_ns):
             return
         self._wires[source, seen.wire] = wire
         if self._places is None:
@@ -134,7 +127,7 @@ class SegmentWriter(DeviceWriter):
         wire.early = None
         if found is None or not Named.of(wire.ends, found[0].upper_data).at(self._places):
             del self._wires[source, seen.wire]
-            self._file.disown(wire.ends, seen.time_ns)
+            self._disown(wire.ends, seen.time_ns)
             return False
         self._begin(source, wire, early[0])
         for each in early[1:]:
@@ -165,16 +158,14 @@ class SegmentWriter(DeviceWriter):
         self._frame(source, wire, seen.time_ns, outbound, flags, (at, back), b"")
         if ends:
             self._wires.pop((source, seen.wire), None)
-            self._file.disown(wire.ends, seen.time_ns)
+            self._disown(wire.ends, seen.time_ns)
 
     def _write_pieces(self, source: str, wire: _Wire, seen: Seen, pieces: list[Piece]) -> None:
         for piece in pieces:
             comment = f"sidestep: {piece.missing} bytes before this are not in the capture" if piece.missing else ""
             for begin in range(0, len(piece.data), _SEGMENT_MAX):
-                part, numbers = (
-                    piece.data[begin : begin + _SEGMENT_MAX],
-                    (1 + piece.offset + begin, 1 + seen.acknowledged),
-                )
+                part = piece.data[begin : begin + _SEGMENT_MAX]
+                numbers = 1 + piece.offset + begin, 1 + seen.acknowledged
                 self._frame(source, wire, seen.time_ns, seen.outbound, _PSH | _ACK, numbers, part, comment)
                 comment = ""
 
@@ -193,7 +184,7 @@ class SegmentWriter(DeviceWriter):
         (address, port), (to, to_port) = (wire.local, wire.remote) if outbound else (wire.remote, wire.local)
         segment = tcp_segment((address, port), (to, to_port), numbers, flags, payload)
         head = ethernet_header(side, address.version) + network_header(address, to, _PROTOCOL_TCP, len(segment))
-        self._file.write(source, wire.interface, time_ns, head + segment, outbound=outbound, comment=comment)
+        self._write(source, wire.interface, time_ns, head + segment, outbound=outbound, comment=comment)
 
 
 def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags: int, payload: bytes) -> bytes:

@@ -37,7 +37,6 @@ REJECT_REASONS: Final = {
 
 
 def gid(address: IPv4Address | IPv6Address) -> bytes:
-    """The GID of an address: IPv4 is mapped into IPv6."""
     return address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
 
 
@@ -57,12 +56,10 @@ class CmMessage:
     private_data: bytes
 
     def head(self) -> bytes:
-        """The fields in front of the private data."""
         raise NotImplementedError
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         raise NotImplementedError
 
     def encode(self) -> bytes:
@@ -345,7 +342,6 @@ class Mad:
     message: CmMessage
 
     def encode(self) -> bytes:
-        """Its 256 bytes."""
         header = _HEADER.pack(
             1, _CLASS_CM, 2, _METHOD_SEND, 0, 0, self.transaction_id, self.message.ATTRIBUTE, 0, 0
         )  # fmt: skip

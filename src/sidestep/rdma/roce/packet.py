@@ -87,7 +87,6 @@ class Bth:
     _LAYOUT: ClassVar[Struct] = Struct(">BBHII")
 
     def encode(self) -> bytes:
-        """Its 12 bytes."""
         second = self.solicited << 7 | self.migrated << 6 | self.pad << 4
         return self._LAYOUT.pack(
             self.opcode, second, self.pkey, self.becn << 30 | self.dest_qp, self.ack_req << 31 | self.psn
@@ -126,7 +125,6 @@ class Extension:
 
     @classmethod
     def decode(cls, packet: memoryview, offset: int) -> Self:
-        """Read it; that it is all there has been looked at."""
         return cls(*cls.LAYOUT.unpack_from(packet, offset))
 
 
@@ -273,7 +271,6 @@ class Packet:
         return cls(bth, tuple(found), packet[offset : len(packet) - bth.pad])
 
     def find(self, kind: type[_Found]) -> _Found | None:
-        """The extension header of this kind, if it has one."""
         for one in self.extensions:
             if isinstance(one, kind):
                 return one
