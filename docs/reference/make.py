@@ -32,7 +32,7 @@ from sidestep.rdma.conformance import CHECKS
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup import negotiation as startup
 from sidestep.rdma.iwarp.startup import terms as start_terms
-from sidestep.rdma.iwarp.terminate import CODE_TEXT, CONDITIONS, code_text
+from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, code_text
 from sidestep.rdma.loopback import manager, settings
 from sidestep.sdp import connection, errnos, header, hello, states, wire
 
@@ -394,8 +394,8 @@ def iwarp_page() -> str:
     causes = [(f"`{cause.name}`", cause.value) for cause in start_terms.Cause]
     rules = [(f"`{name}`", text) for name, text in {**start_frame.RULES, **startup.RULES}.items()]
     answers = [
-        (f"`{condition.name}`", condition.value, code_text(answer.code), answer.includes.value)
-        for condition, answer in CONDITIONS.items()
+        (f"`{condition.name}`", condition.value, code_text(condition.code), condition.includes.value)
+        for condition in Condition
     ]
     codes = [(code_text(code),) for code in CODE_TEXT]
     return f"""{NOTICE}

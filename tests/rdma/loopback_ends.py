@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from verbs_end import VerbsEnd
+
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.loopback import Fabric, LoopbackDevice
 from sidestep.rdma.loopback.manager import LoopbackConnection
 from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.verbs import DeviceAttributes, QpCapabilities
 from sidestep.rdma.work import Completion, Opcode
-from verbs_end import VerbsEnd
 
 SERVICE = 0x1_1389
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 from loopback_ends import SERVICE, End, connect, connected, ends
+from verbs_end import ALL
 
 from sidestep.errors import LimitReached, Misuse, SidestepError, Unavailable
 from sidestep.rdma.address import buffer_address
@@ -25,7 +26,6 @@ from sidestep.rdma.loopback.manager import TRANSITIONS
 from sidestep.rdma.soft.queues import HandledQueue
 from sidestep.rdma.verbs import DeviceAttributes, EventKind, MemoryRegion, QpState
 from sidestep.rdma.work import Access, Completion, Opcode, RdmaRead, RdmaWrite, Receive, Send, Status
-from verbs_end import ALL
 
 SEEDS = range(20)
 MODES = pytest.mark.parametrize("immediate", [False, True], ids=["timed", "immediate"])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_ends import SERVICE
-
 from rping_client import RpingClient, text_of
+
 from sidestep.errors import Misuse
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft.loop import Loop

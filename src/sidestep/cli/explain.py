@@ -46,7 +46,6 @@ def explain(what: Wanted | None, socket: Path | None, as_json: bool) -> None:
 
 
 def explanation_text(one: Explanation) -> str:
-    """The headline and what is said below it."""
     lines = [("cause", one.cause), ("hint", one.hint), *one.facts]
     width = max((len(heading) for heading, text in lines if text), default=0) + 1 + _MARGIN
     shown = [one.headline, *(f"{heading + ':':<{width}}{text}" for heading, text in lines if text)]

@@ -41,7 +41,6 @@ def size_option(default: str, text: str) -> Callable[[CommandT], CommandT]:
 
 
 def server_argument(command: CommandT) -> CommandT:
-    """HOST[:PORT]."""
     return click.argument(
         "server", metavar="HOST[:PORT]", callback=parsed(lambda text: Place.parse(text, DEFAULT_PORT))
     )(command)

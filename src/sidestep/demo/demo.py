@@ -172,7 +172,6 @@ class Place:
 
     @property
     def address(self) -> str:
-        """The server's."""
         return self._server.address
 
     def serve(self, argv: list[str]) -> _Program:
@@ -180,7 +179,6 @@ class Place:
         return self._start(argv, self._server)
 
     def start(self, argv: list[str]) -> _Program:
-        """The same for a client."""
         return self._start(argv, self._client)
 
     def _start(self, argv: list[str], site: Site) -> _Program:
@@ -191,7 +189,6 @@ class Place:
         return program
 
     def answers(self, port: int) -> bool:
-        """Whether somebody listens there."""
         with self._client.inside(), socket.socket() as probe:
             return probe.connect_ex((self.address, port)) == 0
 
@@ -236,8 +233,6 @@ def _port(endpoint: str) -> str:
 
 
 def _talk(role: str) -> Callable[[Place, float], Run]:
-    """A work of programs: ROLE-server and ROLE-client."""
-
     def run(place: Place, seconds: float) -> Run:
         at = ["--address", place.address]
         server = place.serve([*_PROGRAMS, f"{role}-server", *at])
@@ -306,7 +301,6 @@ http {{
 
 
 def _nginx(place: Place, seconds: float) -> Run:
-    """A large file from nginx, over one connection."""
     with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as name:
         folder, port = Path(name), free_port()
         data = random.Random(2002).randbytes(FILE_LEN)  # noqa: S311 - any bytes will do
@@ -350,7 +344,6 @@ class Work:
 
 
 def works(*, two_hosts: bool = False) -> tuple[Work, ...]:
-    """What the demo runs, in its order."""
     redis = ("redis-server", "redis-benchmark")
     nginx = Work("nginx", "nginx, 16 MiB files, SHA-256 checked", "MB/s", _nginx, needs=("nginx",))
     return (
@@ -374,7 +367,6 @@ class Line:
 
     @property
     def best_tcp(self) -> str:
-        """The better of kernel TCP's placements."""
         pick = min if self.work.lower_is_better else max
         return pick((place for place in self.runs if place.startswith("tcp")), key=self.median)
 
@@ -384,7 +376,6 @@ class Line:
         return self.ratio_of("sidestep")
 
     def ratio_of(self, place: str) -> float:
-        """The same of another way under sidestep."""
         tcp, ours = self.median(self.best_tcp), self.median(place)
         return tcp / ours if self.work.lower_is_better else ours / tcp
 
@@ -395,7 +386,6 @@ class Line:
 
     @property
     def _ours(self) -> list[Run]:
-        """Those under sidestep, in whatever way."""
         return [run for place, runs in self.runs.items() if not place.startswith("tcp") for run in runs]
 
     @property

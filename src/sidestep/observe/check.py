@@ -88,7 +88,6 @@ def check_place(socket_path: Path) -> Iterator[Finding]:
 
 
 def _status(socket_path: Path) -> dict[str, object]:
-    """The provider's, or nothing if none runs."""
     if not control.answers(socket_path):
         return {}
     with control.ControlConnection(socket_path) as connection:

@@ -116,11 +116,9 @@ class Wanted:
 
     @property
     def everything(self) -> bool:
-        """Whether nothing in particular is asked for."""
         return self == Wanted()
 
     def matches(self, pid: int | None, fd: int, program: str | None, ends: tuple[Endpoint | None, ...]) -> bool:
-        """Whether a socket is meant."""
         return (
             (self.pid is None or self.pid == pid)
             and (self.fd is None or self.fd == fd)
@@ -280,7 +278,6 @@ class Explainer:
             return None
 
     def _carrier(self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None) -> str:
-        """The protocol that carries a promoted connection, by name."""
         if one.link is not None:
             return str(one.link["protocol"])
         if peer is not None and peer.segment == one.segment:
@@ -396,7 +393,6 @@ def _carried_facts(one: Connection) -> list[tuple[str, str]]:
 
 
 def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
-    """How the link to another host is, now."""
     if (link := one.link) is None:
         return
     yield "sending", f"{link['send_mechanism']}, {link['send_mode']} mode, {link['held']:,} bytes not read there yet"

@@ -36,7 +36,6 @@ class Way:
 
     @classmethod
     def of(cls, link: Link) -> Way:
-        """That a link goes."""
         return cls(str(link.get("protocol", "")), str(link.get("device", "")), str(link.get("peer", "")))
 
 
@@ -121,7 +120,6 @@ class LinkTotals:
         self._peers: set[str] = set()
 
     def handle(self, links: Iterable[Link]) -> None:
-        """Adds what is new since the last look."""
         now = {str(link.get("segment")): link for link in links}
         for segment, link in now.items():
             way, before = self.named(Way.of(link)), self._last.get(segment, {})

@@ -76,7 +76,6 @@ class Exporter(Collector):
         return ()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -241,7 +240,6 @@ class Server(WSGIServer):
         self.setup_environ()
 
     def server_close(self) -> None:
-        """Stops listening, and takes the socket's name away."""
         super().server_close()
         if self._path:
             self._path.unlink(missing_ok=True)
@@ -289,7 +287,6 @@ def parse_listen(text: str) -> tuple[str, int] | Path:
 
 
 def _remove_stale(path: Path) -> None:
-    """Takes a socket away at which nobody listens any more."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return

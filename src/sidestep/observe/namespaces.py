@@ -67,12 +67,10 @@ class Namespace:
 
     @property
     def path(self) -> Path:
-        """What names it while it is open."""
         return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread, and what it starts, is in it."""
         with thread_in_netns(self.path):
             yield
 

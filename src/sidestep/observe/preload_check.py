@@ -45,7 +45,6 @@ class Obstacle:
 
     @property
     def verdict(self) -> str:
-        """What it means for the program, and why."""
         return f"{'cannot be executed' if self.stops_it else 'stays on TCP'}: {self.text}"
 
     @property
@@ -77,11 +76,7 @@ _STATIC = (
     "use a dynamically linked build",
 )
 _FOREIGN = ("machine", "it is made for another machine or word size than the shim", "use a native 64-bit build")
-_MUSL = (
-    "libc",
-    "its C library is not the one that the shim was built for ({})",
-    "use a build for this system's libc",
-)
+_MUSL = ("libc", "its C library is not the one that the shim was built for ({})", "use a build for this system's libc")
 _GO = (
     "go",
     "it is a Go program, which calls the kernel without the C library",
@@ -122,7 +117,6 @@ def obstacles(path: Path) -> tuple[Obstacle, ...]:
 
 
 def inspect(path: Path) -> Program:
-    """Looks at a program and, if it is a script, at what interprets it."""
     chain = [path]
     while len(chain) <= _INTERPRETERS_MAX:
         try:
@@ -287,7 +281,6 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 
 def _loader(file: BinaryIO, offset: int, count: int) -> str | None:
-    """The dynamic loader that the program asks for."""
     table = _read_at(file, offset, count * _SEGMENT.size)
     for at in range(0, len(table) - _SEGMENT.size + 1, _SEGMENT.size):
         kind, _, where, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)

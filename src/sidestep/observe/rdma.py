@@ -108,7 +108,6 @@ class Asked:
         self.close()
 
     def close(self) -> None:
-        """Asks nothing more; a capture ends."""
         self._sock.close()
 
     def fileno(self) -> int:
@@ -132,7 +131,6 @@ class Asked:
         return packet
 
     def document(self) -> dict[str, Any]:
-        """A packet of JSON."""
         try:
             found = json.loads(self.receive())
         except (ValueError, RecursionError) as error:
@@ -197,7 +195,6 @@ def look(path: Path, uid: int) -> ProcessView:
 
 
 def processes() -> list[ProcessView]:
-    """All that answer, by process."""
     found = []
     for path, uid in sockets():
         try:

@@ -131,7 +131,6 @@ class Judgement:
 
     @classmethod
     def of(cls, code: Outside, text: str = "", remedy: str = "") -> Judgement:
-        """With these details in the two sentences."""
         return cls(code, code.text.format(text), code.remedy.format(remedy))
 
 
@@ -190,7 +189,6 @@ class Process:
         return Judgement.of(Outside.NOT_STARTED, remedy=self.command)
 
     def _environ(self) -> Iterator[tuple[str, str]]:
-        """What it was started with."""
         for entry in Path(f"/proc/{self.pid}/environ").read_text(errors="replace").split("\0"):
             name, equals, value = entry.partition("=")
             if equals:

@@ -38,7 +38,6 @@ class Sample:
 
     @property
     def links(self) -> list[Link]:
-        """That carry connections to other hosts."""
         return [one.link for one in self.connections.values() if one.link is not None]
 
 
@@ -132,7 +131,6 @@ class View:
 
     @property
     def links(self) -> list[Link]:
-        """That carry connections to other hosts."""
         return [one.connection.link for one in self.activities if one.connection.link is not None]
 
 
@@ -166,7 +164,6 @@ class Totals:
         self._last: dict[Key, Connection] = {}
 
     def handle(self, found: Iterable[tuple[Key, Connection]]) -> None:
-        """Adds what is new since the last look."""
         now = dict(found)
         for key, one in now.items():
             before = self._last.get(key)

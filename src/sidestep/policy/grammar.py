@@ -482,5 +482,4 @@ def _suggest(word: str, known: Iterable[str], hint: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A word in a message, cut where it gets long."""
     return repr(text if len(text) <= 64 else text[:61] + "...")

@@ -104,7 +104,6 @@ class MessagePool:
 
     @property
     def available(self) -> int:
-        """Buffers that can be taken."""
         return len(self._free)
 
     @property
@@ -186,13 +185,11 @@ class RdmaElement:
 
     @property
     def va(self) -> int:
-        """Address for the other end."""
         assert self.region is not None
         return self.region.va
 
     @property
     def rkey(self) -> RKey:
-        """Key for the other end."""
         assert self.region is not None
         return self.region.rkey
 

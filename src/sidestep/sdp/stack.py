@@ -12,17 +12,13 @@ from sidestep import limits
 from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.rdma import cm
 from sidestep.rdma.cm import (
+    REJECT_CONSUMER,
     ConnectionRequest,
 )
 from sidestep.rdma.pools import MessagePool, RdmaPool
 from sidestep.rdma.verbs import AsyncEvent, Device, MemoryRegion
 from sidestep.rdma.verbs import EventKind as DeviceEvent
-from sidestep.rdma.work import (
-    REJECT_CONSUMER,
-    Access,
-    Completion,
-    Status,
-)
+from sidestep.rdma.work import Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import Cause
 from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, Stream, Teller, ip_of

@@ -12,7 +12,7 @@ from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import TAGGED, RdmapOp, Segment
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup.frame import Enhanced, Role, Rtr, StartFrame
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Code
+from sidestep.rdma.iwarp.terminate import Code, Condition
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire" / "iwarp.md").read_text()
 
@@ -32,7 +32,7 @@ def short(code: int) -> str:
 def test_conditions_and_codes() -> None:
     """Of the last column of §4.3."""
     assert {row[0].strip("`"): row[-1] for row in rows("4.3")} == {
-        condition.name: short(answer.code) for condition, answer in CONDITIONS.items()
+        condition.name: short(condition.code) for condition in Condition
     }
 
 

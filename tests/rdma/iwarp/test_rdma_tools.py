@@ -24,14 +24,14 @@ from sidestep import limits
 from sidestep.cli.rdma_options import parse_size
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.files import read_frames
-from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
+from sidestep.rdma.cm import REJECT_CONSUMER, ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.devices import Place
 from sidestep.rdma.tools.echo import Echo
 from sidestep.rdma.tools.server import Server
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
-from sidestep.rdma.work import REJECT_CONSUMER, Send
+from sidestep.rdma.work import Send
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60

@@ -15,7 +15,7 @@ from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.settings import Settings
 from sidestep.rdma.iwarp.startup.frame import Enhanced, Role, StartFrame
 from sidestep.rdma.iwarp.startup.terms import Settings as Startup
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
+from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate
 
 _SEGMENTS = {
     Includes.NOTHING: b"",
@@ -37,7 +37,7 @@ def _mirrored(message: bytes) -> bytes:
     "condition", [each for each in Condition if each not in _AMBIGUOUS], ids=lambda condition: condition.name
 )
 def test_a_terminate_of_siw(condition: Condition) -> None:
-    told = Terminate.about(condition, _SEGMENTS[CONDITIONS[condition].includes])
+    told = Terminate.about(condition, _SEGMENTS[condition.includes])
     assert Terminate.decode(told.encode()) == told
     assert Terminate.decode(_mirrored(told.encode())) == told
 

@@ -26,7 +26,6 @@ def write_refused(bench: Bench, target: MemoryRegion, sides: tuple[Side, Side], 
 
 
 def read_refused(bench: Bench, sides: tuple[Side, Side], va: int, key: int, rule: str, size: int = 4) -> None:
-    """A Read is refused, and brings nothing."""
     active, passive = sides
     sink = active.memory(size)
     active.qp.post_send(RdmaRead(66, (sink.view,), va, RKey(key)))

@@ -9,16 +9,7 @@ from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, Side
 from sidestep.rdma.conformance.refusing import read_refused, write_refused
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import EventKind, QpState
-from sidestep.rdma.work import (
-    Access,
-    BindWindow,
-    LocalInvalidate,
-    Opcode,
-    RdmaRead,
-    RdmaWrite,
-    Send,
-    Status,
-)
+from sidestep.rdma.work import Access, BindWindow, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

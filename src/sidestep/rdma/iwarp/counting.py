@@ -59,14 +59,9 @@ class Tally:
     """Messages and bytes of one stream, or of many; lists are indexed by opcode."""
 
     __slots__ = (
-        "bytes_received",
-        "bytes_sent",
-        "messages_received",
-        "messages_sent",
-        "segments_received",
-        "stream_bytes_received",
-        "stream_bytes_sent",
-    )
+        "bytes_received", "bytes_sent", "messages_received", "messages_sent", "segments_received",
+        "stream_bytes_received", "stream_bytes_sent",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.bytes_received = [0] * 8

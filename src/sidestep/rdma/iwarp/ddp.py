@@ -106,7 +106,6 @@ class ReadRequest:
     LENGTH: ClassVar[int] = 28
 
     def encode(self) -> bytes:
-        """Its 28 bytes."""
         return self._LAYOUT.pack(
             self.sink_stag, self.sink_offset, self.length, self.source_stag, self.source_offset
         )  # fmt: skip

@@ -59,8 +59,6 @@ class IwarpDevice(SoftDevice):
         Misuse: The address is none; names are not looked up here.
     """
 
-    __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
-
     cm: IwarpManager
 
     def __init__(
@@ -135,7 +133,6 @@ class IwarpDevice(SoftDevice):
         return [qp.details() for qp in sorted(found, key=lambda qp: qp.number)]
 
     def listening(self) -> list[int]:
-        """The TCP ports that it listens on."""
         return self.cm.ports
 
     def next_qp_number(self) -> int:

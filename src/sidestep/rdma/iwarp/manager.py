@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.cm import (
+    REJECT_CONSUMER,
+    REJECT_INVALID_SERVICE_ID,
     REJECT_TIMEOUT,
     CmState,
     Connection,
@@ -45,7 +47,6 @@ from sidestep.rdma.iwarp.stream import Stream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
 from sidestep.rdma.soft.listeners import SoftListener
 from sidestep.rdma.soft.manager import SoftManager, SoftRequest
-from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
@@ -59,10 +60,6 @@ _TCP_BACKLOG: Final = 256  # connections that the kernel holds for us
 
 class IwarpConnection(Connection):
     """One side of a connection."""
-
-    __slots__ = (
-        "_closed", "_handler", "_manager", "_pending", "_private_data", "qp", "remote_address", "state", "transport",
-    )  # fmt: skip
 
     qp: IwarpQueuePair
 
@@ -83,7 +80,6 @@ class IwarpConnection(Connection):
     # --- the user's side ---
 
     def disconnect(self) -> None:
-        """Ends the stream, or gives the attempt up."""
         if self.state in (CmState.REQUEST_SENT, CmState.REPLY_SENT):
             if self._pending is not None:
                 self._pending.give_up()
@@ -165,7 +161,6 @@ class _Asking(Starting):
         connection.asks(self)
 
     def connect(self, address: str, port: int) -> None:
-        """Begins TCP's handshake."""
         settings = self._manager.device.settings
         own = self._manager.device.address
         self._tcp, error = begin_connect(self._loop, own, (address, port), self, settings.silence_s)
@@ -175,7 +170,6 @@ class _Asking(Starting):
             self._timer = self._loop.call_later(settings.connect_s, partial(self._tcp.run, self._unreachable))
 
     def give_up(self) -> None:
-        """Nobody wants it any more."""
         self._stop_timer()
         self._tcp.abort()
 
@@ -323,7 +317,6 @@ class IwarpRequest(Starting, SoftRequest):
     # --- the manager's side ---
 
     def forget(self) -> None:
-        """It is answered, or withdrawn."""
         self._manager.requests.discard(self)
 
     def withdraw(self) -> None:
@@ -339,7 +332,6 @@ class IwarpRequest(Starting, SoftRequest):
     # --- the socket's side ---
 
     def on_writable(self) -> None:
-        """There is room for the rest of a Reply."""
         self._send()
 
     def on_broken(self, why: InternalError) -> None:
@@ -387,8 +379,6 @@ class IwarpRequest(Starting, SoftRequest):
 class IwarpManager(SoftManager[IwarpQueuePair]):
     """The connection manager of one device."""
 
-    __slots__ = ("_sockets", "connections", "half_open", "requests")
-
     device: IwarpDevice
 
     def __init__(self, device: IwarpDevice) -> None:
@@ -428,7 +418,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         *,
         check_reply: Callable[[bytes], bool] | None = None,
     ) -> IwarpConnection:
-        """Begins a connection to the port of the service id."""
         self.device.check_open()
         self.check_private_data(private_data, self.device.attributes.request_private_data_max)
         port = service_id & _PORT
@@ -456,7 +445,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
 
     @property
     def ports(self) -> list[int]:
-        """Those that somebody listens on."""
         return sorted(self._sockets)
 
     # --- for connections and requests ---
@@ -479,7 +467,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         self.half_open[IwarpRequest(self, tcp, port)] = None
 
     def listener_closed(self, listener: SoftListener) -> None:
-        """The port is given back with the last listener on it."""
         super().listener_closed(listener)
         port = listener.service_id & _PORT
         if not any(each.service_id & _PORT == port for each in self.listeners):
@@ -487,7 +474,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
 
 
 def depths_of(qp: IwarpQueuePair) -> ReadDepths:
-    """RDMA Reads of a queue pair, each way."""
     wanted = qp.capabilities
     resources = wanted.responder_resources
     return ReadDepths(ird=resources, ird_max=resources, ord=wanted.initiator_depth)

@@ -77,7 +77,6 @@ class Deframer:
         self._failed = False
 
     def feed(self, piece: bytes | memoryview) -> Iterator[bytes]:
-        """The payloads that this piece of the stream completes."""
         self._pending += piece
         while not self._failed and (frame := self._next()):
             payload = self._payload(frame)

@@ -66,7 +66,6 @@ class IwarpQueuePair(SoftQueuePair):
             stream.pump_soon()
 
     def modify_to_error(self) -> None:
-        """Flushes everything and resets the connection."""
         if self.state in (ERROR, QpState.RESET):
             return
         self.end()
@@ -92,7 +91,6 @@ class IwarpQueuePair(SoftQueuePair):
         return self.stream.sender.take_unfinished() if self.stream is not None else []
 
     def details(self) -> dict[str, object]:
-        """As it is, for people; of its stream what that has."""
         found: dict[str, object] = {
             "number": self.number,
             "state": self.state.name,
@@ -110,7 +108,6 @@ class IwarpQueuePair(SoftQueuePair):
     # --- the connection manager's side ---
 
     def attach(self, stream: Stream, *, ready: bool) -> None:
-        """INIT to RTR, or to RTS when nothing is waited for."""
         self.stream = stream
         self.initiator_depth = stream.sender.depth
         self.state = RTS if ready else RTR
@@ -160,7 +157,6 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=True, confirmed=False)
 
     def stream_closed(self, *, confirmed: bool) -> None:
-        """The last of a stream that this end has left."""
         self._over(by_remote=False, confirmed=confirmed)
 
     def break_off(self, kind: EventKind, why: str) -> None:
@@ -205,12 +201,10 @@ class IwarpQueuePair(SoftQueuePair):
         self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, invalidated))
 
     def respond(self, request: ReadRequest, header: bytes) -> bool:
-        """Queues the answer to a Read Request."""
         assert self.stream is not None
         return self.stream.sender.respond(request, header)
 
     def read_done(self) -> None:
-        """The response to the oldest Read was delivered."""
         assert self.stream is not None
         self.stream.sender.read_done()
 
@@ -242,6 +236,5 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=False, confirmed=False)
 
     def answer_failed(self, fault: Fault) -> None:
-        """An answer to an RDMA Read cannot be given any more."""
         assert self.stream is not None
         self.stream.fault(fault)

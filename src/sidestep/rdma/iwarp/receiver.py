@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
+from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate
 from sidestep.rdma.soft.memory import Refusal
 from sidestep.rdma.work import Access, RKey, Status
 
@@ -70,7 +70,7 @@ class Fault:
 
     @property
     def message(self) -> Terminate:
-        code, includes = CONDITIONS[self.condition]
+        code, includes = self.condition.code, self.condition.includes
         if includes is Includes.READ and self.read:
             return Terminate.about(self.condition, self.header + self.read, answered=self.answered)
         if includes is Includes.NOTHING or not self.header:
@@ -151,22 +151,9 @@ class Receiver:
     """One stream's."""
 
     __slots__ = (
-        "_heard",
-        "_message",
-        "_next",
-        "_open",
-        "_owner",
-        "_read_msn",
-        "_reads",
-        "_send_msn",
-        "_stopped",
-        "_tally",
-        "_terminate_msn",
-        "fault",
-        "may_read",
-        "may_write",
-        "run_count",
-    )
+        "_heard", "_message", "_next", "_open", "_owner", "_read_msn", "_reads", "_send_msn", "_stopped", "_tally",
+        "_terminate_msn", "fault", "may_read", "may_write", "run_count",
+    )  # fmt: skip
 
     def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding], tally: Tally) -> None:
         self._owner = owner
@@ -199,7 +186,6 @@ class Receiver:
         return [] if message is None else [message.receive]
 
     def take_all(self, inbound: Inbound) -> Fault | None:
-        """What has arrived, in the order of the stream."""
         if self.fault is not None or self._stopped:
             return self.fault
         for run in inbound.parse():
@@ -227,7 +213,6 @@ class Receiver:
     # --- what can be said of a run in its turn, before a byte of it is placed ---
 
     def _check_turn(self, source: Inbound, run: Run) -> Fault | None:
-        """Whether a run is one, and continues what came before it."""
         if (condition := _malformed(run)) is not None:
             return _fault(condition, source, run)
         opcode = run.rdmap & 0xF
@@ -411,7 +396,6 @@ class Receiver:
 
 
 def _malformed(run: Run) -> Condition | None:
-    """What is wrong with the headers of a run, whatever came before it."""
     control, rdmap = run.control, run.rdmap
     tagged = bool(control & _TAGGED)
     if control & 3 != 1:

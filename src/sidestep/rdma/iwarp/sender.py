@@ -85,25 +85,9 @@ class Sender:
     """One stream's."""
 
     __slots__ = (
-        "_answers",
-        "_begun",
-        "_current",
-        "_failing",
-        "_outbound",
-        "_owner",
-        "_read_msn",
-        "_send_msn",
-        "_sink_to",
-        "_turn_of_answers",
-        "_unwritten",
-        "depth",
-        "held",
-        "reads",
-        "requests",
-        "resources",
-        "sink_stag",
-        "tally",
-    )
+        "_answers", "_begun", "_current", "_failing", "_outbound", "_owner", "_read_msn", "_send_msn", "_sink_to",
+        "_turn_of_answers", "_unwritten", "depth", "held", "reads", "requests", "resources", "sink_stag", "tally",
+    )  # fmt: skip
 
     def __init__(self, outbound: Outbound, owner: Owner, sink_stag: int) -> None:
         self._outbound = outbound
@@ -136,7 +120,6 @@ class Sender:
     # --- what makes it go on ---
 
     def pump(self) -> None:
-        """Frames what can go, as much as may wait."""
         outbound = self._outbound
         while not self.held and not self._failing and outbound.waiting < WAITING_MAX:
             message = self._current
@@ -171,7 +154,6 @@ class Sender:
             self.ready_to_receive(read=False)
 
     def read_done(self) -> None:
-        """The response to the oldest RDMA Read was delivered."""
         read = self.reads.popleft()
         read.begun.done = True
         self._settle()

@@ -56,21 +56,9 @@ class Stream:
     """One connection's."""
 
     __slots__ = (
-        "_agreed",
-        "_first",
-        "_inbound",
-        "_loop",
-        "_markers",
-        "_outbound",
-        "_phase",
-        "_qp",
-        "_settings",
-        "_tcp",
-        "_timer",
-        "_wire",
-        "receiver",
-        "sender",
-    )
+        "_agreed", "_first", "_inbound", "_loop", "_markers", "_outbound", "_phase", "_qp", "_settings", "_tcp",
+        "_timer", "_wire", "receiver", "sender",
+    )  # fmt: skip
 
     def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
         self._tcp = tcp
@@ -125,12 +113,10 @@ class Stream:
         return self._phase is not _Phase.OPEN
 
     def heard(self) -> None:
-        """The other end's first message is here."""
         self.sender.held = False
         self._stop_timers()
 
     def pump_soon(self) -> None:
-        """Sends what can go, in this turn of the loop or the next."""
         self._loop.soon(self._pump_in_turn)
 
     def _pump_in_turn(self) -> None:
@@ -144,7 +130,6 @@ class Stream:
         return tally
 
     def details(self) -> dict[str, object]:
-        """Of the stream, as it was agreed and as it is."""
         sender = self.sender
         return {
             "remote_address": self.remote_address,
@@ -291,12 +276,10 @@ class Stream:
     # --- ending ---
 
     def fault(self, fault: Fault) -> None:
-        """Ends the stream for what the other end did, and tells it."""
         self._qp.peer_failed(fault)
         self._leave(fault.message.encode())
 
     def terminate(self, condition: Condition) -> None:
-        """Ends the stream for a reason of this end's own."""
         self._leave(Terminate.about(condition).encode())
 
     def leave(self) -> None:
@@ -345,7 +328,6 @@ class Stream:
             self._lost(f"the connection broke: {why.strerror}")
 
     def _finish(self, *, close_now: bool) -> None:
-        """The other end has ended its direction."""
         if not close_now:  # ours goes on until its last bytes are out
             self._tcp.watch(read=False, write=True)
             return
@@ -371,7 +353,6 @@ class Stream:
             self._qp.stream_closed(confirmed=False)
 
     def on_broken(self, why: InternalError) -> None:
-        """A fault of this end's own."""
         self._lost(str(why))
 
     def _too_late(self) -> None:

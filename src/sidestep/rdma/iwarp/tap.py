@@ -76,8 +76,6 @@ class Stream(Protocol):
 class Taps:
     """Those who look on at one device."""
 
-    __slots__ = ("_taps", "device", "wires")
-
     def __init__(self, device: str) -> None:
         self.device = device
         self.wires: dict[Wire, None] = {}  # open ones, in the order of opening
@@ -94,7 +92,6 @@ class Taps:
             wire.live = True
 
     def remove(self, tap: Tap) -> None:
-        """Tells it nothing more."""
         self._taps.pop(tap, None)
         for wire in self.wires:
             wire.live = bool(self._taps)
@@ -132,19 +129,9 @@ class Wire:
     """One connection: where it is, how it began, and how many bytes went over it."""
 
     __slots__ = (
-        "_base",
-        "_local",
-        "_received",
-        "_remote",
-        "_sent",
-        "_startup",
-        "_stream",
-        "_taps",
-        "active",
-        "drained",
-        "live",
+        "_base", "_local", "_received", "_remote", "_sent", "_startup", "_stream", "_taps", "active", "drained", "live",
         "number",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -167,7 +154,6 @@ class Wire:
 
     @property
     def ends(self) -> tuple[Address, Address]:
-        """This end and the other one, while it is open and after."""
         return self._local, self._remote
 
     def streams(self, stream: Stream, leftover_len: int) -> None:
@@ -190,11 +176,9 @@ class Wire:
         self._received += len(data)
 
     def ended(self, *, outbound: bool) -> None:
-        """FIN."""
         self._pass(What.END, b"", outbound=outbound)
 
     def reset(self, *, outbound: bool) -> None:
-        """RST."""
         self._pass(What.RESET, b"", outbound=outbound)
 
     def closed(self) -> None:

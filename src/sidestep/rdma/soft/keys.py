@@ -98,7 +98,6 @@ class Keys:
         self._held[memory.rkey >> PART_BITS] = memory
 
     def offer(self, memory: Memory) -> None:
-        """The key is good from now on."""
         self._held[memory.rkey >> PART_BITS] = memory
         self._valid[memory.rkey] = memory
 
@@ -107,7 +106,6 @@ class Keys:
         del self._valid[memory.rkey]
 
     def free(self, memory: Memory) -> None:
-        """The index may be used again."""
         self.give_back(memory.rkey)
 
     def give_back(self, key: int) -> None:

@@ -32,12 +32,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.device import SoftDevice
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
-    from sidestep.rdma.verbs import (
-        CompletionQueue,
-        EventHandler,
-        Registered,
-        SharedReceiveQueue,
-    )
+    from sidestep.rdma.verbs import CompletionQueue, EventHandler, Registered, SharedReceiveQueue
 
 _LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
 _EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
@@ -138,19 +133,6 @@ class Domain(ProtectionDomain):
     identity of the object it is a view of: as long as a region covers all of an object, the object cannot go away.
     """
 
-    __slots__ = (
-        "_by_object",
-        "_deallocated",
-        "_lenient",
-        "device",
-        "queue_pairs",
-        "readable",
-        "regions",
-        "shared_receives",
-        "windows",
-        "writable",
-    )
-
     def __init__(self, device: SoftDevice) -> None:
         self.device = device
         self.regions: set[Region] = set()
@@ -171,15 +153,8 @@ class Domain(ProtectionDomain):
         return self._register(view, access, zero_based, self.part(key_part, zero_based=zero_based))
 
     def register_later(
-        self,
-        buffer: Buffer,
-        access: Access,
-        done: Registered,
-        *,
-        zero_based: bool = False,
-        key_part: int | None = None,
+        self, buffer: Buffer, access: Access, done: Registered, *, zero_based: bool = False, key_part: int | None = None
     ) -> None:
-        """Makes a region when the device says that it is time."""
         self._check_usable()
         view = self._view(buffer, access)
         part = self.part(key_part, zero_based=zero_based)

@@ -62,22 +62,9 @@ class SoftQueuePair(QueuePair):
     """A queue pair of a device made of software."""
 
     __slots__ = (
-        "_max_recv_wr",
-        "_max_send_wr",
-        "_receives",
-        "capabilities",
-        "connection",
-        "device",
-        "domain",
-        "initiator_depth",
-        "number",
-        "recv_cq",
-        "remote_access",
-        "send_cq",
-        "srq",
-        "state",
-        "windows",
-    )
+        "_max_recv_wr", "_max_send_wr", "_receives", "capabilities", "connection", "device", "domain",
+        "initiator_depth", "number", "recv_cq", "remote_access", "send_cq", "srq", "state", "windows",
+    )  # fmt: skip
 
     device: SoftDevice
     domain: Domain
@@ -130,7 +117,6 @@ class SoftQueuePair(QueuePair):
             receives.append(receive)
 
     def next_receive(self) -> Receive | None:
-        """The one that the next message takes."""
         return self._receives[0] if self._receives else None
 
     def take_receive(self) -> Receive:
@@ -208,7 +194,6 @@ class SoftQueuePair(QueuePair):
     # Local memory.
 
     def may_read(self, gather: Gather) -> bool:
-        """Whether the entries of a Send or Write lie in regions."""
         domain = self.domain
         return all(
             isinstance(entry, bytes) or id(entry.obj) in domain.readable or domain.covers(entry, 0) for entry in gather
@@ -269,7 +254,6 @@ class SoftQueuePair(QueuePair):
         self.tell(kind, why)
 
     def tell(self, kind: EventKind, why: str = "") -> None:
-        """An event for this queue pair's handler, or the device's."""
         event = AsyncEvent(kind, self, why)
         if self.on_event is not None:
             self.device.notices.append(partial(self.on_event, event))

@@ -78,7 +78,6 @@ class HandledQueue(SoftQueue):
         self._notices = device.notices
 
     def add(self, completion: Completion) -> None:
-        """The first of a batch asks for the call."""
         entries = self.entries
         if not entries:
             self._notices.append(self)
@@ -106,7 +105,6 @@ class PolledQueue(SoftQueue):
         self._dead = False
 
     def add(self, completion: Completion) -> None:
-        """Keeps it, wakes who armed, or overflows."""
         if self._dead:
             return
         if len(self._entries) >= self.capacity:
@@ -118,12 +116,10 @@ class PolledQueue(SoftQueue):
             self.device.notices.append(partial(callback, self))
 
     def poll(self, max_count: int) -> list[Completion]:
-        """The oldest first; a queue that overflowed gives what it had."""
         entries = self._entries
         return [entries.popleft() for _ in range(min(max_count, len(entries)))]
 
     def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
-        """One call for the next completion."""
         self._solicited_only = solicited_only and (self._armed is None or self._solicited_only)
         self._armed = callback
 

@@ -77,7 +77,6 @@ class Window(MemoryWindow):
         return None
 
     def invalidate(self) -> None:
-        """Nobody has access any more; it can be bound again."""
         if self.valid:
             assert self.qp is not None
             assert self.region is not None

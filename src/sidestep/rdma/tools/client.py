@@ -39,13 +39,11 @@ class Session:
     stopped: bool = False  # by the user
 
     def failed(self, why: str) -> None:
-        """The conversation cannot go on."""
         if self.error is None:
             self.error = Unavailable(f"the conversation has ended: {why}", remedy="does the server still run?")
 
     @property
     def over(self) -> bool:
-        """Nothing more will come of it."""
         return self.error is not None or self.stopped
 
 
@@ -115,12 +113,7 @@ class Pings:
         if not found:
             return {}
         p99 = found[min(len(found) - 1, -(-len(found) * 99 // 100) - 1)]
-        return {
-            "min": found[0] / 1e3,
-            "median": median(found) / 1e3,
-            "p99": p99 / 1e3,
-            "max": found[-1] / 1e3,
-        }
+        return {"min": found[0] / 1e3, "median": median(found) / 1e3, "p99": p99 / 1e3, "max": found[-1] / 1e3}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ class Starting(ABC):
     _unsent: bytes
 
     def on_readable(self) -> None:
-        """The other end's frame, or some of it; or the end."""
         try:
             piece = self._tcp.read(_FRAMES_MAX)
         except OSError:

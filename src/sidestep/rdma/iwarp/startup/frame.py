@@ -81,7 +81,6 @@ class StartFrame:
 
     @property
     def upper_data(self) -> bytes:
-        """The private data of whoever uses MPA."""
         return self.private_data[ENHANCED_LEN:] if self.enhanced else self.private_data
 
     @property

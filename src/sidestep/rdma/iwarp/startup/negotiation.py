@@ -66,7 +66,7 @@ from sidestep.rdma.iwarp.startup.terms import (
     State,
     Stimulus,
 )
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Terminate, code_text
+from sidestep.rdma.iwarp.terminate import Condition, Terminate, code_text
 
 RULES: Final = {
     "mpa_revision": "MPA is of revision 1 or 2",
@@ -179,7 +179,7 @@ class _Startup:
         self, cause: Cause, condition: Condition, text: str, *, rule: str = "", retry_revision: int | None = None
     ) -> None:
         self._move(Stimulus.FAILURE)
-        code = CONDITIONS[condition].code
+        code = condition.code
         self._events.append(Failed(cause=cause, text=text, code=code, rule=rule, retry_revision=retry_revision))
 
     def _fail_by(self, broken: PeerViolation, *, retry_revision: int | None = None) -> None:
@@ -425,7 +425,7 @@ class Responder(_Startup):
         try:
             code = Terminate.decode(segment.payload).code
         except PeerViolation:
-            code = CONDITIONS[Condition.USER].code  # too short to say
+            code = Condition.USER.code  # too short to say
         self._move(Stimulus.FAILURE)
         self._events.append(Failed(cause=Cause.TERMINATED, text=code_text(code), code=code))
 
