@@ -389,9 +389,9 @@ Its connection manager:
 
 def iwarp_page() -> str:
     """The start-up of a connection and the message that ends one."""
-    names = "\n".join(f"    {state.name} : {state.value}" for state in start_terms.State)
+    names = "\n".join(f"    {state.name} : {state.value}" for state in start_terms.MpaState)
     moves = "\n".join(f"    {a.name} --> {b.name} : {why.value}" for (a, why), b in start_terms.TRANSITIONS.items())
-    causes = [(f"`{cause.name}`", cause.value) for cause in start_terms.Cause]
+    causes = [(f"`{cause.name}`", cause.value) for cause in start_terms.MpaCause]
     rules = [(f"`{name}`", text) for name, text in {**start_frame.RULES, **startup.RULES}.items()]
     answers = [
         (f"`{condition.name}`", condition.value, code_text(condition.code), condition.includes.value)
@@ -416,7 +416,7 @@ stateDiagram-v2
 
 ## Settings
 
-{table("setting", "default", "meaning", rows=fields_of(start_terms, "Settings"))}
+{table("setting", "default", "meaning", rows=fields_of(start_terms, "MpaSettings"))}
 
 `ReadDepths`:
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from lab_guest import Background, Lab
+from verbs_end import VerbsEnd
 
 from sidestep.rdma.cm import ConnectionRequest, Established, Listener
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import Completion, Opcode, RKey, Send, Status
-from verbs_end import VerbsEnd
 
 WAIT_S: Final = 60.0  # whatever happens at all happens earlier, unless the machine is very busy
 _PROGRAM: Final = Path(__file__).parent / "guest" / "verbs_agent.py"
@@ -181,7 +181,7 @@ class Remote:
 class Bench:
     """The lab, our device and what tests do with them."""
 
-    def __init__(self, lab: Lab, settings: Settings) -> None:
+    def __init__(self, lab: Lab, settings: IwarpSettings) -> None:
         self.lab = lab
         self.device = IwarpDevice(lab.host_address, settings=settings)
         self._guests: list[GuestVerbs] = []

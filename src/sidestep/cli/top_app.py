@@ -20,7 +20,7 @@ from textual.widgets import Footer, Input, Static
 from sidestep.cli.explain import explanation_text
 from sidestep.cli.top_view import SORTS, head, headings, ordered, row
 from sidestep.errors import Unavailable
-from sidestep.observe.explain import Explainer, Wanted
+from sidestep.observe.explain import Explainer, Query
 from sidestep.observe.traffic import Activity, Sample, View, compare, take_sample
 
 _STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow"}
@@ -224,9 +224,9 @@ class TopApp(App[None]):
     def action_explain(self) -> None:
         if self._rows:
             one = self._rows[self._cursor].connection
-            self._explain(Wanted(pid=one.pid, fd=one.fd), f"{one.program}[{one.pid}] {one.local}: it has ended")
+            self._explain(Query(pid=one.pid, fd=one.fd), f"{one.program}[{one.pid}] {one.local}: it has ended")
 
     @work(thread=True, exclusive=True)
-    def _explain(self, wanted: Wanted, ended: str) -> None:
+    def _explain(self, wanted: Query, ended: str) -> None:
         found = [explanation_text(one) for one in Explainer(self._socket_path).explain(wanted)]
         self.call_from_thread(self.push_screen, ExplanationScreen("\n\n".join(found) or ended))

@@ -84,7 +84,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Query:
     """What a user asks about; with no field set, everything under sidestep."""
 
     pid: int | None = None
@@ -94,7 +94,7 @@ class Wanted:
     program: str | None = None
 
     @classmethod
-    def parse(cls, text: str | None) -> Wanted:
+    def parse(cls, text: str | None) -> Query:
         """`PID`, `PID/FD`, `ADDRESS:PORT`, `:PORT` or a program's name; raises Misuse."""
         if not text:
             return cls()
@@ -116,7 +116,7 @@ class Wanted:
 
     @property
     def everything(self) -> bool:
-        return self == Wanted()
+        return self == Query()
 
     def matches(self, pid: int | None, fd: int, program: str | None, ends: tuple[Endpoint | None, ...]) -> bool:
         return (
@@ -143,7 +143,7 @@ class Explainer:
             self._tracked, self.provider_missing = [], error
         self._processes: dict[int, Process] = {}
 
-    def explain(self, wanted: Wanted) -> Iterator[Explanation]:
+    def explain(self, wanted: Query) -> Iterator[Explanation]:
         """All that is meant: tracked connections first, then what else the kernel has.
 
         Raises:

@@ -27,7 +27,7 @@ _GROWING: Final = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Way:
+class LinkRoute:
     """Over what, and where to."""
 
     protocol: str
@@ -35,7 +35,7 @@ class Way:
     peer: str  # the other host
 
     @classmethod
-    def of(cls, link: Link) -> Way:
+    def of(cls, link: Link) -> LinkRoute:
         return cls(str(link.get("protocol", "")), str(link.get("device", "")), str(link.get("peer", "")))
 
 
@@ -65,11 +65,11 @@ def number(link: Link, name: str) -> int:
     return found if isinstance(found, int) else 0
 
 
-def sums(links: Iterable[Link], named: Callable[[Way], Way] = lambda way: way) -> dict[Way, Sum]:
+def sums(links: Iterable[Link], named: Callable[[LinkRoute], LinkRoute] = lambda way: way) -> dict[LinkRoute, Sum]:
     """By way, as that is `named`."""
-    found: dict[Way, Sum] = {}
+    found: dict[LinkRoute, Sum] = {}
     for link in links:
-        way = named(Way.of(link))
+        way = named(LinkRoute.of(link))
         found[way] = found.get(way, Sum()).plus(link)
     return found
 
@@ -115,23 +115,23 @@ class LinkTotals:
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[Way, str, str, str]] = Counter()  # by way, unit, direction and mechanism
+        self.counts: Counter[tuple[LinkRoute, str, str, str]] = Counter()  # by way, unit, direction and mechanism
         self._last: dict[str, Link] = {}
         self._peers: set[str] = set()
 
     def handle(self, links: Iterable[Link]) -> None:
         now = {str(link.get("segment")): link for link in links}
         for segment, link in now.items():
-            way, before = self.named(Way.of(link)), self._last.get(segment, {})
+            way, before = self.named(LinkRoute.of(link)), self._last.get(segment, {})
             for (unit, direction, mechanism), name in _GROWING.items():
                 grown = number(link, name) - number(before, name)
                 self.counts[way, unit, direction, mechanism] += grown if grown >= 0 else number(link, name)
         self._last = now
 
-    def named(self, way: Way) -> Way:
+    def named(self, way: LinkRoute) -> LinkRoute:
         """The way as it is counted."""
         if way.peer not in self._peers:
             if len(self._peers) >= limits.LINK_PEERS_MAX:
-                return Way(way.protocol, way.device, OTHERS)
+                return LinkRoute(way.protocol, way.device, OTHERS)
             self._peers.add(way.peer)
         return way

@@ -35,7 +35,7 @@ from sidestep import limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import State
-from sidestep.observe.links import LinkTotals, Sum, Way, modes, sums
+from sidestep.observe.links import LinkRoute, LinkTotals, Sum, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
 _COUNTER: Final = re.compile(r"(\w+)(?:\{(.*)\})?")
@@ -163,7 +163,7 @@ def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
     yield family
 
 
-def _way(way: Way) -> tuple[str, str, str]:
+def _way(way: LinkRoute) -> tuple[str, str, str]:
     return way.protocol, way.device, way.peer
 
 
@@ -189,7 +189,7 @@ class _Handler(WSGIRequestHandler):
         pass
 
 
-class Server(WSGIServer):
+class MetricsServer(WSGIServer):
     """Serves an exporter at a TCP address or a UNIX socket, with a bounded number of threads."""
 
     request_queue_size = limits.METRICS_REQUESTS_MAX

@@ -78,7 +78,7 @@ class Namespace:
         os.close(self._fd)
 
 
-class Bridge(Namespace):
+class NetworkBridge(Namespace):
     """A network of hosts: a namespace with nothing in it but a bridge."""
 
     def __init__(self) -> None:

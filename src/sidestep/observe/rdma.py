@@ -83,7 +83,7 @@ def sockets() -> Iterator[tuple[Path, int]]:
             continue
 
 
-class Asked:
+class DeviceClient:
     """A connection to one process; use it in a `with` block."""
 
     def __init__(self, path: Path, uid: int) -> None:
@@ -172,7 +172,7 @@ class Asked:
 
 def look(path: Path, uid: int) -> ProcessView:
     """One process; raises Unavailable."""
-    with Asked(path, uid) as asked:
+    with DeviceClient(path, uid) as asked:
         asked.send({"op": "list"})
         process = ProcessView(asked.pid, asked.uid, "")
         until, length = time.monotonic() + limits.RDMA_ASK_S, 0

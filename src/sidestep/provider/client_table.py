@@ -12,7 +12,6 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final
 
 from sidestep import limits
 from sidestep.accepting import PAUSE_S, Exhausted, accepted
@@ -26,7 +25,6 @@ from sidestep.provider.log import Writer
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
 from sidestep.switch.offers import ClientId
-
 
 
 class ClientTable:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sidestep import config, limits
 from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import Misuse, PeerViolation, Unavailable
-from sidestep.rdma.iwarp.tap import Ends, Seen, What
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def decode(packet: bytes) -> Seen:
     what, outbound, wire, time_ns, offset, acknowledged = _HEADER.unpack_from(packet)
     data, ends = packet[_HEADER.size :], None
     try:
-        kind = What(what)
-        if kind is What.OPENED:
+        kind = SeenKind(what)
+        if kind is SeenKind.OPENED:
             (here, here_port), (there, there_port), active, device, before = json.loads(data)
             data, local, remote = b"", (str(here), int(here_port)), (str(there), int(there_port))
-            ends = Ends(local, remote, bool(active), str(device), bool(before))
+            ends = WireEnds(local, remote, bool(active), str(device), bool(before))
     except (ValueError, TypeError) as error:
         raise PeerViolation(f"a packet that cannot be read: {error}", rule="malformed") from error
     return Seen(kind, wire, time_ns, bool(outbound), offset, acknowledged, data, ends)
@@ -103,7 +103,7 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
         yield Seen(seen.what, seen.wire, seen.time_ns, seen.outbound, seen.offset + at, seen.acknowledged, piece)
 
 
-class Wanted:
+class CaptureFilter:
     """Which connections a capture is about."""
 
     def __init__(self, address: str | None, port: int | None, devices: Sequence[Observed]) -> None:
@@ -126,7 +126,7 @@ class Wanted:
         self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
         self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
-    def _fits(self, ends: Ends) -> bool:
+    def _fits(self, ends: WireEnds) -> bool:
         """One end has both: the address, if any is wanted, and the port."""
         return any(
             (self._address is None or address.partition("%")[0] == self._address)
@@ -222,7 +222,7 @@ class _Client:
         self._waiting: deque[bytes] = deque()
         self._waiting_len = 0
         self._lost = 0  # things of a capture that had no room
-        self._wanted: Wanted | None = None
+        self._wanted: CaptureFilter | None = None
         self._tapped: list[Observed] = []
         self._watched = 0
         self._watch()
@@ -281,7 +281,7 @@ class _Client:
         if self._tapped or not (isinstance(address, str | None) and isinstance(port, int | None)):
             self.close()
             return
-        self._wanted = Wanted(address, port, devices)
+        self._wanted = CaptureFilter(address, port, devices)
         for device in devices:
             self._tapped.append(device)
             device.taps.add(self._see)
@@ -317,7 +317,7 @@ class _Client:
 
     def _tell_lost(self, time_ns: int) -> None:
         if self._lost:
-            self._put(encode(Seen(What.LOST, 0, time_ns, offset=self._lost)))
+            self._put(encode(Seen(SeenKind.LOST, 0, time_ns, offset=self._lost)))
             self._lost = 0
 
     def _put(self, packet: bytes) -> None:

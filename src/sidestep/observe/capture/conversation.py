@@ -30,8 +30,8 @@ from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.capture.places import Named, Place, first_message
 from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, TAGGED, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.startup.frame import DEPTH_MAX, Role, StartFrame
-from sidestep.rdma.iwarp.tap import Seen, What
+from sidestep.rdma.iwarp.startup.frame import DEPTH_MAX, MpaRole, StartFrame
+from sidestep.rdma.iwarp.tap import Seen, SeenKind
 from sidestep.rdma.iwarp.terminate import terminate_text
 from sidestep.rdma.roce.connection import RecordKind, RoceConnection, RoceEnds, RoceRecord
 from sidestep.rdma.roce.mad import Rej
@@ -90,7 +90,7 @@ class _Talk:
     """One connection."""
 
     source: str
-    ends: tap.Ends
+    ends: tap.WireEnds
     interface: int
     halves: dict[bool, _Half]  # by `outbound`
     packets: RoceConnection | None = None  # once a Hello was seen
@@ -151,14 +151,14 @@ class ConversationWriter(DeviceWriter):
 
     def _follow(self, talk: _Talk, seen: Seen) -> None:
         half, other = talk.halves[seen.outbound], talk.halves[not seen.outbound]
-        if seen.what is What.BYTES:
+        if seen.what is SeenKind.BYTES:
             for piece in half.cutter.feed(seen, other.cutter.start):
                 self._take(talk, seen, half, piece)
             return
         if talk.packets is None:
             self._forget(talk, seen)  # it ended before it said what it is
             return
-        reset = seen.what is What.RESET
+        reset = seen.what is SeenKind.RESET
         comment = "sidestep: the connection was reset" if reset else ""
         if not talk.rejected:
             self._put(talk, seen, RecordKind.DREP if talk.ended else RecordKind.DREQ, comment=comment)
@@ -189,7 +189,7 @@ class ConversationWriter(DeviceWriter):
     # ---- the beginning ----
 
     def _begin(self, talk: _Talk, seen: Seen, start: StartFrame) -> None:
-        if start.role is Role.REQUEST:
+        if start.role is MpaRole.REQUEST:
             self._request(talk, seen, start.upper_data)
             return
         if talk.packets is None:

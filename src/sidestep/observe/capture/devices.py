@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sidestep import __version__, limits
 from sidestep.observe.capture.pcapng import PcapngWriter
-from sidestep.rdma.iwarp.tap import What
+from sidestep.rdma.iwarp.tap import SeenKind
 
 if TYPE_CHECKING:
-    from sidestep.rdma.iwarp.tap import Address, Ends, Seen
+    from sidestep.rdma.iwarp.tap import Address, Seen, WireEnds
 
 _NAME: Final = "sidestep"
 
@@ -42,10 +42,10 @@ class DeviceWriter(ABC):
 
     def see(self, source: str, seen: Seen) -> bool:
         """One thing; `source` is the process that tells it, in words. False: its connection is not wanted, once."""
-        if seen.what is What.LOST:
+        if seen.what is SeenKind.LOST:
             self._lost[source] = self._lost.get(source, 0) + seen.offset
             self.dropped += seen.offset
-        elif seen.what is What.OPENED:
+        elif seen.what is SeenKind.OPENED:
             self._open(source, seen)
         else:
             return self._hear(source, seen)
@@ -66,7 +66,7 @@ class DeviceWriter(ABC):
             self._interfaces[key] = self._file.interface(device, about + self._kind)
         return self._interfaces[key]
 
-    def _owns(self, source: str, ends: Ends, opened_ns: int) -> bool:
+    def _owns(self, source: str, ends: WireEnds, opened_ns: int) -> bool:
         """Whether a connection is written from this end. Both may be told: once is enough, and twice confuses."""
         key, end = _both(ends), (source, ends.local)
         before, ended_ns = self._ended.get(key, (end, 0))
@@ -74,7 +74,7 @@ class DeviceWriter(ABC):
             return False
         return self._owners.setdefault(key, end) == end
 
-    def _disown(self, ends: Ends, time_ns: int) -> None:
+    def _disown(self, ends: WireEnds, time_ns: int) -> None:
         """It has ended, or is not written."""
         key = _both(ends)
         if (owner := self._owners.pop(key, None)) is not None:
@@ -102,6 +102,6 @@ class DeviceWriter(ABC):
         self._file.close(time.time_ns())
 
 
-def _both(ends: Ends) -> frozenset[Address]:
+def _both(ends: WireEnds) -> frozenset[Address]:
     """The same for either end, whatever interface it names."""
     return frozenset((address.partition("%")[0], port) for address, port in (ends.local, ends.remote))

@@ -35,7 +35,7 @@ _FORM_TRIES: Final = 8  # Sends of an unknown queue pair that are looked at befo
 
 
 @dataclass
-class Connection:
+class PacketConnection:
     """Two queue pairs, as far as they are known."""
 
     number: int
@@ -68,10 +68,10 @@ class Assembly:
 
 
 @dataclass
-class Flow:
+class PacketFlow:
     """Packets to one queue pair."""
 
-    connection: Connection | None
+    connection: PacketConnection | None
     sender: Side | None
     sdp: bool | None  # None: not known yet
     next_psn: int | None = None
@@ -83,7 +83,7 @@ class Flow:
 class PacketReader:
     """One packet of a flow that is SDP's, or may be."""
 
-    def __init__(self, flow: Flow, template: Event, packet: Packet, missing: int) -> None:
+    def __init__(self, flow: PacketFlow, template: Event, packet: Packet, missing: int) -> None:
         self._flow, self._template, self._packet, self._missing = flow, template, packet, missing
         self._op = packet.bth.opcode
 

@@ -16,7 +16,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class CapturedFrame:
     """One frame of a capture."""
 
     number: int  # from 1, as other tools count

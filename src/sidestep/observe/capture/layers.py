@@ -15,7 +15,7 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, TypeAlias
 
-from sidestep.observe.capture.frame import Frame
+from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import address_of
 from sidestep.rdma.roce.packet import ETHERTYPE, ICRC_LEN, UDP_PORT, Bth
@@ -92,7 +92,7 @@ class Segment:
 Layer: TypeAlias = Transport | Segment | None
 
 
-def dissect(frame: Frame) -> Layer:
+def dissect(frame: CapturedFrame) -> Layer:
     """What rides in the frame; None if it is neither of the two."""
     reader = _LINKS.get(frame.link_type)
     if reader is None:

@@ -29,7 +29,7 @@ from pcapng.exceptions import BadMagic, CorruptedFile, PcapngLoadError, StreamEm
 from pcapng.structs import TYPE_U8, Option, read_block_data, read_int, read_options, read_section_header, struct_decode
 
 from sidestep import limits
-from sidestep.observe.capture.frame import Frame, Readable, damaged
+from sidestep.observe.capture.frame import CapturedFrame, Readable, damaged
 
 # The fields of a packet's block up to its bytes, which the options follow.
 _PACKETS: Final = {
@@ -87,7 +87,7 @@ class _Interface:
         return ticks * _NS // self.units + self.offset_s * _NS
 
 
-def read_pcapng(stream: Readable, name: str) -> Iterator[Frame]:
+def read_pcapng(stream: Readable, name: str) -> Iterator[CapturedFrame]:
     """The frames of a file whose first four bytes have been read; `Unavailable` where it is cut off or damaged."""
     interfaces, number = list[_Interface](), 0
     try:
@@ -133,7 +133,7 @@ def _interface(body: BytesIO, order: str) -> _Interface:
     return _Interface(fields["link_type"], fields["snaplen"], units, offset_s)
 
 
-def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], number: int) -> Frame:
+def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], number: int) -> CapturedFrame:
     fields = struct_decode(_PACKETS[code], body, order)
     which = fields.get("interface_id", 0)  # a simple packet has none, and no time either
     if which >= len(interfaces):
@@ -145,7 +145,7 @@ def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], n
     if len(data) < captured:
         raise _Wrong(f"{captured} bytes of a frame in a block with {len(data)}")
     ticks = fields.get("timestamp_high", 0) << 32 | fields.get("timestamp_low", 0)
-    return Frame(number, interface.time_ns(ticks), interface.link_type, data, max(length, captured))
+    return CapturedFrame(number, interface.time_ns(ticks), interface.link_type, data, max(length, captured))
 
 
 class PcapngWriter:

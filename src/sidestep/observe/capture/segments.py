@@ -25,8 +25,8 @@ from sidestep.observe.capture.cutter import Cutter, Piece
 from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.capture.places import Named, Place
 from sidestep.rdma.frames import IpAddress, Side, ethernet_header, internet_checksum, network_header
-from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
-from sidestep.rdma.iwarp.tap import Ends, Seen, What
+from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
     from sidestep.rdma.control import Observed
@@ -48,7 +48,7 @@ _BEFORE: Final = (
 class _Wire:
     """One connection in the file."""
 
-    ends: Ends
+    ends: WireEnds
     interface: int
     local: _End
     remote: _End
@@ -77,7 +77,7 @@ class SegmentWriter(DeviceWriter):
             for outbound, half in wire.halves.items():
                 back = wire.halves[not outbound].end
                 if half.pending:
-                    seen = Seen(What.BYTES, number, time.time_ns(), outbound, half.end, back)
+                    seen = Seen(SeenKind.BYTES, number, time.time_ns(), outbound, half.end, back)
                     self._write_pieces(source, wire, seen, half.finish())
         super().close()
 
@@ -121,8 +121,8 @@ class SegmentWriter(DeviceWriter):
         try:
             found = StartFrame.decode(said)
         except PeerViolation:
-            found = StartFrame(Role.REQUEST), 0  # the devices' own ends are all that is known
-        if found is None and seen.what is What.BYTES:
+            found = StartFrame(MpaRole.REQUEST), 0  # the devices' own ends are all that is known
+        if found is None and seen.what is SeenKind.BYTES:
             return True
         wire.early = None
         if found is None or not Named.of(wire.ends, found[0].upper_data).at(self._places):
@@ -145,16 +145,16 @@ class SegmentWriter(DeviceWriter):
     def _follow(self, source: str, wire: _Wire, seen: Seen) -> None:
         outbound, at, back = seen.outbound, 1 + seen.offset, 1 + seen.acknowledged
         half = wire.halves[outbound]
-        pieces = half.feed(seen, wire.halves[not outbound].start) if seen.what is What.BYTES else half.finish()
+        pieces = half.feed(seen, wire.halves[not outbound].start) if seen.what is SeenKind.BYTES else half.finish()
         self._write_pieces(source, wire, seen, pieces)
-        if seen.what is What.BYTES:
+        if seen.what is SeenKind.BYTES:
             return
-        ends = seen.what is What.RESET
-        if seen.what is What.END:
+        ends = seen.what is SeenKind.RESET
+        if seen.what is SeenKind.END:
             ends = (not outbound) in wire.ended
             back += (not outbound) in wire.ended  # the other FIN takes a number as well
             wire.ended.add(outbound)
-        flags = _FIN | _ACK if seen.what is What.END else _RST | _ACK
+        flags = _FIN | _ACK if seen.what is SeenKind.END else _RST | _ACK
         self._frame(source, wire, seen.time_ns, outbound, flags, (at, back), b"")
         if ends:
             self._wires.pop((source, seen.wire), None)

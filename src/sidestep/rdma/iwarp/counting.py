@@ -55,7 +55,7 @@ PRESENT: Final = {
 NAMES: Final = TRAFFIC | EVENTS | PRESENT
 
 
-class Tally:
+class StreamTally:
     """Messages and bytes of one stream, or of many; lists are indexed by opcode."""
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Tally:
         self.segments_received = 0
         self.stream_bytes_received = self.stream_bytes_sent = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: StreamTally) -> None:
         for name in self.__slots__:
             mine, its = getattr(self, name), getattr(other, name)
             if isinstance(mine, list):

@@ -42,8 +42,8 @@ from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.startup.connection import Starting
 from sidestep.rdma.iwarp.startup.frame import Rtr
 from sidestep.rdma.iwarp.startup.negotiation import Initiator, Responder
-from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
-from sidestep.rdma.iwarp.stream import Stream
+from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Failed, MpaCause, ReadDepths, Refused
+from sidestep.rdma.iwarp.stream import RdmapStream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
 from sidestep.rdma.soft.listeners import SoftListener
 from sidestep.rdma.soft.manager import SoftManager, SoftRequest
@@ -203,7 +203,7 @@ class _Asking(Starting):
                 self._connection.end(Rejected(REJECT_CONSUMER, event.private_data))
             elif isinstance(event, Failed):
                 self._manager.device.events.add("connection_failed", event.cause.name.lower())
-                silent = event.cause in (Cause.SILENT, Cause.ENDED)
+                silent = event.cause in (MpaCause.SILENT, MpaCause.ENDED)
                 self._connection.end(Unreachable() if silent else Rejected(REJECT_CONSUMER))
             return
 
@@ -221,7 +221,7 @@ class _Asking(Starting):
         self._stop_timer()
         self._connection.transport = self._tcp.wire.ends
         device, qp = self._manager.device, self._connection.qp
-        stream = Stream(self._tcp, qp, agreed, self._loop, device.settings)
+        stream = RdmapStream(self._tcp, qp, agreed, self._loop, device.settings)
         qp.attach(stream, ready=True)
         stream.sender.held = False
         if agreed.rtr:
@@ -291,7 +291,7 @@ class IwarpRequest(Starting, SoftRequest):
         self._stop_timer()
         self._send()
         connection.transport = self.transport
-        stream = Stream(self._tcp, own, event, self._loop, manager.device.settings)
+        stream = RdmapStream(self._tcp, own, event, self._loop, manager.device.settings)
         own.attach(stream, ready=False)
         if self._unsent:  # a fresh connection has room for a frame; this one is broken
             own.connection_lost("the Reply could not be sent")

@@ -1,6 +1,6 @@
 """MPA: how frames lie in a TCP stream (RFC 5044, RFC 6581).
 
-A connection begins with a Request and a Reply (start_frame.py); then each direction is a row of FPDUs: length,
+A connection begins with a Request and a Reply (startup/frame.py); then each direction is a row of FPDUs: length,
 payload, padding, checksum. If the receiver of a direction has asked for them, a 4-byte marker stands at every 512th
 byte of it, wherever that is. `Deframer` takes a direction in any pieces and gives the payloads; at checksums and at the
 contents of markers, which an ordered stream does not need, it looks if told to. Both it and `fpdu` are slow: what

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, told_by
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, OPCODES, RTR, RTS, SUCCESS, SoftQueuePair
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Completion
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.device import IwarpDevice
     from sidestep.rdma.iwarp.manager import IwarpConnection
     from sidestep.rdma.iwarp.receiver import Fault
-    from sidestep.rdma.iwarp.stream import Stream
+    from sidestep.rdma.iwarp.stream import RdmapStream
     from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.INVALIDATE_UNKNOWN,
-    Refusal.NOT_ASSOCIATED: Condition.INVALIDATE_OTHER_STREAM,
-    Refusal.ACCESS: Condition.INVALIDATE_RIGHTS,
-    Refusal.IN_USE: Condition.INVALIDATE_FIXED,
+    AccessRefusal.INVALID_STAG: Condition.INVALIDATE_UNKNOWN,
+    AccessRefusal.NOT_ASSOCIATED: Condition.INVALIDATE_OTHER_STREAM,
+    AccessRefusal.ACCESS: Condition.INVALIDATE_RIGHTS,
+    AccessRefusal.IN_USE: Condition.INVALIDATE_FIXED,
 }
 _OF_ACCESS: Final = frozenset(
     condition for condition in Condition if condition.name.startswith(("TAGGED_", "READ_", "RESPONSE_", "INVALIDATE_"))
@@ -48,7 +48,7 @@ class IwarpQueuePair(SoftQueuePair):
         self.sink_stag = device.keys.take(device.keys.part())
         number = device.next_qp_number()
         super().__init__(number, device, init)
-        self.stream: Stream | None = None
+        self.stream: RdmapStream | None = None
         self._unsignaled = 0  # done, and in the queue until a signaled one is
 
     # --- the user's side ---
@@ -107,7 +107,7 @@ class IwarpQueuePair(SoftQueuePair):
 
     # --- the connection manager's side ---
 
-    def attach(self, stream: Stream, *, ready: bool) -> None:
+    def attach(self, stream: RdmapStream, *, ready: bool) -> None:
         self.stream = stream
         self.initiator_depth = stream.sender.depth
         self.state = RTS if ready else RTR
@@ -172,19 +172,19 @@ class IwarpQueuePair(SoftQueuePair):
         if self.connection is not None:
             self.connection.over(by_remote=by_remote, confirmed=confirmed)
 
-    # What the receiver asks and tells; see `receiver.Owner`.
+    # What the receiver asks and tells; see `receiver.ReceiverOwner`.
 
     @property
     def receives_left(self) -> int:
         """Receives that no message has taken, shared ones included."""
         return len(self._receives)
 
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         return self.domain.grant(key, va, length, right, self)
 
     def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
         memory = self.domain.may_be_invalidated(key, self)
-        if isinstance(memory, Refusal):
+        if isinstance(memory, AccessRefusal):
             return _INVALIDATE_REFUSED[memory]
         if not only_check:
             memory.invalidate()

@@ -3,8 +3,8 @@
 What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
 other. A run is first *placed*, if it may be, and then *delivered*: on a TCP stream nothing comes ahead of its turn.
 
-No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing more is looked at:
-the first one in the order of the stream counts (RFC 5040 7.1).
+No I/O here. The queue pair is told what came of it by the calls of `ReceiverOwner`. After a fault nothing more is
+looked at: the first one in the order of the stream counts (RFC 5040 7.1).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
 from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.work import Access, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
-    from sidestep.rdma.iwarp.counting import Tally
+    from sidestep.rdma.iwarp.counting import StreamTally
     from sidestep.rdma.work import Receive, Scatter, SendRequest
 
 _WRITE: Final = 0
@@ -40,19 +40,19 @@ _VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
 _QUEUES: Final = {_READ_REQUEST: QUEUE_READ, _TERMINATE: QUEUE_TERMINATE}  # Sends: QUEUE_SEND
 
 _WRITE_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.TAGGED_STAG,
-    Refusal.NOT_ASSOCIATED: Condition.TAGGED_OTHER_STREAM,
-    Refusal.ACCESS: Condition.TAGGED_RIGHTS,
-    Refusal.WRAP: Condition.TAGGED_WRAP,
-    Refusal.BOUNDS: Condition.TAGGED_BOUNDS,
+    AccessRefusal.INVALID_STAG: Condition.TAGGED_STAG,
+    AccessRefusal.NOT_ASSOCIATED: Condition.TAGGED_OTHER_STREAM,
+    AccessRefusal.ACCESS: Condition.TAGGED_RIGHTS,
+    AccessRefusal.WRAP: Condition.TAGGED_WRAP,
+    AccessRefusal.BOUNDS: Condition.TAGGED_BOUNDS,
 }
 _FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 READ_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.READ_STAG,
-    Refusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
-    Refusal.ACCESS: Condition.READ_RIGHTS,
-    Refusal.WRAP: Condition.READ_WRAP,
-    Refusal.BOUNDS: Condition.READ_BOUNDS,
+    AccessRefusal.INVALID_STAG: Condition.READ_STAG,
+    AccessRefusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
+    AccessRefusal.ACCESS: Condition.READ_RIGHTS,
+    AccessRefusal.WRAP: Condition.READ_WRAP,
+    AccessRefusal.BOUNDS: Condition.READ_BOUNDS,
 }
 
 
@@ -109,10 +109,10 @@ class _Message:
     delivered: int = 0  # bytes
 
 
-class Owner(Protocol):
+class ReceiverOwner(Protocol):
     """What a receiver needs of its queue pair."""
 
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         """The bytes that the other end may touch."""
 
     @property
@@ -155,7 +155,7 @@ class Receiver:
         "_terminate_msn", "fault", "may_read", "may_write", "run_count",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding], tally: Tally) -> None:
+    def __init__(self, owner: ReceiverOwner, remote_access: int, reads: deque[Outstanding], tally: StreamTally) -> None:
         self._owner = owner
         self._tally = tally  # of what is good
         self._reads = reads  # in the order of their requests
@@ -280,7 +280,7 @@ class Receiver:
         if not self.may_write:
             return _fault(Condition.TAGGED_RIGHTS, source, run)
         room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
-        if not isinstance(room, Refusal):
+        if not isinstance(room, AccessRefusal):
             source.place(run, 0, (room,), 0, run.length)
             return None
         # Segment by segment: those before the one that is refused are good.
@@ -290,7 +290,7 @@ class Receiver:
             if not length:
                 continue  # of nothing neither key nor address is looked at (RFC 5041 5.2)
             room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
-            if isinstance(room, Refusal):
+            if isinstance(room, AccessRefusal):
                 return _fault(_WRITE_REFUSED[room], source, run, index)
             source.place(run, begun, (room,), 0, length)
             begun += length
@@ -368,7 +368,7 @@ class Receiver:
             condition = Condition.READS_DISABLED
         else:
             granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
-            if isinstance(granted, Refusal):
+            if isinstance(granted, AccessRefusal):
                 condition = READ_REFUSED[granted]
         header = source.segments(run)[0][0]
         if condition is None and not self._owner.respond(request, header):

@@ -29,10 +29,10 @@ from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
-    from sidestep.rdma.iwarp.counting import Tally
+    from sidestep.rdma.iwarp.counting import StreamTally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.receiver import Fault
-    from sidestep.rdma.iwarp.settings import Settings
+    from sidestep.rdma.iwarp.settings import IwarpSettings
     from sidestep.rdma.iwarp.startup.terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
     from sidestep.rdma.soft.loop import Loop, Timer
@@ -52,7 +52,7 @@ class _Phase(Enum):
     CLOSED = "closed"
 
 
-class Stream:
+class RdmapStream:
     """One connection's."""
 
     __slots__ = (
@@ -60,7 +60,7 @@ class Stream:
         "_timer", "_wire", "receiver", "sender",
     )  # fmt: skip
 
-    def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
+    def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: IwarpSettings) -> None:
         self._tcp = tcp
         self._wire = tcp.wire
         self._qp = qp
@@ -123,7 +123,7 @@ class Stream:
         self._tcp.run(self.pump)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> StreamTally:
         tally = self.sender.tally
         tally.stream_bytes_sent = self._outbound.written
         tally.stream_bytes_received = self._inbound.position + self._inbound.pending
@@ -144,7 +144,7 @@ class Stream:
             "phase": self._phase.value,
         }
 
-    # --- what a wire asks; see `tap.Stream` ---
+    # --- what a wire asks; see `tap.TappedStream` ---
 
     def sent_len(self) -> tuple[int, int]:
         """Bytes that went out, and those up to the next FPDU."""

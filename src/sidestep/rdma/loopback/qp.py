@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import (
     FLUSHED,
     OP_RECEIVE,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.work import Gather, SendRequest
 
 
-class Link:
+class LoopbackLink:
     """What joins two queue pairs."""
 
     def __init__(self, *ends: LoopbackQueuePair) -> None:
@@ -61,7 +61,7 @@ class LoopbackQueuePair(SoftQueuePair):
         super().__init__(device.fabric.next_qp_number(), device, init)
         self.fabric = device.fabric
         self.peer: LoopbackQueuePair | None = None
-        self.link = Link(self)
+        self.link = LoopbackLink(self)
         self._slow = True  # not in RTS, or somebody watches, or faults are about: the short way is closed
         self._silence_timer: Timer | None = None
         self._takes_connection_along = self.device.attributes.error_disconnects
@@ -91,7 +91,7 @@ class LoopbackQueuePair(SoftQueuePair):
 
     def join(self, peer: LoopbackQueuePair) -> None:
         self.peer, peer.peer = peer, self
-        self.link = peer.link = Link(self, peer)
+        self.link = peer.link = LoopbackLink(self, peer)
 
     def ready_to_receive(self) -> None:
         self._set_state(RTR)
@@ -144,7 +144,7 @@ class LoopbackQueuePair(SoftQueuePair):
         revoked = None
         if request.invalidate is not None:
             found = self.domain.may_be_invalidated(request.invalidate, self)
-            revoked = None if isinstance(found, Refusal) else found
+            revoked = None if isinstance(found, AccessRefusal) else found
             if revoked is None:
                 self.break_off(EventKind.QP_ACCESS_ERROR, "a message was to void a key that is none")
                 return Status.REMOTE_ACCESS_ERROR
@@ -185,7 +185,7 @@ class LoopbackQueuePair(SoftQueuePair):
             self.break_off(EventKind.QP_REQUEST_ERROR, "the other end may not do this on this queue pair")
             return Status.REMOTE_INVALID_REQUEST
         granted = self.domain.grant(key, va, length, right, self)
-        if isinstance(granted, Refusal):
+        if isinstance(granted, AccessRefusal):
             why = f"the other end named memory that it may not use so: {granted.name}"
             self.break_off(EventKind.QP_ACCESS_ERROR, why)
             return Status.REMOTE_ACCESS_ERROR

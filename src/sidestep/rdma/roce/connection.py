@@ -20,7 +20,7 @@ from typing import Final
 from sidestep.errors import Misuse
 from sidestep.rdma.frames import IpAddress, Side, ethernet_header, network_header
 from sidestep.rdma.roce.icrc import icrc
-from sidestep.rdma.roce.mad import CmMessage, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
+from sidestep.rdma.roce.mad import CmMad, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
 from sidestep.rdma.roce.packet import (
     ACK_NO_CREDITS,
     ICRC_LEN,
@@ -141,7 +141,7 @@ class RoceConnection:
         self._datagrams[record.side] += 1
         yield Packet(bth, (Deth(QKEY_GSI, QP_GSI),), mad)
 
-    def _cm_message(self, record: RoceRecord) -> CmMessage:
+    def _cm_message(self, record: RoceRecord) -> CmMad:
         ends, me, data = self._ends, record.side, bytes(record.data)
         local, remote = ends.comm_id[me.value], ends.comm_id[me.other.value]
         match record.kind:

@@ -45,7 +45,7 @@ def address_of(wire: bytes) -> IPv4Address | IPv6Address:
     return address.ipv4_mapped or address
 
 
-class CmMessage:
+class CmMad:
     """Base of the messages."""
 
     __slots__ = ()
@@ -82,7 +82,7 @@ def _u24(message: bytes, offset: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Req(CmMessage):
+class Req(CmMad):
     """Asks for a connection."""
 
     ATTRIBUTE: ClassVar[int] = 0x0010
@@ -172,7 +172,7 @@ class Req(CmMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Rep(CmMessage):
+class Rep(CmMad):
     """Accepts."""
 
     ATTRIBUTE: ClassVar[int] = 0x0013
@@ -225,7 +225,7 @@ class Rep(CmMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class _OfConnection(CmMessage):
+class _OfConnection(CmMad):
     """A message that names its connection and says no more."""
 
     PRIVATE_OFFSET: ClassVar[int] = 8
@@ -259,7 +259,7 @@ class Drep(_OfConnection):
 
 
 @dataclass(frozen=True, slots=True)
-class Dreq(CmMessage):
+class Dreq(CmMad):
     """Ends a connection."""
 
     ATTRIBUTE: ClassVar[int] = 0x0015
@@ -281,7 +281,7 @@ class Dreq(CmMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Rej(CmMessage):
+class Rej(CmMad):
     """Refuses."""
 
     ATTRIBUTE: ClassVar[int] = 0x0012
@@ -305,7 +305,7 @@ class Rej(CmMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Mra(CmMessage):
+class Mra(CmMad):
     """Asks for patience."""
 
     ATTRIBUTE: ClassVar[int] = 0x0011
@@ -329,9 +329,7 @@ class Mra(CmMessage):
         return cls(local, remote, received >> 6, timeout >> 3, cls.private_of(message))
 
 
-MESSAGES: Final[dict[int, type[CmMessage]]] = {
-    record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep)
-}
+MESSAGES: Final[dict[int, type[CmMad]]] = {record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +337,7 @@ class Mad:
     """A datagram: the message, and the transaction that it belongs to."""
 
     transaction_id: int
-    message: CmMessage
+    message: CmMad
 
     def encode(self) -> bytes:
         header = _HEADER.pack(

@@ -24,10 +24,10 @@ from sidestep.errors import LimitReached, Misuse
 if TYPE_CHECKING:
     from random import Random
 
-    from sidestep.rdma.soft.memory import Region
-    from sidestep.rdma.soft.windows import Window
+    from sidestep.rdma.soft.memory import SoftRegion
+    from sidestep.rdma.soft.windows import SoftWindow
 
-Memory: TypeAlias = "Region | Window"  # what has a key
+Memory: TypeAlias = "SoftRegion | SoftWindow"  # what has a key
 PART_BITS: Final = 8
 PART_MASK: Final = (1 << PART_BITS) - 1
 _INDEX_BITS: Final = 24

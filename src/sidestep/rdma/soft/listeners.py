@@ -44,7 +44,7 @@ class SoftListener(Listener):
             self._closed(self)
 
 
-class Listeners:
+class ServiceListeners:
     """Those of one device."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from sidestep import limits
 from sidestep.errors import Misuse
 from sidestep.rdma.cm import REJECT_INVALID_SERVICE_ID, ConnectionManager, ConnectionRequest
-from sidestep.rdma.soft.listeners import Listeners, SoftListener
+from sidestep.rdma.soft.listeners import ServiceListeners, SoftListener
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.verbs import QpState
 
@@ -78,7 +78,7 @@ class SoftManager(ConnectionManager, Generic[_Q]):
 
     def __init__(self, device: SoftDevice) -> None:
         self.device = device
-        self.listeners = Listeners()
+        self.listeners = ServiceListeners()
 
     def listen(
         self,

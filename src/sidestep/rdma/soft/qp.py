@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
-from sidestep.rdma.soft.memory import Refusal
-from sidestep.rdma.soft.windows import Window
+from sidestep.rdma.soft.memory import AccessRefusal
+from sidestep.rdma.soft.windows import SoftWindow
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
 from sidestep.rdma.work import (
     Access,
@@ -84,7 +84,7 @@ class SoftQueuePair(QueuePair):
         self.srq = init.srq
         self.on_event = init.on_event
         self.initiator_depth = 0
-        self.windows: set[Window] = set()  # bound to this queue pair
+        self.windows: set[SoftWindow] = set()  # bound to this queue pair
         self._max_send_wr = init.capabilities.max_send_wr
         self._max_recv_wr = init.capabilities.max_recv_wr
         self._receives: deque[Receive] = deque() if init.srq is None else init.srq.receives
@@ -174,13 +174,13 @@ class SoftQueuePair(QueuePair):
             return SUCCESS if self.may_sink(request.scatter) else Status.LOCAL_PROTECTION_ERROR
         if isinstance(request, LocalInvalidate):
             memory = self.domain.may_invalidate(request.rkey, self)
-            if isinstance(memory, Refusal):
+            if isinstance(memory, AccessRefusal):
                 return Status.LOCAL_PROTECTION_ERROR
             memory.invalidate()
             return SUCCESS
         if isinstance(request, BindWindow):
             window = request.window
-            bound = isinstance(window, Window) and window.bind(request, self) is None
+            bound = isinstance(window, SoftWindow) and window.bind(request, self) is None
             return SUCCESS if bound else Status.WINDOW_BIND_ERROR
         return SUCCESS if self.may_read(request.gather) else Status.LOCAL_PROTECTION_ERROR
 

@@ -30,7 +30,7 @@ class Teller(Protocol):
         """An event for the device's handler."""
 
 
-class User(Protocol):
+class QueueUser(Protocol):
     """What a completion queue needs of the queue pairs that use it."""
 
     def break_off(self, kind: EventKind, why: str) -> None:
@@ -56,7 +56,7 @@ class SoftQueue(CompletionQueue):
     def __init__(self, device: Teller, capacity: int) -> None:
         self.device = device
         self.capacity = capacity
-        self.users: list[User] = []  # once for each of its two queues
+        self.users: list[QueueUser] = []  # once for each of its two queues
 
     def add(self, completion: Completion) -> None:
         raise NotImplementedError

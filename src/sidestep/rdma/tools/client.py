@@ -18,7 +18,7 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.tools.bandwidth import Bandwidth
-from sidestep.rdma.tools.devices import Place
+from sidestep.rdma.tools.devices import HostPort
 from sidestep.rdma.tools.echo import Pinger
 from sidestep.rdma.tools.talk import Talk
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
@@ -51,7 +51,7 @@ class NobodyListens(Unavailable):
     """At this address; perhaps at another one."""
 
 
-def connect(loop: Loop, talk: TalkT, place: Place, session: Session, timeout_s: float) -> TalkT:
+def connect(loop: Loop, talk: TalkT, place: HostPort, session: Session, timeout_s: float) -> TalkT:
     """Makes the connection; raises Unavailable with what stood against it."""
     private_data = talk.terms.encode()
 
@@ -83,7 +83,7 @@ def connect(loop: Loop, talk: TalkT, place: Place, session: Session, timeout_s: 
     return talk
 
 
-def _problem(place: Place, event: ConnectionEvent) -> Unavailable:
+def _problem(place: HostPort, event: ConnectionEvent) -> Unavailable:
     if isinstance(event, Rejected):
         if event.reason == REJECT_INVALID_SERVICE_ID:
             return NobodyListens(f"nobody listens at {place}", remedy="start 'sidestep rdma server' there")

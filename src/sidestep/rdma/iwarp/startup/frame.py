@@ -26,7 +26,7 @@ RULES: Final = {
 }
 
 
-class Role(Enum):
+class MpaRole(Enum):
     """Whose frame it is, with its key."""
 
     REQUEST = b"MPA ID Req Frame"
@@ -37,7 +37,7 @@ class Role(Enum):
 class StartFrame:
     """A Request or a Reply."""
 
-    role: Role
+    role: MpaRole
     private_data: bytes = b""  # the enhanced part included
     markers: bool = False  # the sender wants them in what it receives
     crc: bool = True
@@ -57,8 +57,8 @@ class StartFrame:
     @classmethod
     def decode(cls, stream: bytes | bytearray) -> tuple[Self, int] | None:
         """The frame at the start of a stream and its length; None if there is not all of it yet."""
-        key = bytes(stream[: len(Role.REQUEST.value)])
-        if not any(role.value.startswith(key) for role in Role):
+        key = bytes(stream[: len(MpaRole.REQUEST.value)])
+        if not any(role.value.startswith(key) for role in MpaRole):
             raise _violation("mpa_key", f"it begins with {key.hex()}")
         if len(stream) < cls.LENGTH:
             return None
@@ -69,7 +69,7 @@ class StartFrame:
         if len(stream) < end:
             return None
         frame = cls(
-            role=Role(key),
+            role=MpaRole(key),
             private_data=bytes(stream[cls.LENGTH : end]),
             markers=flags & 0x80 != 0,
             crc=flags & 0x40 != 0,
