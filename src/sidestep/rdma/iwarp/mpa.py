@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sidestep.errors import PeerViolation
+from sidestep.errors import Rules
 from sidestep.rdma.iwarp.crc32c import crc32c
 
 MARKER_SPACING: Final = 512  # bytes of the stream from marker to marker
 MARKER_LEN: Final = 4
 CRC_LEN: Final = 4
 
-RULES: Final = {
-    "mpa_crc": "the checksum of a frame is that of its bytes",
-    "mpa_marker": "a marker says how far before it its frame begins",
-}
+RULES: Final = Rules(
+    mpa_crc="the checksum of a frame is that of its bytes",
+    mpa_marker="a marker says how far before it its frame begins",
+)
 
 
 def fpdu(payload: bytes, position: int, *, markers: bool = False, crc: bool = True) -> bytes:
@@ -105,19 +105,15 @@ class Deframer:
         """RFC 5044 4.3, 4.4; the reserved half of a marker and the two low bits of its pointer say nothing."""
         self._failed = True
         if self._crc and crc32c(frame[:-CRC_LEN]).to_bytes(4, "little") != frame[-CRC_LEN:]:
-            raise _violation("mpa_crc", f"a frame of {len(frame)} bytes at {self._position}")
+            raise RULES.broken("mpa_crc", f"a frame of {len(frame)} bytes at {self._position}")
         start = MARKER_LEN if 0 in markers else 0  # of the length field
         for offset in markers:
             pointer = int.from_bytes(frame[offset + 2 : offset + MARKER_LEN])
             if (pointer ^ max(0, offset - start)) & 0xFFFC:
-                raise _violation("mpa_marker", f"a marker at {self._position + offset} that says {pointer}")
+                raise RULES.broken("mpa_marker", f"a marker at {self._position + offset} that says {pointer}")
         self._failed = False
 
     @property
     def pending(self) -> int:
         """Bytes of a frame that is not complete."""
         return 0 if self._failed else len(self._pending)
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

@@ -18,10 +18,10 @@ from enum import Enum, IntEnum
 from struct import Struct
 from typing import ClassVar, Final, Self
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, PeerViolation, Rules
 from sidestep.rdma.iwarp.ddp import QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
 
-RULES: Final = {"terminate_short": "a Terminate says in four bytes what is wrong"}
+RULES: Final = Rules(terminate_short="a Terminate says in four bytes what is wrong")
 
 
 class Layer(IntEnum):
@@ -255,7 +255,7 @@ class Terminate:
         that order only is read so; of siw, 0/2/05 to 07 without a header may mean 2/0/05 to 07.
         """
         if len(payload) < cls._CONTROL.size:
-            raise _violation("terminate_short", f"{len(payload)} bytes")
+            raise RULES.broken("terminate_short", f"{len(payload)} bytes")
         code, flags = cls._CONTROL.unpack_from(payload)
         if not flags & cls._RIGHT:
             mirrored = code & 0xFF | code << 4 & 0xF000 | code >> 4 & 0x0F00
@@ -297,7 +297,3 @@ def told_by(payload: bytes | memoryview) -> tuple[int, str]:
 
 def terminate_text(payload: bytes | memoryview) -> str:
     return told_by(payload)[1]
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

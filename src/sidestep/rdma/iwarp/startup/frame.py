@@ -11,7 +11,7 @@ from enum import Enum, IntFlag
 from struct import Struct
 from typing import ClassVar, Final, Self
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, Rules
 
 PRIVATE_DATA_MAX: Final = 512  # bytes, the enhanced ones included (RFC 5044 7.1.1)
 ENHANCED_LEN: Final = 4  # bytes in front of the private data (RFC 6581 9)
@@ -19,11 +19,11 @@ DEPTH_MAX: Final = 0x3FFE  # RDMA Reads that the field can tell (RFC 6581 9.1)
 
 _NOT_NEGOTIATED: Final = 0x3FFF  # instead of a number: the users agree about it by themselves
 
-RULES: Final = {
-    "mpa_key": "an MPA connection begins with the key of a Request or a Reply",
-    "mpa_private_data": "private data are 512 bytes at most",
-    "mpa_enhanced": "who sets S puts four bytes in front of the private data, and a Reply has S if the Request had it",
-}
+RULES: Final = Rules(
+    mpa_key="an MPA connection begins with the key of a Request or a Reply",
+    mpa_private_data="private data are 512 bytes at most",
+    mpa_enhanced="who sets S puts four bytes in front of the private data, and a Reply has S if the Request had it",
+)
 
 
 class MpaRole(Enum):
@@ -59,12 +59,12 @@ class StartFrame:
         """The frame at the start of a stream and its length; None if there is not all of it yet."""
         key = bytes(stream[: len(MpaRole.REQUEST.value)])
         if not any(role.value.startswith(key) for role in MpaRole):
-            raise _violation("mpa_key", f"it begins with {key.hex()}")
+            raise RULES.broken("mpa_key", f"it begins with {key.hex()}")
         if len(stream) < cls.LENGTH:
             return None
         _, flags, revision, private_len = cls._LAYOUT.unpack_from(stream)
         if private_len > PRIVATE_DATA_MAX:
-            raise _violation("mpa_private_data", f"{private_len} bytes")
+            raise RULES.broken("mpa_private_data", f"{private_len} bytes")
         end = cls.LENGTH + private_len
         if len(stream) < end:
             return None
@@ -121,11 +121,7 @@ class Enhanced:
     def decode(cls, private_data: bytes) -> Self:
         """Read them from the front of private data; `PeerViolation` if they are not there."""
         if len(private_data) < ENHANCED_LEN:
-            raise _violation("mpa_enhanced", f"{len(private_data)} bytes with S")
+            raise RULES.broken("mpa_enhanced", f"{len(private_data)} bytes with S")
         word = int.from_bytes(private_data[:ENHANCED_LEN])
         ird, ord_ = (None if number == _NOT_NEGOTIATED else number for number in (word >> 16 & 0x3FFF, word & 0x3FFF))
         return cls(ird, ord_, word >> 31 == 1, Rtr(word & (Rtr.SEND | Rtr.WRITE | Rtr.READ)))
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

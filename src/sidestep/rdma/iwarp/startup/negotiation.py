@@ -44,7 +44,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Final
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, PeerViolation, Rules
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
 from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, NO_RTR, PRIVATE_DATA_MAX, Enhanced, MpaRole, Rtr, StartFrame
@@ -73,6 +73,7 @@ RULES: Final = {
     "mpa_role": "an initiator waits for a Reply and a responder for a Request: two of a kind cannot start",
     "mpa_early": "nothing follows a Request before the Reply to it",
 }
+_RULES: Final = Rules(FRAME_RULES | RULES)
 
 
 # ---- ready to receive ----
@@ -160,7 +161,7 @@ class _Startup:
         self._unread += piece
         key = bytes(self._unread[: len(self._EXPECTED.value)])
         if not self._EXPECTED.value.startswith(key) and any(role.value.startswith(key) for role in MpaRole):
-            raise _violation("mpa_role", "the other end has the same part")
+            raise _RULES.broken("mpa_role", "the other end has the same part")
         if (found := StartFrame.decode(self._unread)) is None:
             return None
         frame, end = found
@@ -255,12 +256,12 @@ class Initiator(_Startup):
 
     def _judge(self, reply: StartFrame, behind: bytes) -> None:
         if reply.revision not in REVISIONS:
-            raise _violation("mpa_revision", f"revision {reply.revision}")
+            raise _RULES.broken("mpa_revision", f"revision {reply.revision}")
         if reply.rejected:
             self._refuse(reply)
         elif reply.enhanced != (self._told is not None):
             found = f"a Reply {'with' if reply.enhanced else 'without'} S"
-            self._fail_by(_violation("mpa_enhanced", found), retry_revision=None if reply.enhanced else 1)
+            self._fail_by(_RULES.broken("mpa_enhanced", found), retry_revision=None if reply.enhanced else 1)
         else:
             self._accept(reply, behind)
 
@@ -357,7 +358,7 @@ class Responder(_Startup):
             return
         try:
             if self.state is MpaState.DECIDING:
-                raise _violation("mpa_early", f"{len(piece)} bytes")
+                raise _RULES.broken("mpa_early", f"{len(piece)} bytes")
             if (found := self._receive(piece)) is not None:
                 self._judge(*found, now=now)
         except PeerViolation as broken:
@@ -438,11 +439,11 @@ class Responder(_Startup):
 
     def _judge(self, request: StartFrame, behind: bytes, *, now: float) -> None:
         if behind:
-            raise _violation("mpa_early", f"{len(behind)} bytes")
+            raise _RULES.broken("mpa_early", f"{len(behind)} bytes")
         if request.revision == CONSORTIUM_REVISION:
             self._send_reply(replace(request, revision=1), Enhanced(), b"", rejected=True)
         if request.revision not in REVISIONS or request.revision > self.settings.revision:
-            raise _violation("mpa_revision", f"revision {request.revision}")
+            raise _RULES.broken("mpa_revision", f"revision {request.revision}")
         self._wanted = request.enhanced_data or Enhanced()
         self._request = request
         self._move(MpaStimulus.REQUEST)
@@ -509,7 +510,3 @@ def _frame(
 ) -> StartFrame:
     front = b"" if told is None else told.encode()
     return StartFrame(role, front + private_data, markers, crc, enhanced=told is not None, revision=revision)
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES.get(rule) or FRAME_RULES[rule]}", rule=rule)
