@@ -60,16 +60,23 @@ def test_what_is_not_offered_is_misuse() -> None:
 
 
 def test_each_kind_has_a_bound_of_its_own() -> None:
-    domain = device(DeviceAttributes(windows_max=2, regions_max=2, shared_receive_queues_max=2)).alloc_pd()
+    bounds = DeviceAttributes(
+        windows_max=2, regions_max=2, shared_receive_queues_max=2, queue_pairs_max=2, region_bytes_max=8
+    )
+    domain = device(bounds).alloc_pd()
+    with pytest.raises(LimitReached):
+        domain.register(bytearray(9), ALL)
     regions = [domain.register(bytearray(8), ALL) for _ in range(2)]
     windows = [domain.alloc_window() for _ in range(2)]
     queues = [domain.create_srq(1) for _ in range(2)]
+    pairs = [queue_pair(domain) for _ in range(2)]
     makers: tuple[Callable[[], object], ...] = (
         lambda: domain.register(bytearray(8), ALL),
         domain.alloc_window,
         lambda: domain.create_srq(1),
+        lambda: queue_pair(domain),
     )
-    ends = (regions[0].deregister, windows[0].deallocate, queues[0].destroy)
+    ends = (regions[0].deregister, windows[0].deallocate, queues[0].destroy, pairs[0].destroy)
     for make, end in zip(makers, ends, strict=True):
         with pytest.raises(LimitReached):
             make()
