@@ -92,7 +92,7 @@ class FabricCapture:
         # Each connection counts from other numbers, so that packets of two are not taken for each other's.
         first = len(self._by_comm_id) << 12 & PSN_MASK
         ends = RoceEnds(
-            hello.src_ip, hello.dst_ip, port,
+            hello.src_ip, hello.dst_ip, message.service_id,
             qpn=(message.qp_number, 0), comm_id=(message.local_id, 0), starting_psn=(first, first | 0x800),
             transaction_id=message.local_id,
         )  # fmt: skip

@@ -59,16 +59,9 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
 @click.option("--duration", type=click.FloatRange(0), metavar="SECONDS", help="End after so long.")
 @json_option
 def capture(
-    place: HostPort | None,
-    file: str,
-    interface: str | None,
-    form: str | None,
-    snaplen: int | None,
-    mtu: str | None,
-    count: int | None,
-    duration: float | None,
-    as_json: bool,
-) -> None:
+    place: HostPort | None, file: str, interface: str | None, form: str | None, snaplen: int | None, mtu: str | None,
+    count: int | None, duration: float | None, as_json: bool,
+) -> None:  # fmt: skip
     """Capture what the software RDMA devices of running processes send and receive, as pcapng for Wireshark.
 
     Needs no privilege for processes of this user; root captures those of all. It is written from inside the devices,

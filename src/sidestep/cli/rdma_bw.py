@@ -29,19 +29,9 @@ from sidestep.rdma.tools.terms import Op, Terms
 @device_options
 @json_option
 def bw(
-    server: HostPort,
-    operation: str,
-    size: int,
-    duration: float,
-    depth: int,
-    both: bool,
-    no_verify: bool,
-    timeout: float,
-    device: str,
-    no_crc: bool,
-    markers: bool,
-    as_json: bool,
-) -> None:
+    server: HostPort, operation: str, size: int, duration: float, depth: int, both: bool, no_verify: bool,
+    timeout: float, device: str, no_crc: bool, markers: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Measure the bandwidth of RDMA Writes, Reads or Sends to `sidestep rdma server` at HOST.
 
     Contents are compared: each message that is sent or read, and of Writes, which all go to the same place, what lies

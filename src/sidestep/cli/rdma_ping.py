@@ -29,18 +29,9 @@ from sidestep.rdma.tools.terms import Op, Terms
 @device_options
 @json_option
 def ping(
-    server: HostPort,
-    count: int,
-    size: int,
-    interval: float,
-    quiet: bool,
-    no_verify: bool,
-    timeout: float,
-    device: str,
-    no_crc: bool,
-    markers: bool,
-    as_json: bool,
-) -> None:
+    server: HostPort, count: int, size: int, interval: float, quiet: bool, no_verify: bool, timeout: float,
+    device: str, no_crc: bool, markers: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Measure how long RDMA Sends take to `sidestep rdma server` at HOST and back.
 
     Ctrl-C ends it with the summary. With --json one object for the whole is printed at the end.

@@ -11,7 +11,7 @@ changes nothing, and each source may be missing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -70,17 +70,9 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The explanation as `sidestep explain --json` shows it."""
-        return {
-            "subject": self.subject,
-            "verdict": self.verdict.name.lower(),
-            "carrier": self.carrier,
-            "reason": self.reason,
-            "cause": self.cause,
-            "hint": self.hint,
-            "facts": dict(self.facts),
-            "calls_saved": self.calls_saved,
-            "connection": self.connection.as_json() if self.connection else None,
-        }
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        connection = self.connection.as_json() if self.connection else None
+        return told | {"verdict": self.verdict.name.lower(), "facts": dict(self.facts), "connection": connection}
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +323,6 @@ class Explainer:
         return {(held.pid, held.fd): held for held in self._host_sockets}
 
     def _ends(self, one: Connection) -> tuple[Endpoint, Endpoint] | None:
-        """Its two ends; None: it is not connected."""
         local, remote = endpoint(one.local), endpoint(one.remote)
         if local.port and remote.port:
             return local, remote
@@ -374,7 +365,6 @@ class Explainer:
 
 
 def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint: str) -> Explanation:
-    """Of a socket that no shim tracks."""
     return Explanation(subject, verdict, "tcp" if verdict is Verdict.TCP else "", reason, cause, hint, (), 0, None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
 from sidestep import limits
@@ -52,11 +52,9 @@ class Sum:
     held: int = 0  # bytes that were sent, and not read there yet
 
     def plus(self, link: Link) -> Sum:
-        return Sum(
-            self.links + 1, self.credit + number(link, "credit"), self.remote_credit + number(link, "remote_credit"),
-            self.receives_posted + number(link, "receives_posted"), self.adverts + number(link, "adverts"),
-            self.remote_adverts + number(link, "remote_adverts"), self.held + number(link, "held"),
-        )  # fmt: skip
+        """With one more; the other fields are numbers of links."""
+        added = {each.name: getattr(self, each.name) + number(link, each.name) for each in fields(self)[1:]}
+        return Sum(self.links + 1, **added)
 
 
 def number(link: Link, name: str) -> int:

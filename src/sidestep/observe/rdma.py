@@ -25,7 +25,7 @@ from sidestep.rdma.iwarp.tap import Seen
 
 @dataclass(slots=True)
 class DeviceView:
-    """One device of a process."""
+    """One device of a process; its fields are names of `sidestep rdma list --json`."""
 
     name: str
     address: str
@@ -33,30 +33,15 @@ class DeviceView:
     counters: dict[str, int]
     queue_pairs: list[dict[str, Any]] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """With names that do not change."""
-        return {
-            "name": self.name,
-            "address": self.address,
-            "listening": self.listening,
-            "counters": self.counters,
-            "queue_pairs": self.queue_pairs,
-        }
-
 
 @dataclass(slots=True)
 class ProcessView:
-    """A process that has devices."""
+    """A process that has devices; likewise."""
 
     pid: int
     uid: int
     program: str
     devices: list[DeviceView] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """With names that do not change."""
-        devices = [device.as_json() for device in self.devices]
-        return {"pid": self.pid, "uid": self.uid, "program": self.program, "devices": devices}
 
 
 def directories() -> list[tuple[Path, int]]:

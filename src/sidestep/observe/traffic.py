@@ -52,19 +52,11 @@ def take_sample(socket_path: Path) -> Sample:
 def counts(one: Connection) -> Counter[str]:
     """The counts of a connection, by the names of `COUNTS`."""
     return Counter(
-        sent_ring_bytes=one.tx.ring_bytes,
-        sent_tcp_bytes=one.tx.tcp_bytes,
-        received_ring_bytes=one.rx.ring_bytes,
-        received_tcp_bytes=one.rx.tcp_bytes,
-        sent_ring_messages=one.tx.ring_msgs,
-        sent_tcp_messages=one.tx.tcp_msgs,
-        received_ring_messages=one.rx.ring_msgs,
-        received_tcp_messages=one.rx.tcp_msgs,
-        doorbells=one.doorbells,
-        sleeps=one.sleeps,
-        spins_won=one.spins_won,
-        spins_lost=one.spins_lost,
-    )
+        sent_ring_bytes=one.tx.ring_bytes, sent_tcp_bytes=one.tx.tcp_bytes, received_ring_bytes=one.rx.ring_bytes,
+        received_tcp_bytes=one.rx.tcp_bytes, sent_ring_messages=one.tx.ring_msgs, sent_tcp_messages=one.tx.tcp_msgs,
+        received_ring_messages=one.rx.ring_msgs, received_tcp_messages=one.rx.tcp_msgs, doorbells=one.doorbells,
+        sleeps=one.sleeps, spins_won=one.spins_won, spins_lost=one.spins_lost,
+    )  # fmt: skip
 
 
 def grown(after: Connection, before: Connection | None) -> Counter[str]:

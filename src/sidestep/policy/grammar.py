@@ -226,15 +226,9 @@ def _parse_use(words: _Words, origin: Origin) -> Rule:
         words.position += 1
         identities[clause.text] = _identity(words, clause.text)
     return Rule(
-        target,
-        ROLE_WORDS[role.text],
-        program.text,
-        network,
-        ports,
-        identities.get("user"),
-        identities.get("group"),
+        target, ROLE_WORDS[role.text], program.text, network, ports, identities.get("user"), identities.get("group"),
         origin,
-    )
+    )  # fmt: skip
 
 
 def _target(words: _Words) -> str:

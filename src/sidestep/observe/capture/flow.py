@@ -121,7 +121,6 @@ class PacketReader:
         return True
 
     def _joined(self, assembly: Assembly | None) -> Assembly | None:
-        """With this packet added; None if the beginning is not there."""
         if self._op in STARTS:
             assembly = Assembly(self._packet.find(Reth))
         if assembly is not None:

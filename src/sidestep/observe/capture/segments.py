@@ -170,16 +170,9 @@ class SegmentWriter(DeviceWriter):
                 comment = ""
 
     def _frame(
-        self,
-        source: str,
-        wire: _Wire,
-        time_ns: int,
-        outbound: bool,
-        flags: int,
-        numbers: tuple[int, int],
-        payload: bytes,
-        comment: str = "",
-    ) -> None:
+        self, source: str, wire: _Wire, time_ns: int, outbound: bool, flags: int, numbers: tuple[int, int],
+        payload: bytes, comment: str = "",
+    ) -> None:  # fmt: skip
         side = Side.CONNECTING if outbound is wire.ends.active else Side.ACCEPTING
         (address, port), (to, to_port) = (wire.local, wire.remote) if outbound else (wire.remote, wire.local)
         segment = tcp_segment((address, port), (to, to_port), numbers, flags, payload)

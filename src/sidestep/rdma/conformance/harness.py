@@ -115,6 +115,14 @@ class Side:
         self.qp.post_recv(Receive(wr_id, (region.view,)))
         return region
 
+    def post_recvs(self, count: int, size: int = 8) -> None:
+        for wr_id in range(count):
+            self.post_recv(wr_id, size)
+
+    def disconnect(self) -> None:
+        assert self.connection is not None
+        self.connection.disconnect()
+
     def send(self, wr_id: int, content: bytes, *, signaled: bool = True, solicited: bool = False) -> None:
         region = self.memory(content) if content else None
         self.qp.post_send(Send(wr_id, (region.view,) if region else (), signaled, solicited))
@@ -165,17 +173,10 @@ class Bench:
     # Making things.
 
     def side(
-        self,
-        device: Device,
-        capabilities: QpCapabilities | None = None,
-        *,
-        handled: bool = False,
-        domain: ProtectionDomain | None = None,
-        capacity: int = 1024,
-        remote_access: Access | None = None,
-        like: Side | None = None,
-        srq: SharedReceiveQueue | None = None,
-    ) -> Side:
+        self, device: Device, capabilities: QpCapabilities | None = None, *, handled: bool = False,
+        domain: ProtectionDomain | None = None, capacity: int = 1024, remote_access: Access | None = None,
+        like: Side | None = None, srq: SharedReceiveQueue | None = None,
+    ) -> Side:  # fmt: skip
         """A queue pair with its surroundings; `like` gives domain and completion queues of another one."""
         side: Side
         domain = domain or (like.domain if like else device.alloc_pd())

@@ -83,7 +83,6 @@ class IwarpDevice(SoftDevice):
         self.cm = IwarpManager(self)
 
     def close(self) -> None:
-        """Ends everything, without waiting for anybody."""
         if not self.closed:
             super().close()
             if self._owns_loop:

@@ -98,7 +98,7 @@ class IwarpConnection(Connection):
         self._pending = pending
 
     def established(self, private_data: bytes = b"") -> None:
-        self._manager.device.events.add("connection_made", "passive" if self._pending is None else "active")
+        self._manager.count("connection_made", "passive" if self._pending is None else "active")
         self._pending = None
         self.state = CmState.ESTABLISHED
         self.qp.ready_to_send()
@@ -122,7 +122,7 @@ class IwarpConnection(Connection):
 
     def over(self, *, by_remote: bool, confirmed: bool) -> None:
         if self.state is CmState.REPLY_SENT:
-            self._manager.device.events.add("connection_failed", "refused_late" if confirmed else "reset")
+            self._manager.count("connection_failed", "refused_late" if confirmed else "reset")
             # An orderly end says that the other end's user did not like the Reply; a reset, that it did not wait.
             self.end(Rejected(REJECT_CONSUMER if confirmed else REJECT_TIMEOUT))
         elif self.state in (CmState.ESTABLISHED, CmState.DISCONNECT_SENT):
@@ -196,13 +196,12 @@ class _Asking(Starting):
             if isinstance(event, Agreed):
                 self._agreed(event)
                 return
-            self._send()
             self._leave()
             if isinstance(event, Refused):
-                self._manager.device.events.add("connection_refused", "user")
+                self._manager.count("connection_refused", "user")
                 self._connection.end(Rejected(REJECT_CONSUMER, event.private_data))
             elif isinstance(event, Failed):
-                self._manager.device.events.add("connection_failed", event.cause.name.lower())
+                self._manager.count("connection_failed", event.cause.name.lower())
                 silent = event.cause in (MpaCause.SILENT, MpaCause.ENDED)
                 self._connection.end(Unreachable() if silent else Rejected(REJECT_CONSUMER))
             return
@@ -213,9 +212,8 @@ class _Asking(Starting):
             return  # ended by the user when he was asked
         if not wanted:
             self._machine.abandon("the user does not want the connection that the Reply offers")
-            self._send()
             self._leave()
-            self._manager.device.events.add("connection_failed", "reply_not_wanted")
+            self._manager.count("connection_failed", "reply_not_wanted")
             self._connection.end(Rejected(REJECT_CONSUMER))
             return
         self._stop_timer()
@@ -241,12 +239,12 @@ class _Asking(Starting):
         self.give_up()
         refused = error.errno == ECONNREFUSED
         name = errorcode.get(error.errno or 0, "unknown")
-        self._manager.device.events.add("connection_refused" if refused else "connection_failed", name)
+        self._manager.count("connection_refused" if refused else "connection_failed", name)
         self._connection.end(Rejected(REJECT_INVALID_SERVICE_ID) if refused else Unreachable())
 
     def _unreachable(self) -> None:
         self.give_up()
-        self._manager.device.events.add("connection_failed", "ETIMEDOUT")
+        self._manager.count("connection_failed", "ETIMEDOUT")
         self._connection.end(Unreachable())
 
 
@@ -284,7 +282,6 @@ class IwarpRequest(Starting, SoftRequest):
         self._machine.accept(private_data, depths=depths_of(own), now=self._loop.now)
         event = self._machine.poll_event()
         if not isinstance(event, Agreed):
-            self._send()
             self._leave()
             connection.end(Rejected(REJECT_CONSUMER))
             return connection
@@ -310,8 +307,7 @@ class IwarpRequest(Starting, SoftRequest):
         self._answer()
         if not self.withdrawn:
             self._machine.reject(private_data)
-            self._manager.device.events.add("request_rejected", "user")
-            self._send()
+            self._manager.count("request_rejected", "user")
             self._leave()
 
     # --- the manager's side ---
@@ -346,8 +342,7 @@ class IwarpRequest(Starting, SoftRequest):
             if isinstance(event, Asked):
                 self._was_asked(event)
             elif isinstance(event, Failed):
-                self._manager.device.events.add("connection_failed", event.cause.name.lower())
-                self._send()
+                self._manager.count("connection_failed", event.cause.name.lower())
                 self.withdraw()
                 self._leave()
 
@@ -361,9 +356,8 @@ class IwarpRequest(Starting, SoftRequest):
         if isinstance(listener, int):
             self._answered = True
             cause = "no_listener" if listener == REJECT_INVALID_SERVICE_ID else "backlog_or_match"
-            self._manager.device.events.add("request_rejected", cause)
+            self._manager.count("request_rejected", cause)
             self._machine.reject()
-            self._send()
             self._leave()
             return
         self.service_id = listener.service_id
@@ -387,6 +381,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         self.connections: set[IwarpConnection] = set()
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
         self.requests: set[IwarpRequest] = set()  # with one, not answered
+        self.count = device.events.add
 
     # --- the user's side ---
 
@@ -428,7 +423,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         try:
             _Asking(self, connection, private_data, check_reply).connect(address, port)
         except Unavailable:
-            self.device.events.add("connection_failed", "local_address")
+            self.count("connection_failed", "local_address")
             connection.end(Unreachable())
         return connection
 
@@ -462,7 +457,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
     def _taken(self, tcp: Tcp, port: int) -> None:
         """A TCP connection came. Of too many that say nothing the oldest goes: it had the most time."""
         if len(self.half_open) >= self.device.settings.half_open_max:
-            self.device.events.add("half_open_dropped")
+            self.count("half_open_dropped")
             next(iter(self.half_open)).drop()
         self.half_open[IwarpRequest(self, tcp, port)] = None
 

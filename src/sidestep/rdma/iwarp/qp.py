@@ -87,7 +87,6 @@ class IwarpQueuePair(SoftQueuePair):
         self.stream = None
 
     def take_unfinished(self) -> list[SendRequest]:
-        """Takes out all requests that are not completed, in the order of posting."""
         return self.stream.sender.take_unfinished() if self.stream is not None else []
 
     def details(self) -> dict[str, object]:

@@ -88,7 +88,6 @@ class SoftManager(ConnectionManager, Generic[_Q]):
         match: PrivateDataMatch | None = None,
         backlog: int = limits.RDMA_BACKLOG_DEFAULT,
     ) -> SoftListener:
-        """Takes requests for a service id, or for the one that was found if any would do."""
         self.listeners.check(service_id, match, backlog)
         listener = SoftListener(self.open_service(service_id), handler, match, backlog, self.listener_closed)
         self.listeners.add(listener)

@@ -218,7 +218,6 @@ class Domain(ProtectionDomain):
         return window
 
     def deallocate(self) -> None:
-        """Misuse while it has anything."""
         for what in (self.regions, self.windows, self.queue_pairs, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")

@@ -84,11 +84,9 @@ class HandledQueue(SoftQueue):
         entries.append(completion)
 
     def poll(self, max_count: int) -> list[Completion]:
-        """Misuse: the handler gets them."""
         raise Misuse("a completion queue with a handler is not polled")
 
     def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
-        """Misuse: the handler is called anyway."""
         raise Misuse("a completion queue with a handler is not armed")
 
 
