@@ -36,10 +36,10 @@ class _Sent:
 
     __slots__ = ("length", "request", "status")
 
-    def __init__(self, request: SendRequest, length: int, status: Status | None = None) -> None:
+    def __init__(self, request: SendRequest, length: int) -> None:
         self.request = request
         self.length = length
-        self.status = status
+        self.status: Status | None = None
 
 
 class TimedQueuePair(LoopbackQueuePair):

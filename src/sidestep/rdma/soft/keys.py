@@ -40,12 +40,11 @@ class Keys:
     Args:
         rng: Decides the order of the indices and the parts that the consumer does not choose.
         index_bits: Even; fewer than 24 serve tests.
-        held_max: Keys at a time.
     """
 
-    def __init__(self, rng: Random, *, index_bits: int = _INDEX_BITS, held_max: int = limits.KEYS_MAX) -> None:
+    def __init__(self, rng: Random, *, index_bits: int = _INDEX_BITS) -> None:
         self._rng = rng
-        self._held_max = min(held_max, (1 << index_bits) - 1)
+        self._held_max = min(limits.KEYS_MAX, (1 << index_bits) - 1)
         self._half_bits = index_bits // 2
         self._half_mask = (1 << self._half_bits) - 1
         self._tables = [_random_table(rng, self._half_bits) for _ in range(_ROUNDS)]

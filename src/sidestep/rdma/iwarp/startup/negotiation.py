@@ -395,14 +395,14 @@ class Responder(_Startup):
         self._arm(now, self.settings.rtr_s if own.peer_to_peer else self.settings.first_fpdu_s)
         self._events.append(self._agreed)
 
-    def reject(self, private_data: bytes = b"", *, depths: ReadDepths | None = None) -> None:
+    def reject(self, private_data: bytes = b"") -> None:
         """Our user does not want the connection. Does nothing if the start-up has failed meanwhile.
 
         Raises:
             Misuse: Nobody has asked, it was answered, or more private data than fits.
         """
         if (request := self._answerable(private_data)) is not None:
-            self._send_reply(request, self._answer(depths or self.settings.depths), private_data, rejected=True)
+            self._send_reply(request, self._answer(self.settings.depths), private_data, rejected=True)
             self._move(MpaStimulus.REJECT)
 
     def handle_first_fpdu(self, segment: Segment) -> None:
