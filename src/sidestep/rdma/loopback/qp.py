@@ -290,6 +290,8 @@ class LoopbackQueuePair(SoftQueuePair):
     # Being seen.
 
     def saw_request(self, request: Send | RdmaWrite | RdmaRead, length: int) -> None:
+        if self.fabric.observer is None:
+            return
         if isinstance(request, Send):
             self._saw(Kind.SEND, request.gather, length, solicited=request.solicited, invalidate=request.invalidate)
         elif isinstance(request, RdmaWrite):
@@ -298,16 +300,17 @@ class LoopbackQueuePair(SoftQueuePair):
             self._saw(Kind.READ_REQUEST, (), length, remote_va=request.remote_va, rkey=request.rkey)
 
     def saw_response(self, data: memoryview | bytes) -> None:
-        self._saw(Kind.READ_RESPONSE, (data,), len(data))
+        if self.fabric.observer is not None:
+            self._saw(Kind.READ_RESPONSE, (data,), len(data))
 
     def saw_ack(self, status: Status) -> None:
         """This end acknowledges or refuses a request."""
-        self._saw(Kind.ACK, (), 0, status=status)
+        if self.fabric.observer is not None:
+            self._saw(Kind.ACK, (), 0, status=status)
 
     def _saw(self, kind: Kind, payload: Gather, length: int, **fields: Any) -> None:
         """Tells the observer; `fields` are those of `QpMessage` that not every kind has."""
-        if self.fabric.observer is None:
-            return
+        assert self.fabric.observer is not None
         assert self.peer is not None
         self.fabric.observer.qp_message(
             QpMessage(
