@@ -34,16 +34,9 @@ def _request(side: Side, region: MemoryRegion, window: MemoryWindow | None = Non
 
 
 def _bind(
-    bench: Bench,
-    side: Side,
-    region: MemoryRegion,
-    access: Access = _BOTH,
-    offset: int = 8,
-    length: int = 8,
-    *,
-    zero_based: bool = False,
-    window: MemoryWindow | None = None,
-) -> MemoryWindow:
+    bench: Bench, side: Side, region: MemoryRegion, access: Access = _BOTH, offset: int = 8, length: int = 8, *,
+    zero_based: bool = False, window: MemoryWindow | None = None,
+) -> MemoryWindow:  # fmt: skip
     """A window that is bound to a part of a region of 32 bytes."""
     window = window or side.domain.alloc_window()
     before = len(side.sent)
@@ -138,15 +131,9 @@ def bind_comes_before_what_is_behind_it(bench: Bench) -> None:
         window = passive.domain.alloc_window()
         key = window.key(turn)
         bind = BindWindow(
-            wr_id=2,
-            window=window,
-            region=region,
-            access=_WRITE,
-            offset=8,
-            length=8,
-            key_part=turn,
+            wr_id=2, window=window, region=region, access=_WRITE, offset=8, length=8, key_part=turn,
             signaled=turn % 2 == 0,
-        )
+        )  # fmt: skip
         passive.qp.post_send(RdmaRead(1, (passive.memory(8).view,), far.va, far.rkey))
         passive.qp.post_send(bind)
         passive.qp.post_send(Send(3, (key.to_bytes(4, "big"),)))

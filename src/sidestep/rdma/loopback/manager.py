@@ -293,15 +293,9 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
     # The user's side.
 
     def connect(
-        self,
-        address: str,
-        service_id: int,
-        qp: QueuePair,
-        private_data: bytes,
-        handler: ConnectionHandler,
-        *,
+        self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
         check_reply: Callable[[bytes], bool] | None = None,
-    ) -> LoopbackConnection:
+    ) -> LoopbackConnection:  # fmt: skip
         attributes = self.device.attributes
         self.check_private_data(private_data, attributes.request_private_data_max)
         connection = LoopbackConnection(self, self.check_qp(qp), address, handler, check_reply)

@@ -147,15 +147,10 @@ class RoceConnection:
         match record.kind:
             case RecordKind.REQ:
                 return Req(
-                    local_comm_id=local,
-                    service_id=ends.service_id,
-                    qpn=ends.qpn[me.value],
-                    starting_psn=ends.starting_psn[me.value],
-                    local_gid=gid(ends.address(me)),
-                    remote_gid=gid(ends.address(me.other)),
-                    private_data=data,
-                    mtu_code=ends.mtu_code,
-                )
+                    local_comm_id=local, service_id=ends.service_id, qpn=ends.qpn[me.value],
+                    starting_psn=ends.starting_psn[me.value], local_gid=gid(ends.address(me)),
+                    remote_gid=gid(ends.address(me.other)), private_data=data, mtu_code=ends.mtu_code,
+                )  # fmt: skip
             case RecordKind.REP:
                 return Rep(local, remote, ends.qpn[me.value], ends.starting_psn[me.value], data)
             case RecordKind.RTU:
@@ -183,15 +178,9 @@ class RoceConnection:
         return self._request(record.side, ops, memoryview(record.data), first=(where,))
 
     def _request(
-        self,
-        side: Side,
-        ops: tuple[Op, Op, Op, Op],
-        data: memoryview,
-        *,
-        first: tuple[Extension, ...] = (),
-        last: tuple[Extension, ...] = (),
-        solicited: bool = False,
-    ) -> Iterator[Packet]:
+        self, side: Side, ops: tuple[Op, Op, Op, Op], data: memoryview, *, first: tuple[Extension, ...] = (),
+        last: tuple[Extension, ...] = (), solicited: bool = False,
+    ) -> Iterator[Packet]:  # fmt: skip
         for op, piece in self._pieces(ops, data):
             begins, ends = op in (ops[0], ops[3]), op in (ops[2], ops[3])
             extensions = (first if begins else ()) + (last if ends else ())
@@ -245,16 +234,9 @@ class RoceConnection:
         return psn
 
     def _packet(
-        self,
-        side: Side,
-        op: Op,
-        psn: int,
-        extensions: tuple[Extension, ...] = (),
-        payload: memoryview | bytes = b"",
-        *,
-        ack_req: bool = False,
-        solicited: bool = False,
-    ) -> Packet:
+        self, side: Side, op: Op, psn: int, extensions: tuple[Extension, ...] = (), payload: memoryview | bytes = b"",
+        *, ack_req: bool = False, solicited: bool = False,
+    ) -> Packet:  # fmt: skip
         dest_qp = self._ends.qpn[side.other.value]
         bth = Bth(op, dest_qp, psn, ack_req=ack_req, solicited=solicited, pad=-len(payload) % 4)
         return Packet(bth, extensions, payload)
