@@ -19,6 +19,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
+from harness.machine import Machine
+
 from sidestep.policy import Policy, Role, Rule, Subject
 from sidestep.policy.grammar import parse
 from sidestep.routing import Address
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--memory", action="store_true")
     given = parser.parse_args()
+    print(Machine.now())
     print(f"{given.rules} rules, seed {given.seed}; medians of {BATCHES} batches of {BATCH} decisions")
     print(f"{'kind':<16} {'read':>9} {'compile':>9} {'decision':>10} {'unknown':>10} {'reference':>11} {'memory':>9}")
     for make in KINDS:

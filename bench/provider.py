@@ -11,19 +11,24 @@ import os
 import secrets
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.machine import Machine, cpu_time_ns
+
 from sidestep import testing
 from sidestep.native.layout import Rpc, State
 from sidestep.provider import rpc
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+from shim_client import Channel, ShimClient
+
 RING = 4096
 PAGE = os.sysconf("SC_PAGE_SIZE")
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,6 @@ def tcp_pairs(count: int, stack: ExitStack) -> Iterator[tuple[socket.socket, soc
             yield active, stack.enter_context(listener.accept()[0])
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
 def resident_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE / (1 << 20)
 
@@ -71,11 +71,11 @@ def live_slots(count: int) -> list[dict[str, object]]:
 
 def run(path: Path, pid: int, *, seconds: float, rate: float, connections: int, live: int) -> Figures:
     with ExitStack() as stack:
-        offerer, claimer = (stack.enter_context(testing.ShimClient(path, slots_max=live + 1)) for _ in range(2))
+        offerer, claimer = (stack.enter_context(ShimClient(path, slots_max=live + 1)) for _ in range(2))
         offerer.write_arena(live_slots(live))
         for client in (offerer, claimer):
             client.hello()
-        channel, bell = testing.Channel.make((RING, RING)), testing.Channel.make(None)
+        channel, bell = Channel.make((RING, RING)), Channel.make(None)
         stack.callback(channel.close)
         stack.callback(bell.close)
         pairs = list(tcp_pairs(connections, stack))
@@ -84,7 +84,7 @@ def run(path: Path, pid: int, *, seconds: float, rate: float, connections: int, 
         assert channel.segment is not None
         offer_fds = [channel.segment, channel.bell, channel.bell_page]
         latencies: list[float] = []
-        done, cpu_before, began = 0, cpu_s(pid), time.perf_counter()
+        done, cpu_before, began = 0, cpu_time_ns(pid), time.perf_counter()
         while (now := time.perf_counter()) - began < seconds:
             if rate and done > (now - began) * rate:
                 time.sleep(0.0005)
@@ -102,9 +102,8 @@ def run(path: Path, pid: int, *, seconds: float, rate: float, connections: int, 
             latencies.append(time.perf_counter() - now)
             done += 1
         spent = time.perf_counter() - began
-        return Figures(
-            done / spent, (cpu_s(pid) - cpu_before) / done * 1e6, statistics.median(latencies) * 1e6, resident_mib(pid)
-        )
+        cpu_us = (cpu_time_ns(pid) - cpu_before) / done / 1e3
+        return Figures(done / spent, cpu_us, statistics.median(latencies) * 1e6, resident_mib(pid))
 
 
 def main() -> None:
@@ -116,6 +115,7 @@ def main() -> None:
     given = parser.parse_args()
     with testing.Sidestep() as sidestep:
         pid = sidestep.provider_pid
+        print(Machine.now())
         print(f"idle: {resident_mib(pid):.1f} MiB resident")
         for rate in (given.rate, 0):
             figures = run(

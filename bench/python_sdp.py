@@ -35,7 +35,7 @@ from sidestep import socket
 from sidestep.api import rnic
 from sidestep.api.rnic import SETTINGS
 from sidestep.api.streams import SdpReader, SdpWriter
-from sidestep.observe.namespaces import Bridge, Namespace
+from sidestep.observe.namespaces import Namespace, NetworkBridge
 from sidestep.sdp.strategy import bcopy_only
 
 WAYS: Final = ("tcp", "bcopy", "zcopy", "asyncio")
@@ -184,7 +184,7 @@ def main() -> None:
         return
     print(f"{Machine.now()}\n{Path(__file__).name}, {given.rounds} rounds of {given.seconds} s, medians\n")
     with ExitStack() as stack:
-        bridge = Bridge()
+        bridge = NetworkBridge()
         stack.callback(bridge.close)
         two = (Namespace(), Namespace())
         for number, each in enumerate(two, 1):

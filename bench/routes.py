@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
-import os
 import select
 import statistics
 import subprocess
@@ -19,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
+
+from harness.machine import Machine
 
 from sidestep import limits
 from sidestep.provider.network.routes import Network
@@ -91,7 +92,7 @@ def main() -> None:
     )  # fmt: skip
     began = time.perf_counter()
     network = Network(lambda event: None)
-    print(f"{os.uname().release}, {os.cpu_count()} CPUs; first use {(time.perf_counter() - began) * 1e3:.0f} ms")
+    print(f"{Machine.now()}; first use {(time.perf_counter() - began) * 1e3:.0f} ms")
     settle = partial(take_in, network)
     for six in (False, True):
         family, fresh = ("IPv6" if six else "IPv4"), destinations(six)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from shim_client import Channel, ShimClient
 
-from sidestep.testing import Channel, ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 # An example that takes long says something of the machine, not of the code: time limits are those of whole tests.
 hypothesis.settings.register_profile("unhurried", deadline=None)

@@ -19,8 +19,8 @@ from rnic.method import (
 )
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected, Established
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import Access, Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send
 
@@ -30,7 +30,7 @@ _QUEUES: Final = QpCapabilities(
 
 
 def _device(address: str, *, crc: bool) -> IwarpDevice:
-    return IwarpDevice(address, settings=Settings(startup=StartupSettings(peer_to_peer=True, crc=crc)))
+    return IwarpDevice(address, settings=IwarpSettings(startup=MpaSettings(peer_to_peer=True, crc=crc)))
 
 
 class DeviceServer:

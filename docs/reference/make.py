@@ -32,7 +32,7 @@ from sidestep.rdma.conformance import CHECKS
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup import negotiation as startup
 from sidestep.rdma.iwarp.startup import terms as start_terms
-from sidestep.rdma.iwarp.terminate import CODE_TEXT, CONDITIONS, code_text
+from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, code_text
 from sidestep.rdma.loopback import manager, settings
 from sidestep.sdp import connection, errnos, header, hello, states, wire
 
@@ -389,13 +389,13 @@ Its connection manager:
 
 def iwarp_page() -> str:
     """The start-up of a connection and the message that ends one."""
-    names = "\n".join(f"    {state.name} : {state.value}" for state in start_terms.State)
+    names = "\n".join(f"    {state.name} : {state.value}" for state in start_terms.MpaState)
     moves = "\n".join(f"    {a.name} --> {b.name} : {why.value}" for (a, why), b in start_terms.TRANSITIONS.items())
-    causes = [(f"`{cause.name}`", cause.value) for cause in start_terms.Cause]
+    causes = [(f"`{cause.name}`", cause.value) for cause in start_terms.MpaCause]
     rules = [(f"`{name}`", text) for name, text in {**start_frame.RULES, **startup.RULES}.items()]
     answers = [
-        (f"`{condition.name}`", condition.value, code_text(answer.code), answer.includes.value)
-        for condition, answer in CONDITIONS.items()
+        (f"`{condition.name}`", condition.value, code_text(condition.code), condition.includes.value)
+        for condition in Condition
     ]
     codes = [(code_text(code),) for code in CODE_TEXT]
     return f"""{NOTICE}
@@ -416,7 +416,7 @@ stateDiagram-v2
 
 ## Settings
 
-{table("setting", "default", "meaning", rows=fields_of(start_terms, "Settings"))}
+{table("setting", "default", "meaning", rows=fields_of(start_terms, "MpaSettings"))}
 
 `ReadDepths`:
 

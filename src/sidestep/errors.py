@@ -30,6 +30,13 @@ class PeerViolation(SidestepError):
         return f"{super().__str__()} [{self.rule}]"
 
 
+class Rules(dict[str, str]):
+    """The rules of a protocol, by the name that a violation of one has."""
+
+    def broken(self, rule: str, found: str) -> PeerViolation:
+        return PeerViolation(f"{found}: {self[rule]}", rule=rule)
+
+
 class LimitReached(SidestepError):
     """A bound of limits.py."""
 

@@ -31,7 +31,7 @@ from load import (
 
 from sidestep import limits
 from sidestep.provider import control
-from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, MpaRole, StartFrame
 from sidestep.remote.promotion import Purpose
 from sidestep.remote.protocol import HELLO_LEN
 from sidestep.testing import Connection
@@ -190,15 +190,15 @@ def _cut(world: World, host: Host) -> None:
 
 def rdma_is_cut_and_no_answer_arrives(world: World) -> None:
     """Of the questions about where TCP goes on, those of one phase are not answered for a while."""
-    _cut_and_lose(world, Role.REPLY, world.dice.choice([Purpose.ARRIVED, Purpose.HEARD]))
+    _cut_and_lose(world, MpaRole.REPLY, world.dice.choice([Purpose.ARRIVED, Purpose.HEARD]))
 
 
 def rdma_is_cut_and_no_question_arrives(world: World) -> None:
-    _cut_and_lose(world, Role.REQUEST, world.dice.choice([Purpose.RESYNC, Purpose.RESYNCED]))
+    _cut_and_lose(world, MpaRole.REQUEST, world.dice.choice([Purpose.RESYNC, Purpose.RESYNCED]))
 
 
-def _cut_and_lose(world: World, role: Role, purpose: Purpose) -> None:
-    first = _TCP_HEADER_LEN + StartFrame.LENGTH + ENHANCED_LEN + (HELLO_LEN if role is Role.REQUEST else 0)
+def _cut_and_lose(world: World, role: MpaRole, purpose: Purpose) -> None:
+    first = _TCP_HEADER_LEN + StartFrame.LENGTH + ENHANCED_LEN + (HELLO_LEN if role is MpaRole.REQUEST else 0)
     words = b"sidestep\x01" + bytes([purpose])
     with ExitStack() as stack:
         for host in world.hosts:

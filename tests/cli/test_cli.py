@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from common import run_command, slot
+from shim_client import ShimClient
 
 import sidestep as package
 from sidestep.cli import COMMANDS
 from sidestep.native.layout import REASON_TEXT, Reason
 from sidestep.provider import control
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from chatting import Started, ended, promoted_chat
 from common import slot
+from shim_client import ShimClient
 from textual.pilot import Pilot
 
 from sidestep.cli.explain import explanation_text
@@ -26,9 +27,9 @@ from sidestep.cli.shown import percent, short
 from sidestep.cli.top_app import ExplanationScreen, TopApp
 from sidestep.cli.top_view import HEAD_LINES, SORTS, frame, ordered
 from sidestep.native.layout import REASON_TEXT, Reason, State
-from sidestep.observe.explain import Explainer, Wanted
+from sidestep.observe.explain import Explainer, Query
 from sidestep.observe.traffic import Sample, View, compare, take_sample
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 
@@ -168,7 +169,7 @@ def test_a_program_cannot_write_to_the_terminal_by_its_name(sidestep: Sidestep) 
     found = "".join(frame(view, view.activities, "here", 80))
     assert f" {program.pid} " in found
     assert found.isprintable()
-    explained = [explanation_text(one) for one in Explainer(sidestep.socket).explain(Wanted(pid=program.pid))]
+    explained = [explanation_text(one) for one in Explainer(sidestep.socket).explain(Query(pid=program.pid))]
     assert len(explained) >= 2
     assert "\x1b" not in "".join(explained)
 

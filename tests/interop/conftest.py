@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from guest_verbs import Bench, start_agents
 from lab_guest import BUILD_TIMEOUT_S, START_TIMEOUT_S, Background, Lab, Unusable
 
-from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.settings import IwarpSettings
 
 _FIRST_TIMEOUT_S = BUILD_TIMEOUT_S + START_TIMEOUT_S + 300  # the first test waits for the guest
 
@@ -54,13 +54,13 @@ def agents(booted: Lab | Unusable) -> Background | None:
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings() -> IwarpSettings:
     """Of our device; a test may have others."""
-    return Settings()
+    return IwarpSettings()
 
 
 @pytest.fixture
-def bench(lab: Lab, agents: Background | None, settings: Settings) -> Iterator[Bench]:
+def bench(lab: Lab, agents: Background | None, settings: IwarpSettings) -> Iterator[Bench]:
     """Our device in the lab's network, and so is this thread."""
     with lab.network():
         bench = Bench(lab, settings)

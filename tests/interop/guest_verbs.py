@@ -15,7 +15,7 @@ from verbs_end import VerbsEnd
 
 from sidestep.rdma.cm import ConnectionRequest, Established, Listener
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import Completion, Opcode, RKey, Send, Status
 
@@ -181,7 +181,7 @@ class Remote:
 class Bench:
     """The lab, our device and what tests do with them."""
 
-    def __init__(self, lab: Lab, settings: Settings) -> None:
+    def __init__(self, lab: Lab, settings: IwarpSettings) -> None:
         self.lab = lab
         self.device = IwarpDevice(lab.host_address, settings=settings)
         self._guests: list[GuestVerbs] = []

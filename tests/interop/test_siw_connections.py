@@ -12,8 +12,8 @@ from guest_verbs import WAIT_S, Bench, End, Requests
 from lab_guest import Lab
 
 from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID, Disconnected, Rejected
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as Startup
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.work import Opcode, Status
 
 _PORT = 7500
@@ -96,7 +96,7 @@ def test_nobody_listens(bench: Bench, lab: Lab) -> None:
 
 
 @pytest.mark.spec("RFC 5044 4.3")
-@pytest.mark.parametrize("settings", [Settings(startup=Startup(markers=True))])
+@pytest.mark.parametrize("settings", [IwarpSettings(startup=MpaSettings(markers=True))])
 def test_siw_refuses_markers(bench: Bench, lab: Lab) -> None:
     """Its program hears of neither attempt."""
     ours, guest = End.of(bench.device), bench.guest()
@@ -191,7 +191,7 @@ def _link_down(bench: Bench, lab: Lab) -> Iterator[None]:
         _wait_for_the_way(bench)
 
 
-@pytest.mark.parametrize("settings", [Settings(silence_s=3.0)])
+@pytest.mark.parametrize("settings", [IwarpSettings(silence_s=3.0)])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_the_link_is_lost(bench: Bench, lab: Lab, busy: bool) -> None:
     """Nothing tells of it but the silence."""

@@ -8,8 +8,8 @@ import pytest
 from guest_verbs import Bench, End, pattern
 from lab_guest import Lab
 
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as Startup
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.verbs import QpCapabilities
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Status
 
@@ -130,8 +130,8 @@ def siw_settings(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     lab.run("; ".join(f"echo N > {PARAMETERS}/{name}" for name in chosen))
 
 
-def _startup(**changes: bool) -> Settings:
-    return Settings(startup=Startup(**{"peer_to_peer": True, **changes}))  # type: ignore[arg-type]
+def _startup(**changes: bool) -> IwarpSettings:
+    return IwarpSettings(startup=MpaSettings(**{"peer_to_peer": True, **changes}))  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("RFC 5044 7.1.1")

@@ -17,7 +17,7 @@ from siw_answers import CLOSES, SILENT, TAKEN, answer_of_siw, table
 from siw_consumer import SiwConsumer
 
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.startup.frame import Role
+from sidestep.rdma.iwarp.startup.frame import MpaRole
 
 _TRIES: Final = 6  # in each of which a Terminate is left out in 3 of 100 cases
 _DOCUMENT: Final = ROOT / "docs" / "interop-siw.md"
@@ -89,14 +89,14 @@ def test_what_siw_lets_through(consumer: SiwConsumer) -> None:
 
 
 _START: Final = request(Depths(DEPTH, DEPTH))
-_KEY: Final = len(Role.REQUEST.value)
+_KEY: Final = len(MpaRole.REQUEST.value)
 
 
 @pytest.mark.spec("RFC 5044 7.1")
 @pytest.mark.parametrize(
     ("sent", "rejected"),
     [
-        pytest.param(replace(_START, role=Role.REPLY).encode(), False, id="the key of a Reply"),
+        pytest.param(replace(_START, role=MpaRole.REPLY).encode(), False, id="the key of a Reply"),
         pytest.param(b"X" + _START.encode()[1:], False, id="another key"),
         pytest.param(replace(_START, revision=3).encode(), False, id="revision 3"),
         pytest.param(replace(_START, private_data=bytes(300)).encode(), False, id="300 bytes of private data"),
@@ -112,7 +112,7 @@ def test_siw_refuses_a_start(lab: Lab, consumer: SiwConsumer, sent: bytes, rejec
     with RawPeer(consumer.dial(), timeout_s=90) as peer:  # siw has taken half a minute to close
         peer.socket.sendall(sent)
         if rejected:
-            reply = peer.read_start(Role.REPLY)
+            reply = peer.read_start(MpaRole.REPLY)
             assert (reply.rejected, reply.markers, reply.upper_data) == (True, False, b"")
         with pytest.raises(Ended) as end:
             peer.read()

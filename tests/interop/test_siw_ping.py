@@ -9,9 +9,9 @@ from guest_verbs import Bench
 from lab_guest import Lab
 from rping_client import RpingClient
 
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as Startup
-from sidestep.rdma.tools.server import Server
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
+from sidestep.rdma.tools.server import ToolServer
 
 _PORT = 7174
 _ROUNDS = 10
@@ -19,7 +19,7 @@ _SIZES = [23, 64, 4096, 65_535]  # what rping takes at most
 
 pytestmark = pytest.mark.parametrize(
     "settings",
-    [Settings(startup=Startup(peer_to_peer=both, crc=crc)) for both in (False, True) for crc in (False, True)],
+    [IwarpSettings(startup=MpaSettings(peer_to_peer=both, crc=crc)) for both in (False, True) for crc in (False, True)],
     ids=["plain", "crc", "peers-plain", "peers-crc"],
 )
 
@@ -46,7 +46,7 @@ def test_we_ping(bench: Bench, lab: Lab) -> None:
 def test_rping_pings(bench: Bench, lab: Lab) -> None:
     """It compares what comes back itself."""
     log: list[str] = []
-    server = Server(bench.device, bench.device.loop, 0, log.append)
+    server = ToolServer(bench.device, bench.device.loop, 0, log.append)
     for size in _SIZES:
         log.clear()
         options = f"-a {lab.host_address} -p {server.port} -S {size} -C {_ROUNDS} -V"

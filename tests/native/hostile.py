@@ -1,6 +1,6 @@
 """A peer that takes part honestly until its connection is promoted, and then does what it likes.
 
-It speaks the provider's protocol through `testing.ShimClient` and the channel's through a mapping of the segment, from
+It speaks the provider's protocol through `ShimClient` and the channel's through a mapping of the segment, from
 a process without the shim. Everything it decides comes from one seed.
 """
 
@@ -17,9 +17,10 @@ import time
 from dataclasses import replace
 from typing import Final, Self
 
+from shim_client import Channel, ShimClient
+
 from sidestep.native import _channel, layout
 from sidestep.native.layout import Rpc
-from sidestep.testing import Channel, ShimClient
 
 WITHIN_S: Final = 20.0
 NOTICE_BITS: Final = 32  # CHANNEL_NOTICE values, and one beyond

@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 import toolchain
 from hostile import HostilePeer, block
+from shim_client import ShimClient
 from toolchain import ADDRESS
 
 from sidestep.native import layout
 from sidestep.native.layout import Back, Notice
-from sidestep.testing import Connection, ShimClient, Sidestep
+from sidestep.testing import Connection, Sidestep
 
 BENCH = toolchain.ROOT / "bench" / "c"
 ATTACKS = 40

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from netns import index_of, ip, veth
+from shim_client import Channel, ShimClient
 from travellers import Listener, install
 
 from sidestep.native.layout import Rpc
 from sidestep.provider import control
 from sidestep.routing import AddressEvent, Change, LinkEvent, Route, RouteEvent
-from sidestep.testing import Channel, ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow
 

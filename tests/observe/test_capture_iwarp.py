@@ -17,11 +17,11 @@ from tcp_talk import TcpTalk
 from sidestep import limits
 from sidestep.observe.capture import layers
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_TERMINATE, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
-from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 
 HELLO, HELLO_ACK = V["V51"].message, V["V52"].message
 LONG = struct.pack(">BBHIII", 0xFF, 0, 8, 3016, 1, 0) + bytes(index & 0xFF for index in range(3000))
@@ -50,8 +50,8 @@ class Stream:
         extra = bytes(4) if enhanced else b""
         revision = 2 if enhanced else 1
         # Each frame asks for markers in what its sender receives.
-        request = StartFrame(Role.REQUEST, extra + HELLO, markers[1], crc, False, enhanced, revision)
-        reply = StartFrame(Role.REPLY, extra + HELLO_ACK, markers[0], crc, rejected, enhanced, revision)
+        request = StartFrame(MpaRole.REQUEST, extra + HELLO, markers[1], crc, False, enhanced, revision)
+        reply = StartFrame(MpaRole.REPLY, extra + HELLO_ACK, markers[0], crc, rejected, enhanced, revision)
         return cls(markers, [(CONNECTING, request.encode()), (ACCEPTING, reply.encode())], [0, 0], [0, 0])
 
     def segment(self, side: Side, segment: Segment, *, crc: bool = True) -> None:
@@ -264,7 +264,7 @@ def test_other_tcp_is_left_out() -> None:
     talk.open()
     talk.send(CONNECTING, b"GET / HTTP/1.1\r\n\r\n")
     talk.send(ACCEPTING, b"HTTP/1.1 200 OK\r\n\r\n")
-    others = StartFrame(Role.REQUEST, b"not a Hello").encode()
+    others = StartFrame(MpaRole.REQUEST, b"not a Hello").encode()
     more = TcpTalk((50001, 81))
     more.open()
     more.send(CONNECTING, others)

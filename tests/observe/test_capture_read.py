@@ -49,7 +49,8 @@ from sidestep.errors import Misuse, Unavailable
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
 from sidestep.observe.capture.files import is_capture, read_frames
-from sidestep.observe.capture.writer import Ends, Kind, Record
+from sidestep.rdma.roce.connection import RecordKind, RoceEnds, RoceRecord
+from sidestep.sdp.hello import service_id
 
 FRAMES = frames_of(written(WHOLE))
 EXPECTED = messages(decoded(written(WHOLE)))
@@ -312,7 +313,7 @@ def test_connections_of_others_are_left_out() -> None:
 
 
 def test_two_connections_at_a_time() -> None:
-    other = Ends(port=80, qpn=(0x333, 0x444), comm_id=(1, 2), transaction_id=9)
+    other = RoceEnds(service_id=service_id(80), qpn=(0x333, 0x444), comm_id=(1, 2), transaction_id=9)
     frames = [frame for pair in zip(FRAMES, frames_of(written(WHOLE, other)), strict=True) for frame in pair]
     events = decoded(pcap(frames))
     for number in (1, 2):
@@ -321,14 +322,14 @@ def test_two_connections_at_a_time() -> None:
 
 
 def test_a_queue_pair_that_is_used_again() -> None:
-    again = Ends(comm_id=(7, 8), transaction_id=9)
+    again = RoceEnds(comm_id=(7, 8), transaction_id=9)
     events = decoded(pcap([*FRAMES, *frames_of(written(WHOLE, again))]))
     assert messages(events) == EXPECTED * 2
     assert {event.connection for event in events} == {1, 2}
 
 
 def test_refused() -> None:
-    events = decoded(written([SETUP[0], Record(0, ACCEPTING, Kind.REJ, reason=8)]))
+    events = decoded(written([SETUP[0], RoceRecord(0, ACCEPTING, RecordKind.REJ, reason=8)]))
     assert texts(events, What.CM)[1:] == ["CM REJ: reason 8, invalid service ID"]
     assert events[-1].side is ACCEPTING
 
@@ -338,7 +339,7 @@ def test_a_capture_that_began_too_late() -> None:
     without_req = decoded(pcap(FRAMES[1:]))
     assert messages(without_req) == EXPECTED[1:]
     assert [event.note for event in without_req if event.side is CONNECTING and event.what is What.SDP] == [""] * sum(
-        record.kind is Kind.SEND and record.side is CONNECTING for record in WHOLE
+        record.kind is RecordKind.SEND and record.side is CONNECTING for record in WHOLE
     )
     without_both = decoded(pcap(FRAMES[3:]))
     assert messages(without_both) == EXPECTED[2:]
@@ -349,7 +350,7 @@ def test_a_capture_that_began_too_late() -> None:
 
 
 def test_what_does_not_look_like_sdp_is_not_taken_for_it() -> None:
-    records = [Record(0, CONNECTING, Kind.SEND, bytes([index]) * 40) for index in range(12)]
+    records = [RoceRecord(0, CONNECTING, RecordKind.SEND, bytes([index]) * 40) for index in range(12)]
     assert decoded(written([*records, *sends(CONVERSATION[:1])])) == []
 
 
@@ -375,9 +376,8 @@ def test_datagrams_sent_again() -> None:
 
 
 def test_missing_packets_are_told() -> None:
-    frames = frames_of(
-        written([*SETUP, Record(0, CONNECTING, Kind.SEND, LONG), *sends(CONVERSATION[:1])], Ends(mtu_code=1))
-    )
+    records = [*SETUP, RoceRecord(0, CONNECTING, RecordKind.SEND, LONG), *sends(CONVERSATION[:1])]
+    frames = frames_of(written(records, RoceEnds(mtu_code=1)))
     first = 3
     assert len(frames) == first + 9
     whole = decoded(pcap(frames))
@@ -395,17 +395,17 @@ def test_missing_packets_are_told() -> None:
 def test_a_read_takes_as_many_numbers_as_its_answer() -> None:
     records = [
         *SETUP,
-        Record(0, CONNECTING, Kind.READ_REQUEST, length=1000, rkey=1, va=2),
-        Record(0, CONNECTING, Kind.READ_REQUEST, length=0),
-        Record(0, CONNECTING, Kind.SEND, CONVERSATION[0].message),
-        Record(0, ACCEPTING, Kind.READ_RESPONSE, bytes(1000)),
-        Record(0, ACCEPTING, Kind.READ_RESPONSE, b""),
-        Record(0, CONNECTING, Kind.WRITE, b""),
+        RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, length=1000, rkey=1, va=2),
+        RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, length=0),
+        RoceRecord(0, CONNECTING, RecordKind.SEND, CONVERSATION[0].message),
+        RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, bytes(1000)),
+        RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, b""),
+        RoceRecord(0, CONNECTING, RecordKind.WRITE, b""),
     ]
     for begin in (0, 3):  # with the path MTU of the REQ, and without
-        events = decoded(pcap(frames_of(written(records, Ends(mtu_code=1)))[begin:]))
+        events = decoded(pcap(frames_of(written(records, RoceEnds(mtu_code=1)))[begin:]))
         assert texts(events, What.TRANSPORT) == []
-    assert texts(decoded(written(records, Ends(mtu_code=1))), What.RDMA) == [
+    assert texts(decoded(written(records, RoceEnds(mtu_code=1))), What.RDMA) == [
         "RDMA Read Request: 1000 bytes from VA 0x2, RKey 0x00000001",
         "RDMA Read Request: 0 bytes from VA 0x0, RKey 0x00000000",
         "RDMA Read Response: 1000 bytes in 4 packets",
@@ -416,7 +416,7 @@ def test_a_read_takes_as_many_numbers_as_its_answer() -> None:
 
 def test_refusals_are_told() -> None:
     syndromes = {0x2C: "RNR NAK, timer code 12", 0x60: "NAK: PSN sequence error", 0x62: "NAK: remote access error"}
-    records = [Record(0, ACCEPTING, Kind.REFUSAL, syndrome=syndrome) for syndrome in (*syndromes, 0x1F)]
+    records = [RoceRecord(0, ACCEPTING, RecordKind.REFUSAL, syndrome=syndrome) for syndrome in (*syndromes, 0x1F)]
     events = decoded(written([*SETUP, *sends(CONVERSATION[:1]), *records]))
     assert texts(events, What.TRANSPORT) == [f"{text}, PSN 0x000200" for text in syndromes.values()]
 
@@ -448,7 +448,7 @@ def test_frames_that_the_capture_has_cut(cut: int) -> None:
 
 
 def test_a_cut_packet_within_a_message() -> None:
-    frames = frames_of(written([*SETUP, Record(0, CONNECTING, Kind.SEND, LONG)], Ends(mtu_code=1)))
+    frames = frames_of(written([*SETUP, RoceRecord(0, CONNECTING, RecordKind.SEND, LONG)], RoceEnds(mtu_code=1)))
     cut = pcap(frames[:3]) + pcap([*frames[3:5]])[24:] + pcap([frames[5]], cut=100)[24:] + pcap(frames[6:])[24:]
     (event,) = [event for event in decoded(cut) if event.what is What.SDP][2:]
     assert event.message == LONG[: 2 * 256 + 46]

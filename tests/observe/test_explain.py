@@ -16,13 +16,14 @@ import pytest
 from chatting import PROGRAM, Chat, promoted_chat, promoted_client, talk_on
 from common import eventually, slot
 from relay_example import installed as relay_installed
+from shim_client import ShimClient
 
 from sidestep.config import Proof
 from sidestep.errors import Misuse
 from sidestep.native.layout import REASON_TEXT, Reason, State
 from sidestep.native.reasons import REMEDY
-from sidestep.observe.explain import Explainer, Wanted
-from sidestep.testing import ShimClient, Sidestep, free_port
+from sidestep.observe.explain import Explainer, Query
+from sidestep.testing import Sidestep, free_port
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 
@@ -202,7 +203,7 @@ def test_a_peer_in_another_network_namespace_is_told_though_it_is_known(prove_by
         here = slot(1000, local_addr=one, remote_addr=other, **young)
         there = slot(80, local_addr=other, remote_addr=one, remote_port=1000, role=2, **young)
         client.write_arena([here, there])
-        found = Explainer(sidestep.socket).explain(Wanted(port=1000))
+        found = Explainer(sidestep.socket).explain(Query(port=1000))
         assert [one.reason for one in found] == [reason] * 2
 
 
@@ -341,25 +342,25 @@ def test_no_connections_is_no_error(command: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (None, Wanted()),
-        ("12", Wanted(pid=12)),
-        ("12/3", Wanted(pid=12, fd=3)),
-        (":80", Wanted(port=80)),
-        ("10.0.0.1:80", Wanted(address="10.0.0.1", port=80)),
-        ("[::1]:80", Wanted(address="::1", port=80)),
-        ("[::ffff:10.0.0.1]:80", Wanted(address="10.0.0.1", port=80)),
-        ("redis-server", Wanted(program="redis-server")),
-        ("12/x", Wanted(program="12/x")),
+        (None, Query()),
+        ("12", Query(pid=12)),
+        ("12/3", Query(pid=12, fd=3)),
+        (":80", Query(port=80)),
+        ("10.0.0.1:80", Query(address="10.0.0.1", port=80)),
+        ("[::1]:80", Query(address="::1", port=80)),
+        ("[::ffff:10.0.0.1]:80", Query(address="10.0.0.1", port=80)),
+        ("redis-server", Query(program="redis-server")),
+        ("12/x", Query(program="12/x")),
     ],
 )
-def test_what_is_asked_for_is_understood(text: str | None, wanted: Wanted) -> None:
-    assert Wanted.parse(text) == wanted
+def test_what_is_asked_for_is_understood(text: str | None, wanted: Query) -> None:
+    assert Query.parse(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["host:80", "1.2.3.4:", ":", ":65536", "1.2.3.4:-1", "1.2.3:80", ":\uff18\uff10"])
 def test_what_makes_no_sense_is_told(text: str) -> None:
     with pytest.raises(Misuse):
-        Wanted.parse(text)
+        Query.parse(text)
 
 
 def test_young_ends_wait_for_one_another(closing: ExitStack) -> None:

@@ -18,12 +18,13 @@ import pytest
 from chatting import Chat, promoted_chat, promoted_client, talk_on
 from common import slot
 from prometheus_client.parser import text_string_to_metric_families
+from shim_client import ShimClient
 
 from sidestep import limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
-from sidestep.observe.metrics import Exporter, Server, parse_listen
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.observe.metrics import Exporter, MetricsServer, parse_listen
+from sidestep.testing import Sidestep
 
 pytestmark = pytest.mark.slow  # real programs, and commands as processes
 
@@ -175,7 +176,7 @@ def test_scraped_over_a_unix_socket_of_this_user(sidestep: Sidestep, tmp_path: P
         assert stat.S_IMODE(path.lstat().st_mode) == 0o600
         assert values(curl("--unix-socket", str(path), "http://localhost/metrics"))["sidestep_provider_up", ()] == 1
         with pytest.raises(Unavailable):  # a socket that is in use is nobody else's
-            Server(path, Exporter(sidestep.socket))
+            MetricsServer(path, Exporter(sidestep.socket))
         assert values(curl("--unix-socket", str(path), "http://localhost/metrics"))
         process.kill()
         process.wait()
@@ -226,7 +227,7 @@ def test_a_file_that_is_no_socket_is_left_alone(sidestep: Sidestep, tmp_path: Pa
     path = tmp_path / "precious"
     path.write_text("kept")
     with pytest.raises(Unavailable, match="cannot listen"):
-        Server(path, Exporter(sidestep.socket))
+        MetricsServer(path, Exporter(sidestep.socket))
     assert path.read_text() == "kept"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from common import eventually, slot
+from shim_client import ShimClient
 
 from sidestep import limits
 from sidestep.cli import cli
@@ -27,7 +28,7 @@ from sidestep.provider.commands import Passed
 from sidestep.provider.control import ControlConnection
 from sidestep.provider.pairing.registry import Registry
 from sidestep.switch.offers import ClientId
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 MakeClient = Callable[[], ShimClient]
 ARENA = bytes(range(16))

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from common import eventually
 from ledger import WITNESS_NUMBER, Book, install
+from shim_client import ShimClient
 
 from sidestep import limits
 from sidestep.native.layout import IPPROTO_SDP, Ask, Refusal, Rpc
 from sidestep.provider import control, rpc
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.rpc import Message
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 MakeClient = Callable[[], ShimClient]
 UNKNOWN_NUMBER = IPPROTO_SDP + 77

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from common import TcpPair, eventually, slot
+from shim_client import Channel, ShimClient
 
 from sidestep import limits
 from sidestep.config import ProviderSettings
@@ -26,7 +27,7 @@ from sidestep.provider.rpc import Message
 from sidestep.provider.server import Provider
 from sidestep.switch.budget import SWEEP_INTERVAL_S
 from sidestep.switch.offers import ClientId
-from sidestep.testing import Channel, ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 MakeClient = Callable[[], ShimClient]
 MakePair = Callable[..., TcpPair]

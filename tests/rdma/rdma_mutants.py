@@ -29,12 +29,12 @@ from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.loopback.timed import TimedQueuePair
 from sidestep.rdma.pools import DatagramPool, MessagePool, RdmaElement, RdmaPool
 from sidestep.rdma.soft.keys import Keys
-from sidestep.rdma.soft.listeners import Listeners, SoftListener
-from sidestep.rdma.soft.memory import Domain, Refusal, Region
+from sidestep.rdma.soft.listeners import ServiceListeners, SoftListener
+from sidestep.rdma.soft.memory import AccessRefusal, Domain, SoftRegion
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.soft.queues import HandledQueue, PolledQueue
 from sidestep.rdma.soft.receives import SharedReceives
-from sidestep.rdma.soft.windows import Window
+from sidestep.rdma.soft.windows import SoftWindow
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import (
     Access,
@@ -119,9 +119,11 @@ def uses_the_newest_receive(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("write_places_its_bytes", "bounds_do_not_hide_the_rest_of_a_buffer")
 def forgets_the_offset(patch: pytest.MonkeyPatch) -> None:
-    def grant(self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> memoryview | Refusal:
+    def grant(
+        self: Domain, key: int, va: int, length: int, right: int, qp: SoftQueuePair
+    ) -> memoryview | AccessRefusal:
         region = self.device.keys.get(key)
-        return Refusal.INVALID_STAG if region is None else region.view[:length]
+        return AccessRefusal.INVALID_STAG if region is None else region.view[:length]
 
     patch.setattr(Domain, "grant", grant)
 
@@ -195,13 +197,13 @@ def remembers_memory(patch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
 
     def make(deregister: Any) -> Any:
-        def remembering(self: Region) -> None:
+        def remembering(self: SoftRegion) -> None:
             kept.append(self.view)
             deregister(self)
 
         return remembering
 
-    _around(patch, Region, "deregister", make)
+    _around(patch, SoftRegion, "deregister", make)
 
 
 @caught_by("requests_complete_in_order")
@@ -423,13 +425,13 @@ def voids_on_every_queue_pair(patch: pytest.MonkeyPatch) -> None:
 @caught_by("region_may_be_zero_based")
 def forgets_the_base_when_rekeyed(patch: pytest.MonkeyPatch) -> None:
     def make(rekey: Any) -> Any:
-        def rebased(self: Region) -> None:
+        def rebased(self: SoftRegion) -> None:
             rekey(self)
             self.va = self.domain.device.next_va(self.length)
 
         return rebased
 
-    _around(patch, Region, "rekey", make)
+    _around(patch, SoftRegion, "rekey", make)
 
 
 @caught_by("consumer_chooses_8_bits_of_a_key")
@@ -443,11 +445,11 @@ def chooses_all_of_a_key(patch: pytest.MonkeyPatch) -> None:
 # Memory windows.
 
 
-def _bound(patch: pytest.MonkeyPatch, change: Callable[[Window, BindWindow], object]) -> None:
+def _bound(patch: pytest.MonkeyPatch, change: Callable[[SoftWindow, BindWindow], object]) -> None:
     """Changes a window after it was bound."""
 
     def make(bind: Any) -> Any:
-        def changed(self: Window, request: BindWindow, qp: SoftQueuePair) -> str | None:
+        def changed(self: SoftWindow, request: BindWindow, qp: SoftQueuePair) -> str | None:
             why: str | None = bind(self, request, qp)
             if why is None:
                 change(self, request)
@@ -455,19 +457,19 @@ def _bound(patch: pytest.MonkeyPatch, change: Callable[[Window, BindWindow], obj
 
         return changed
 
-    _around(patch, Window, "bind", make)
+    _around(patch, SoftWindow, "bind", make)
 
 
-def _lax(patch: pytest.MonkeyPatch, ease: Callable[[Window, BindWindow, SoftQueuePair], BindWindow | None]) -> None:
+def _lax(patch: pytest.MonkeyPatch, ease: Callable[[SoftWindow, BindWindow, SoftQueuePair], BindWindow | None]) -> None:
     """Changes what is to be bound so that it may be."""
 
     def make(bind: Any) -> Any:
-        def eased(self: Window, request: BindWindow, qp: SoftQueuePair) -> Any:
+        def eased(self: SoftWindow, request: BindWindow, qp: SoftQueuePair) -> Any:
             return bind(self, ease(self, request, qp) or request, qp)
 
         return eased
 
-    _around(patch, Window, "bind", make)
+    _around(patch, SoftWindow, "bind", make)
 
 
 @caught_by("window_opens_a_part_of_a_region")
@@ -477,7 +479,7 @@ def opens_the_begin(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("window_has_bounds")
 def opens_all_of_the_region(patch: pytest.MonkeyPatch) -> None:
-    def widen(window: Window, request: BindWindow) -> None:
+    def widen(window: SoftWindow, request: BindWindow) -> None:
         begin = request.offset - 1
         window.view, window.length = request.region.view[begin:], request.region.length - begin
         window.va -= 1
@@ -518,7 +520,7 @@ def binds_late(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("bind_needs_a_region_open_to_windows")
 def binds_to_any_region(patch: pytest.MonkeyPatch) -> None:
-    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> None:
+    def ease(window: SoftWindow, request: BindWindow, qp: SoftQueuePair) -> None:
         request.region.access |= Access.WINDOW_BIND
 
     _lax(patch, ease)
@@ -531,8 +533,8 @@ def binds_to_zero_based_regions(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("bind_stays_in_the_domain")
 def binds_across_domains(patch: pytest.MonkeyPatch) -> None:
-    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> None:
-        if isinstance(request.region, Region):
+    def ease(window: SoftWindow, request: BindWindow, qp: SoftQueuePair) -> None:
+        if isinstance(request.region, SoftRegion):
             qp.domain.regions.add(request.region)
         qp.domain.windows.add(window)
 
@@ -541,7 +543,7 @@ def binds_across_domains(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("bind_stays_in_the_region")
 def cuts_windows_off(patch: pytest.MonkeyPatch) -> None:
-    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> BindWindow:
+    def ease(window: SoftWindow, request: BindWindow, qp: SoftQueuePair) -> BindWindow:
         begin = max(request.offset, 0)
         return replace(request, offset=begin, length=min(request.length, request.region.length - begin))
 
@@ -560,7 +562,7 @@ def binds_over(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("bind_needs_a_valid_region")
 def binds_to_void_regions(patch: pytest.MonkeyPatch) -> None:
-    def ease(window: Window, request: BindWindow, qp: SoftQueuePair) -> None:
+    def ease(window: SoftWindow, request: BindWindow, qp: SoftQueuePair) -> None:
         if request.region in qp.domain.regions and not request.region.valid:
             request.region.rekey()
 
@@ -586,30 +588,30 @@ def binds_with_the_last_key(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("local_invalidate_closes_a_window", "send_with_invalidate_closes_a_window", "deallocated_window_is_closed")
 def closes_no_window(patch: pytest.MonkeyPatch) -> None:
-    def invalidate(self: Window) -> None:
+    def invalidate(self: SoftWindow) -> None:
         self.valid = False
         if self.region is not None and self.qp is not None:
             self.region.windows.discard(self)
             self.qp.windows.discard(self)
 
-    patch.setattr(Window, "invalidate", invalidate)
+    patch.setattr(SoftWindow, "invalidate", invalidate)
 
 
-def _void_all(windows: set[Window]) -> None:
+def _void_all(windows: set[SoftWindow]) -> None:
     for window in list(windows):
         window.invalidate()
 
 
 @caught_by("region_with_a_window_stays")
 def takes_windows_along(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Region, "_refuse_windows", lambda self: _void_all(self.windows))
+    patch.setattr(SoftRegion, "_refuse_windows", lambda self: _void_all(self.windows))
 
 
 @caught_by("region_with_a_window_is_not_voided")
 def voids_windows_with_their_region(patch: pytest.MonkeyPatch) -> None:
     def make(may: Any) -> Any:
         def lax(self: Domain, key: int, qp: SoftQueuePair) -> Any:
-            if isinstance(memory := self.device.keys.find(key), Region):
+            if isinstance(memory := self.device.keys.find(key), SoftRegion):
                 _void_all(memory.windows)
             return may(self, key, qp)
 
@@ -952,7 +954,7 @@ def matches_anything(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("one_listener_for_each_match")
 def listens_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Listeners, "check", lambda self, service_id, match, backlog: None)
+    patch.setattr(ServiceListeners, "check", lambda self, service_id, match, backlog: None)
 
 
 @caught_by("backlog_is_bounded")
@@ -1078,7 +1080,7 @@ def remembers_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @caught_by("rdma_pool_remembers_buffers")
 def never_changes_a_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Region, "rekey", lambda self: None)
+    patch.setattr(SoftRegion, "rekey", lambda self: None)
 
 
 @caught_by("rdma_pool_is_shared_and_joined")

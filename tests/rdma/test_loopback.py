@@ -259,21 +259,6 @@ def test_a_region_pins_its_buffer() -> None:
     region.deregister()
 
 
-def test_a_device_has_bounds() -> None:
-    device = Fabric(Random(1)).device("a", DeviceAttributes(regions_max=2, region_bytes_max=100, queue_pairs_max=1))
-    domain = device.alloc_pd()
-    regions = [domain.register(bytearray(100), ALL) for _ in range(2)]
-    with pytest.raises(LimitReached):
-        domain.register(bytearray(1), ALL)
-    regions[0].deregister()
-    with pytest.raises(LimitReached):
-        domain.register(bytearray(101), ALL)
-    queue = device.create_cq(8)
-    domain.create_qp(queue, queue)
-    with pytest.raises(LimitReached):
-        domain.create_qp(queue, queue)
-
-
 def test_local_memory_is_not_checked_where_the_device_does_not() -> None:
     fabric = Fabric(Random(1), immediate=True)
     attributes = DeviceAttributes(checks_local_memory=False)

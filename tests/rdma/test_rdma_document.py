@@ -52,7 +52,7 @@ def test_the_names_exist() -> None:
         verbs,
         cm,
         soft_device,
-        soft_device.SoftDevice,
+        Fabric(Random(1)).device("a"),  # with what it has only as an object
         soft_manager,
         soft_manager.SoftManager,
         soft_memory,

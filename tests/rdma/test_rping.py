@@ -13,7 +13,7 @@ from rping_client import RpingClient, text_of
 from sidestep.errors import Misuse
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft.loop import Loop
-from sidestep.rdma.tools.server import Server
+from sidestep.rdma.tools.server import ToolServer
 
 
 @given(st.integers(0, 10**6), st.integers(2, 300))
@@ -32,7 +32,7 @@ def test_rounds(size: int) -> None:
     log: list[str] = []
     failures: list[str] = []
     loop = Loop()
-    server = Server(there, loop, SERVICE, log.append)
+    server = ToolServer(there, loop, SERVICE, log.append)
     clients = [RpingClient(here, size, rounds, failures.append) for rounds in (1, 5)]
     for client in clients:
         client.connect(there.address, SERVICE)

@@ -12,19 +12,21 @@ import pytest
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft.keys import Keys
-from sidestep.rdma.soft.memory import Domain, Refusal, Region
+from sidestep.rdma.soft.memory import AccessRefusal, Domain, SoftRegion
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.work import Access
 
 READ, WRITE = Access.REMOTE_READ, Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
-def region(fabric: Fabric, access: Access = READ | WRITE, *, zero_based: bool = False) -> tuple[Region, SoftQueuePair]:
+def region(
+    fabric: Fabric, access: Access = READ | WRITE, *, zero_based: bool = False
+) -> tuple[SoftRegion, SoftQueuePair]:
     device = fabric.device(f"device{len(fabric.devices)}")
     domain = device.alloc_pd()
     queue = device.create_cq(8)
     made = domain.register(bytearray(range(16)), access, zero_based=zero_based)
-    assert isinstance(made, Region)
+    assert isinstance(made, SoftRegion)
     return made, made.domain.create_qp(queue, queue)
 
 
@@ -88,7 +90,7 @@ def test_the_consumer_may_choose_8_bits() -> None:
     domain.register_later(bytearray(8), READ, found.append, key_part=9, zero_based=True)
     domain.device.fabric.run()  # type: ignore[attr-defined]
     (later,) = found
-    assert isinstance(later, Region)
+    assert isinstance(later, SoftRegion)
     assert (later.rkey & 0xFF, later.va) == (9, 0)
 
 
@@ -107,17 +109,17 @@ def test_the_first_check_that_fails_is_told() -> None:
 
     assert ask(0, 0, 0, read) == b""  # nothing is looked at for nothing
     for key in (0, mine.rkey ^ 1, mine.rkey ^ 0x100, other.rkey):
-        assert ask(key, top, 8, read) is Refusal.INVALID_STAG
-    assert ask(foreign.rkey, top, 8, write) is Refusal.NOT_ASSOCIATED
-    assert ask(mine.rkey, top, 8, read) is Refusal.ACCESS
-    assert ask(mine.rkey, top, 4, write) is Refusal.WRAP
-    assert ask(mine.rkey, top, 3, write) is Refusal.BOUNDS
-    assert ask(mine.rkey, mine.va - 1, 2, write) is Refusal.BOUNDS
-    assert ask(mine.rkey, mine.va + 15, 2, write) is Refusal.BOUNDS
+        assert ask(key, top, 8, read) is AccessRefusal.INVALID_STAG
+    assert ask(foreign.rkey, top, 8, write) is AccessRefusal.NOT_ASSOCIATED
+    assert ask(mine.rkey, top, 8, read) is AccessRefusal.ACCESS
+    assert ask(mine.rkey, top, 4, write) is AccessRefusal.WRAP
+    assert ask(mine.rkey, top, 3, write) is AccessRefusal.BOUNDS
+    assert ask(mine.rkey, mine.va - 1, 2, write) is AccessRefusal.BOUNDS
+    assert ask(mine.rkey, mine.va + 15, 2, write) is AccessRefusal.BOUNDS
     assert ask(mine.rkey, mine.va + 15, 1, write) == b"\x0f"
     assert ask(mine.rkey, mine.va, 16, write) == bytes(range(16))
     mine.deregister()
-    assert ask(mine.rkey, mine.va, 16, write) is Refusal.INVALID_STAG
+    assert ask(mine.rkey, mine.va, 16, write) is AccessRefusal.INVALID_STAG
 
 
 @pytest.mark.spec("RFC 5041 7.1")
@@ -129,7 +131,7 @@ def test_a_zero_based_region_begins_at_0() -> None:
         return mine.domain.grant(mine.rkey, va, length, int(READ), qp)
 
     assert ask(0, 16) == bytes(range(16))
-    assert ask(1, 16) is Refusal.BOUNDS
+    assert ask(1, 16) is AccessRefusal.BOUNDS
     mine.rekey()
     assert ask(3, 1) == b"\x03"
 
@@ -139,7 +141,7 @@ def test_the_device_is_told_before_the_end_of_access_returns(monkeypatch: pytest
     fabric = Fabric(Random(1))
     mine, _ = region(fabric)
     device = fabric.devices["device0"]
-    told: list[tuple[Region, object]] = []
+    told: list[tuple[SoftRegion, object]] = []
     monkeypatch.setattr(
         type(device), "access_ended", lambda self, one: told.append((one, self.keys.get(one.rkey))), raising=True
     )

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sidestep.errors import Misuse
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.soft.keys import Memory
-from sidestep.rdma.soft.memory import Domain, Refusal, Region
+from sidestep.rdma.soft.memory import AccessRefusal, Domain, SoftRegion
 from sidestep.rdma.soft.qp import SoftQueuePair
-from sidestep.rdma.soft.windows import Window
+from sidestep.rdma.soft.windows import SoftWindow
 from sidestep.rdma.work import Access, BindWindow, LocalInvalidate, RKey, Status
 
 READ, WRITE, LOCAL, BIND = Access.REMOTE_READ, Access.REMOTE_WRITE, Access.LOCAL_WRITE, Access.WINDOW_BIND
@@ -41,15 +41,15 @@ class Opened:
     va: int
     content: bytes
 
-    def ask(self, domain: Domain, qp: SoftQueuePair, va: int, length: int, right: int) -> bytes | Refusal:
+    def ask(self, domain: Domain, qp: SoftQueuePair, va: int, length: int, right: int) -> bytes | AccessRefusal:
         if self.domain is not domain or self.qp not in (None, qp):
-            return Refusal.NOT_ASSOCIATED
+            return AccessRefusal.NOT_ASSOCIATED
         if not self.rights & right:
-            return Refusal.ACCESS
+            return AccessRefusal.ACCESS
         if va + length >= TOP:
-            return Refusal.WRAP
+            return AccessRefusal.WRAP
         if va < self.va or va + length > self.va + len(self.content):
-            return Refusal.BOUNDS
+            return AccessRefusal.BOUNDS
         return self.content[va - self.va : va - self.va + length]
 
 
@@ -63,21 +63,21 @@ class Lives(RuleBasedStateMachine):
         self.keys = device.keys
         self.domains = domains
         self.qps = [domain.create_qp(queue, queue) for domain in (domains[0], domains[0], domains[1])]
-        self.regions: list[Region] = []
-        self.windows: list[Window] = []
-        self.bound: dict[Window, Region] = {}
+        self.regions: list[SoftRegion] = []
+        self.windows: list[SoftWindow] = []
+        self.bound: dict[SoftWindow, SoftRegion] = {}
         self.opened: dict[int, Opened] = {}  # what is valid, by key
         self.ever: dict[int, int] = {0: 0}  # every key that was, and an address that it had
         for which in range(2):  # so that most examples have windows
             self.register(which, LOCAL | WRITE | READ | BIND, zero_based=False)
             self.alloc(which)
 
-    def open(self, memory: Region | Window, qp: SoftQueuePair | None, content: bytes) -> None:
+    def open(self, memory: SoftRegion | SoftWindow, qp: SoftQueuePair | None, content: bytes) -> None:
         assert memory.rkey not in self.opened
         self.opened[memory.rkey] = Opened(memory.domain, qp, int(memory.access), memory.va, content)
         self.ever[memory.rkey] = memory.va
 
-    def of(self, region: Region) -> list[Window]:
+    def of(self, region: SoftRegion) -> list[SoftWindow]:
         return [window for window, bound in self.bound.items() if bound is region]
 
     @rule(which=_any, access=_region_access, zero_based=_mostly_false)
@@ -85,7 +85,7 @@ class Lives(RuleBasedStateMachine):
         domain = self.domains[which % 5 == 4]
         memory = bytearray(self.rng.randbytes(16))
         region = domain.register(memory, access, zero_based=zero_based, key_part=which if which % 3 == 0 else None)
-        assert isinstance(region, Region)
+        assert isinstance(region, SoftRegion)
         self.regions.append(region)
         self.open(region, None, bytes(memory))
 
@@ -109,7 +109,7 @@ class Lives(RuleBasedStateMachine):
     @rule(which=_any)
     def alloc(self, which: int) -> None:
         window = self.domains[which % 5 == 4].alloc_window()
-        assert isinstance(window, Window)
+        assert isinstance(window, SoftWindow)
         self.windows.append(window)
         self.ever[window.rkey] = 0
 
@@ -164,21 +164,21 @@ class Lives(RuleBasedStateMachine):
         may = (
             found is not None
             and found.domain is qp.domain
-            and not (isinstance(found, Region) and self.of(found))
-            and not (isinstance(found, Window) and found in self.bound and self.opened[key].qp is not qp)
+            and not (isinstance(found, SoftRegion) and self.of(found))
+            and not (isinstance(found, SoftWindow) and found in self.bound and self.opened[key].qp is not qp)
         )
         if remote:
-            may = may and found is not None and (isinstance(found, Window) or bool(found.access & (READ | WRITE)))
+            may = may and found is not None and (isinstance(found, SoftWindow) or bool(found.access & (READ | WRITE)))
             memory = qp.domain.may_be_invalidated(key, qp)
-            assert (memory is found) if may else isinstance(memory, Refusal)
-            if not isinstance(memory, Refusal):
+            assert (memory is found) if may else isinstance(memory, AccessRefusal)
+            if not isinstance(memory, AccessRefusal):
                 memory.invalidate()
         else:
             status = qp.begin(LocalInvalidate(1, RKey(key)))
             assert status is (Status.SUCCESS if may else Status.LOCAL_PROTECTION_ERROR)
         if may:
             self.opened.pop(key, None)
-            if isinstance(found, Window):
+            if isinstance(found, SoftWindow):
                 self.bound.pop(found, None)
 
     @rule(which=_any)
@@ -200,7 +200,7 @@ class Lives(RuleBasedStateMachine):
                 for right in (int(READ), int(WRITE)):
                     for qp in self.qps:
                         got = qp.domain.grant(key, at, length, right, qp)
-                        want = opened.ask(qp.domain, qp, at, length, right) if opened else Refusal.INVALID_STAG
+                        want = opened.ask(qp.domain, qp, at, length, right) if opened else AccessRefusal.INVALID_STAG
                         assert got == want, (hex(key), at - va, length, right, got, want)
 
     def teardown(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.loopback import Fabric, LoopbackDevice
 from sidestep.rdma.soft.keys import Memory
-from sidestep.rdma.soft.memory import Domain, Refusal
+from sidestep.rdma.soft.memory import AccessRefusal, Domain
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.verbs import AsyncEvent, DeviceAttributes, EventKind, MemoryRegion
 from sidestep.rdma.work import Access, BindWindow, LocalInvalidate, Receive, RKey, Status
@@ -60,16 +60,23 @@ def test_what_is_not_offered_is_misuse() -> None:
 
 
 def test_each_kind_has_a_bound_of_its_own() -> None:
-    domain = device(DeviceAttributes(windows_max=2, regions_max=2, shared_receive_queues_max=2)).alloc_pd()
+    bounds = DeviceAttributes(
+        windows_max=2, regions_max=2, shared_receive_queues_max=2, queue_pairs_max=2, region_bytes_max=8
+    )
+    domain = device(bounds).alloc_pd()
+    with pytest.raises(LimitReached):
+        domain.register(bytearray(9), ALL)
     regions = [domain.register(bytearray(8), ALL) for _ in range(2)]
     windows = [domain.alloc_window() for _ in range(2)]
     queues = [domain.create_srq(1) for _ in range(2)]
+    pairs = [queue_pair(domain) for _ in range(2)]
     makers: tuple[Callable[[], object], ...] = (
         lambda: domain.register(bytearray(8), ALL),
         domain.alloc_window,
         lambda: domain.create_srq(1),
+        lambda: queue_pair(domain),
     )
-    ends = (regions[0].deregister, windows[0].deallocate, queues[0].destroy)
+    ends = (regions[0].deregister, windows[0].deallocate, queues[0].destroy, pairs[0].destroy)
     for make, end in zip(makers, ends, strict=True):
         with pytest.raises(LimitReached):
             make()
@@ -91,12 +98,12 @@ def test_a_window_is_granted_like_a_region() -> None:
         return domain.grant(window.rkey, region.va + va, length, right, qp)
 
     assert ask(own, 4, 8) == bytes(range(4, 12))
-    assert ask(other, 4, 8) is Refusal.NOT_ASSOCIATED
-    assert ask(own, 4, 8, int(Access.REMOTE_WRITE)) is Refusal.ACCESS
-    assert ask(own, 4, 9) is Refusal.BOUNDS
-    assert ask(own, 0, 4) is Refusal.BOUNDS
+    assert ask(other, 4, 8) is AccessRefusal.NOT_ASSOCIATED
+    assert ask(own, 4, 8, int(Access.REMOTE_WRITE)) is AccessRefusal.ACCESS
+    assert ask(own, 4, 9) is AccessRefusal.BOUNDS
+    assert ask(own, 0, 4) is AccessRefusal.BOUNDS
     assert own.begin(LocalInvalidate(1, window.rkey)) is Status.SUCCESS
-    assert ask(own, 4, 8) is Refusal.INVALID_STAG
+    assert ask(own, 4, 8) is AccessRefusal.INVALID_STAG
 
 
 @pytest.mark.spec("RFC 5040 5.3")
@@ -110,17 +117,17 @@ def test_why_something_is_not_voided_is_told() -> None:
     window = bind(own, used).window
     void = domain.alloc_window()
     here = {
-        (0, own): Refusal.INVALID_STAG,
-        (used.rkey ^ 1, own): Refusal.INVALID_STAG,
-        (foreign.rkey, own): Refusal.NOT_ASSOCIATED,
-        (window.rkey, other): Refusal.NOT_ASSOCIATED,
-        (used.rkey, own): Refusal.IN_USE,
+        (0, own): AccessRefusal.INVALID_STAG,
+        (used.rkey ^ 1, own): AccessRefusal.INVALID_STAG,
+        (foreign.rkey, own): AccessRefusal.NOT_ASSOCIATED,
+        (window.rkey, other): AccessRefusal.NOT_ASSOCIATED,
+        (used.rkey, own): AccessRefusal.IN_USE,
         (window.rkey, own): window,
         (void.rkey, other): void,
         (local.rkey, own): local,
     }
     assert {(key, qp): domain.may_invalidate(key, qp) for key, qp in here} == here
-    there = here | {(local.rkey, own): Refusal.ACCESS, (void.rkey, closed): Refusal.ACCESS}
+    there = here | {(local.rkey, own): AccessRefusal.ACCESS, (void.rkey, closed): AccessRefusal.ACCESS}
     assert {(key, qp): domain.may_be_invalidated(key, qp) for key, qp in there} == there
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from talking import PORT, TALKERS, line, promoted, serving
 
 from sidestep import limits
-from sidestep.observe.links import OTHERS, LinkTotals, Way, sums
+from sidestep.observe.links import OTHERS, LinkRoute, LinkTotals, sums
 from sidestep.observe.metrics import Exporter
 
 SIZE = 300_000
@@ -88,11 +88,11 @@ def test_more_hosts_than_series_are_one() -> None:
     sent = {way.peer: count for (way, unit, to, _), count in totals.counts.items() if (unit, to) == ("bytes", "sent")}
     assert len(sent) == limits.LINK_PEERS_MAX + 1
     assert (sent["h0"], sent[OTHERS]) == (5, 15)
-    assert sums(links, totals.named)[Way("sdp", "d", OTHERS)].credit == 6
+    assert sums(links, totals.named)[LinkRoute("sdp", "d", OTHERS)].credit == 6
 
 
 def test_a_segment_that_begins_anew_is_counted_from_its_start() -> None:
     totals = LinkTotals()
     for sent in (100, 40):
         totals.handle([{"segment": "a", "sent": sent}])
-    assert totals.counts[Way("", "", ""), "bytes", "sent", ""] == 140
+    assert totals.counts[LinkRoute("", "", ""), "bytes", "sent", ""] == 140

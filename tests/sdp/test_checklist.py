@@ -17,7 +17,8 @@ import pytest
 from raw import CREDIT, End, Pair, RawPeer, Remote, moved_to, pipelined, small
 
 from sidestep.errors import Misuse, Unavailable
-from sidestep.rdma.work import REJECT_CONSUMER, RdmaRead
+from sidestep.rdma.cm import REJECT_CONSUMER
+from sidestep.rdma.work import RdmaRead
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.requests import Connect, Disconnect, Reject, SdpEvent, SdpEventKind, StreamReceive
 from sidestep.sdp.serial import MASK

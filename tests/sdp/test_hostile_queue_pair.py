@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from sidestep.errors import PeerViolation
+from sidestep.rdma.cm import REJECT_CONSUMER, ConnectionEvent, ConnectionRequest, Established, Rejected
 from sidestep.rdma.cm import Connection as CmConnection
-from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Established, Rejected
 from sidestep.rdma.loopback import Fabric
 from sidestep.rdma.verbs import DeviceAttributes
-from sidestep.rdma.work import REJECT_CONSUMER, Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
+from sidestep.rdma.work import Completion, Opcode, RdmaRead, RdmaWrite, Receive, RKey, Send, Status
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.endpoint import SdpStream
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, Told

@@ -16,7 +16,8 @@ from raw import CREDIT, HERE, PORT, THERE, RawPeer, pipelined, small
 from sdp_vectors import vectors
 
 from sidestep.errors import PeerViolation
-from sidestep.rdma.work import REJECT_CONSUMER, RKey, Status
+from sidestep.rdma.cm import REJECT_CONSUMER
+from sidestep.rdma.work import RKey, Status
 from sidestep.sdp import header, hello, states
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.requests import Reject, SdpEvent, SdpEventKind

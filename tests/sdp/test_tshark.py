@@ -18,8 +18,8 @@ from fabric_capture import FabricCapture
 from pcap_file import PcapFile
 
 from sidestep.observe.capture.events import What
-from sidestep.observe.capture.writer import Ends, Kind, Record
 from sidestep.rdma.loopback import Recorder
+from sidestep.rdma.roce.connection import RecordKind, RoceEnds, RoceRecord
 from sidestep.sdp.wire import Mid, decode
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
@@ -34,9 +34,9 @@ def sends_only(*fields: str) -> str:
 
 def test_every_message_is_seen_as_it_was_written(tmp_path: Path) -> None:
     """V01 to V46: base headers, sequence numbers, padding, and who they go to."""
-    ends = Ends()
+    ends = RoceEnds()
     rows = numbers(shown(written(WHOLE), tmp_path, ["frame.number", *BSDH, *BTH], sends_only()))
-    sent = [(number, record) for number, record in enumerate(WHOLE, 1) if record.kind is Kind.SEND]
+    sent = [(number, record) for number, record in enumerate(WHOLE, 1) if record.kind is RecordKind.SEND]
     counts = {side: ends.starting_psn[side.other.value] for side in (CONNECTING, ACCEPTING)}
     expected = []
     for number, record in sent:
@@ -50,7 +50,7 @@ def test_every_message_is_seen_as_it_was_written(tmp_path: Path) -> None:
 
 def test_request_and_reply(tmp_path: Path) -> None:
     """Service ID, numbers and private data."""
-    capture = written([*SETUP, Record(0, ACCEPTING, Kind.SEND, V["V04"].message), *END])
+    capture = written([*SETUP, RoceRecord(0, ACCEPTING, RecordKind.SEND, V["V04"].message), *END])
     hello = [f"infiniband_sdp.hh.{name}" for name in ("majv", "minv", "ipv", "cap", "maxadverts", "extmaxadverts")]
     hello += [f"infiniband_sdp.hh.{name}" for name in ("desremrcvsz", "localrcvsz", "localport")]
     request = ["infiniband.cm.req.serviceid", "infiniband.cm.req.localqpn", "infiniband.cm.req.startpsn"]
@@ -68,7 +68,7 @@ def test_request_and_reply(tmp_path: Path) -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    capture = written([SETUP[0], Record(0, ACCEPTING, Kind.REJ)])
+    capture = written([SETUP[0], RoceRecord(0, ACCEPTING, RecordKind.REJ)])
     fields = ["infiniband.cm.rej.reason", "infiniband.cm.rej.msgrej"]
     assert numbers(shown(capture, tmp_path, fields, "infiniband.cm.rej.reason")) == [(28, 0)]
 
@@ -76,15 +76,15 @@ def test_refused(tmp_path: Path) -> None:
 def test_several_packets_reads_and_writes(tmp_path: Path) -> None:
     records = [
         *SETUP,
-        Record(0, CONNECTING, Kind.SEND, V["V46"].message + bytes(700), solicited=True),
-        Record(0, CONNECTING, Kind.WRITE, bytes(300), rkey=0xAB, va=0x123456789A),
-        Record(0, CONNECTING, Kind.READ_REQUEST, rkey=0xCD, va=0x42, length=514),
-        Record(0, ACCEPTING, Kind.READ_RESPONSE, bytes(514)),
-        Record(0, CONNECTING, Kind.SEND, V["V03"].message, invalidate=0x77),
-        Record(0, ACCEPTING, Kind.REFUSAL, syndrome=0x62),
+        RoceRecord(0, CONNECTING, RecordKind.SEND, V["V46"].message + bytes(700), solicited=True),
+        RoceRecord(0, CONNECTING, RecordKind.WRITE, bytes(300), rkey=0xAB, va=0x123456789A),
+        RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, rkey=0xCD, va=0x42, length=514),
+        RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, bytes(514)),
+        RoceRecord(0, CONNECTING, RecordKind.SEND, V["V03"].message, invalidate=0x77),
+        RoceRecord(0, ACCEPTING, RecordKind.REFUSAL, syndrome=0x62),
     ]
     fields = [*BTH, "infiniband.reth.va", "infiniband.reth.r_key", "infiniband.reth.dmalen"]
-    capture = written(records, Ends(mtu_code=1))
+    capture = written(records, RoceEnds(mtu_code=1))
     none = (-1, -1, -1)
     assert numbers(shown(capture, tmp_path, fields, "infiniband.bth.opcode < 0x60")) == [
         (0x00, 0x222, 0x200, 0, 0, 0, *none), (0x01, 0x222, 0x201, 0, 0, 0, *none),

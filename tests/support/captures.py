@@ -13,8 +13,8 @@ from sdp_vectors import Vector, between, vectors
 from sidestep.errors import SidestepError
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, Record
+from sidestep.rdma.frames import Side
+from sidestep.rdma.roce.connection import RecordKind, RoceEnds, RoceRecord
 
 CONNECTING, ACCEPTING = Side.CONNECTING, Side.ACCEPTING
 V = vectors()
@@ -22,11 +22,11 @@ CONVERSATION = between("V03", "V35")
 # What is in no conversation of one connection: sent behind it, so that each message is in one capture.
 EXTRAS = [V[name] for name in ("V43", "V44", "V45", "V46")]
 SETUP = (
-    Record(0, CONNECTING, Kind.REQ, V["V01"].message),
-    Record(0, ACCEPTING, Kind.REP, V["V02"].message),
-    Record(0, CONNECTING, Kind.RTU),
+    RoceRecord(0, CONNECTING, RecordKind.REQ, V["V01"].message),
+    RoceRecord(0, ACCEPTING, RecordKind.REP, V["V02"].message),
+    RoceRecord(0, CONNECTING, RecordKind.RTU),
 )
-END = (Record(0, CONNECTING, Kind.DREQ), Record(0, ACCEPTING, Kind.DREP))
+END = (RoceRecord(0, CONNECTING, RecordKind.DREQ), RoceRecord(0, ACCEPTING, RecordKind.DREP))
 
 
 def side_of(vector: Vector) -> Side:
@@ -34,15 +34,15 @@ def side_of(vector: Vector) -> Side:
     return ACCEPTING if vector.sender == "A" else CONNECTING
 
 
-def sends(chosen: Iterable[Vector]) -> list[Record]:
+def sends(chosen: Iterable[Vector]) -> list[RoceRecord]:
     """The vectors as messages."""
-    return [Record(0, side_of(vector), Kind.SEND, vector.message) for vector in chosen]
+    return [RoceRecord(0, side_of(vector), RecordKind.SEND, vector.message) for vector in chosen]
 
 
-def timed(records: Iterable[Record], start_s: float = 1000.0) -> list[Record]:
+def timed(records: Iterable[RoceRecord], start_s: float = 1000.0) -> list[RoceRecord]:
     """A record each tenth of a millisecond."""
     return [
-        Record(
+        RoceRecord(
             start_s + index / 10_000, one.side, one.kind, one.data, one.rkey, one.va, one.length, one.reason,
             one.solicited, one.invalidate, one.syndrome,
         )
@@ -50,7 +50,7 @@ def timed(records: Iterable[Record], start_s: float = 1000.0) -> list[Record]:
     ]  # fmt: skip
 
 
-def written(records: Iterable[Record], ends: Ends | None = None) -> bytes:
+def written(records: Iterable[RoceRecord], ends: RoceEnds | None = None) -> bytes:
     """A pcap of them."""
     stream = io.BytesIO()
     writer = RoceWriter(PcapFile(stream), ends)

@@ -11,20 +11,20 @@ from typing import Final
 from pcap_file import PcapFile, RoceWriter
 
 from sidestep.errors import PeerViolation
-from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, Record
+from sidestep.rdma.frames import Side
 from sidestep.rdma.loopback import observer
 from sidestep.rdma.loopback.settings import CmKind
+from sidestep.rdma.roce.connection import RecordKind, RoceEnds, RoceRecord
 from sidestep.rdma.roce.packet import PSN_MASK
 from sidestep.rdma.work import Status
 from sidestep.sdp.hello import Hello, port_of
 from sidestep.sdp.wire import decode
 
 _KINDS: Final = {
-    observer.Kind.SEND: Kind.SEND,
-    observer.Kind.WRITE: Kind.WRITE,
-    observer.Kind.READ_REQUEST: Kind.READ_REQUEST,
-    observer.Kind.READ_RESPONSE: Kind.READ_RESPONSE,
+    observer.Kind.SEND: RecordKind.SEND,
+    observer.Kind.WRITE: RecordKind.WRITE,
+    observer.Kind.READ_REQUEST: RecordKind.READ_REQUEST,
+    observer.Kind.READ_RESPONSE: RecordKind.READ_RESPONSE,
 }
 _SYNDROMES: Final = {
     Status.REMOTE_INVALID_REQUEST: 0x61,
@@ -37,7 +37,7 @@ _SYNDROMES: Final = {
 class _Wire:
     """One connection, with packets of its own."""
 
-    def __init__(self, file: PcapFile, ends: Ends, mtu_code: int) -> None:
+    def __init__(self, file: PcapFile, ends: RoceEnds, mtu_code: int) -> None:
         ends.mtu_code = mtu_code
         self.ends = ends
         self.writer = RoceWriter(file, ends)
@@ -59,10 +59,10 @@ class FabricCapture:
         at, side = self._start_s + message.at, wire.qps[message.source_qp]
         if message.kind is observer.Kind.ACK:
             if message.status in _SYNDROMES:
-                wire.writer.write(Record(at, side, Kind.REFUSAL, syndrome=_SYNDROMES[message.status]))
+                wire.writer.write(RoceRecord(at, side, RecordKind.REFUSAL, syndrome=_SYNDROMES[message.status]))
             return
         wire.writer.write(
-            Record(
+            RoceRecord(
                 at, side, _KINDS[message.kind], b"".join(message.payload),
                 rkey=message.rkey or 0, va=message.remote_va, length=message.length,
                 solicited=message.solicited, invalidate=message.invalidate,
@@ -78,9 +78,9 @@ class FabricCapture:
         if found is None:
             return
         wire, side = found
-        kind = Kind[message.kind.name]
+        kind = RecordKind[message.kind.name]
         data = message.private_data if any(message.private_data) else b""
-        wire.writer.write(Record(self._start_s + message.at, side, kind, data, reason=message.reason))
+        wire.writer.write(RoceRecord(self._start_s + message.at, side, kind, data, reason=message.reason))
 
     def placed(self, placed: observer.Placed) -> None:
         """Bytes were written: nothing that a wire would show."""
@@ -91,8 +91,8 @@ class FabricCapture:
             return None
         # Each connection counts from other numbers, so that packets of two are not taken for each other's.
         first = len(self._by_comm_id) << 12 & PSN_MASK
-        ends = Ends(
-            hello.src_ip, hello.dst_ip, port,
+        ends = RoceEnds(
+            hello.src_ip, hello.dst_ip, message.service_id,
             qpn=(message.qp_number, 0), comm_id=(message.local_id, 0), starting_psn=(first, first | 0x800),
             transaction_id=message.local_id,
         )  # fmt: skip

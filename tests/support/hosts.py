@@ -15,7 +15,7 @@ import pytest
 
 from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
-from sidestep.observe.namespaces import Bridge, Namespace, ip, thread_in_netns
+from sidestep.observe.namespaces import Namespace, NetworkBridge, ip, thread_in_netns
 from sidestep.testing import Sidestep
 
 NETWORK: Final = "198.18.7.0/24"
@@ -27,7 +27,7 @@ SEARCH_PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/
 class Host:
     """One host; its provider carries connections with the others."""
 
-    def __init__(self, number: int, bridge: Bridge, *, workers_work: bool = True, **options: Any) -> None:
+    def __init__(self, number: int, bridge: NetworkBridge, *, workers_work: bool = True, **options: Any) -> None:
         self.number = number
         self.address = f"198.18.7.{number}"
         self.address6 = f"2001:db8:7::{number}"
@@ -163,7 +163,7 @@ def need_namespaces() -> None:
 def hosts(count: int, **options: Any) -> Iterator[list[Host]]:
     """So many hosts on one bridge; `options` are those of their `Sidestep`."""
     with ExitStack() as stack:
-        bridge = Bridge()
+        bridge = NetworkBridge()
         stack.callback(bridge.close)
         yield [stack.enter_context(Host(number, bridge, **options)) for number in range(1, count + 1)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import BinaryIO, Final
 
-from sidestep.observe.capture.writer import Ends, Record, RoceConnection
+from sidestep.rdma.roce.connection import RoceConnection, RoceEnds, RoceRecord
 
 _MAGIC_NS: Final = 0xA1B2_3C4D
 _LINKTYPE_ETHERNET: Final = 1
@@ -17,11 +17,11 @@ _RECORD_HEADER: Final = Struct("<IIII")
 class RoceWriter:
     """Writes records as packets of one connection; several of them may write into one `PcapFile`."""
 
-    def __init__(self, file: PcapFile, ends: Ends | None = None) -> None:
+    def __init__(self, file: PcapFile, ends: RoceEnds | None = None) -> None:
         self._file = file
-        self._connection = RoceConnection(ends or Ends())
+        self._connection = RoceConnection(ends or RoceEnds())
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RoceRecord) -> None:
         """Add the packets of one record; `Misuse` if it cannot be sent."""
         for frame in self._connection.frames(record):
             self._file.write(record.time_s, frame)

@@ -32,7 +32,7 @@ from sidestep.rdma.iwarp.ddp import (
     Segment,
 )
 from sidestep.rdma.iwarp.mpa import CRC_LEN, fpdu
-from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, MpaRole, StartFrame
 
 TIMEOUT_S: Final = 30.0
 PAYLOAD_MAX: Final = 1400  # bytes of a segment that `send_message` makes; below what an Ethernet frame has room for
@@ -74,13 +74,13 @@ class Depths:
 
 def request(depths: Depths, private_data: bytes = b"", *, crc: bool = True) -> StartFrame:
     """A Request of revision 2."""
-    return StartFrame(Role.REQUEST, depths.encode() + private_data, crc=crc, enhanced=True, revision=2)
+    return StartFrame(MpaRole.REQUEST, depths.encode() + private_data, crc=crc, enhanced=True, revision=2)
 
 
 def reply(depths: Depths, private_data: bytes = b"", *, crc: bool = True, rejected: bool = False) -> StartFrame:
     """A Reply of revision 2."""
     data = depths.encode() + private_data
-    return StartFrame(Role.REPLY, data, crc=crc, rejected=rejected, enhanced=True, revision=2)
+    return StartFrame(MpaRole.REPLY, data, crc=crc, rejected=rejected, enhanced=True, revision=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +192,19 @@ class RawPeer:
     def ask(self, start: StartFrame) -> StartFrame:
         """Sends a Request; the Reply."""
         self.socket.sendall(start.encode())
-        answer = self.read_start(Role.REPLY)
+        answer = self.read_start(MpaRole.REPLY)
         self.crc = start.crc or answer.crc
         return answer
 
     def answer(self, decide: Callable[[StartFrame], StartFrame]) -> StartFrame:
         """Waits for a Request and sends the Reply that is decided on; the Request."""
-        asked = self.read_start(Role.REQUEST)
+        asked = self.read_start(MpaRole.REQUEST)
         start = decide(asked)
         self.socket.sendall(start.encode())
         self.crc = asked.crc or start.crc
         return asked
 
-    def read_start(self, role: Role) -> StartFrame:
+    def read_start(self, role: MpaRole) -> StartFrame:
         """The frame that begins the other direction, and no byte of what follows."""
         head = self._take(StartFrame.LENGTH)
         found = StartFrame.decode(head + self._take(int.from_bytes(head[-2:])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 
 
 @dataclass

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from shim_client import ShimClient
+
 from sidestep.config import PolicyPlace, ProviderSettings, ShimSettings
 from sidestep.native.layout import Refusal, Rpc
 from sidestep.observe import connections as observed
 from sidestep.observe.connections import Connection
 from sidestep.provider import control
 from sidestep.provider.proof import lookup as proof
-from sidestep.testing import ShimClient, Sidestep
+from sidestep.testing import Sidestep
 
 SERVICE: Final = 64_100  # the uids need no names
 ALICE: Final = 64_101

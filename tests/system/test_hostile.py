@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
+from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, End, Namespace, System, answer, as_user, udp_beside
 
 from sidestep import limits
@@ -20,7 +21,6 @@ from sidestep.native.layout import Refusal, Rpc
 from sidestep.provider import control, rpc
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.rpc import Message
-from sidestep.testing import Channel, ShimClient
 
 TcpPair = tuple[socket.socket, socket.socket]
 MakePair = Callable[..., TcpPair]

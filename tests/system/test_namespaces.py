@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, End, Namespace, System, answer, ip
 
 from sidestep.native.layout import Refusal, Rpc
-from sidestep.testing import Channel, ShimClient
 
 MakeChannel = Callable[..., Channel]
 MakeNamespaces = Callable[..., tuple[Namespace, Namespace]]

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from shim_client import Channel, ShimClient
 from tenants import ALICE, BOB, SERVICE, Namespace, System, answer, as_user
 
 from sidestep import limits
@@ -20,7 +21,6 @@ from sidestep.errors import Unavailable
 from sidestep.native.layout import Refusal, Rpc, Welcome
 from sidestep.provider import control, rpc
 from sidestep.provider.rpc import Message
-from sidestep.testing import Channel, ShimClient
 
 TcpPair = tuple[socket.socket, socket.socket]
 MakePair = Callable[..., TcpPair]

@@ -46,7 +46,6 @@ class LazyGroup(click.Group):
         self.modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the help page."""
         return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -23,7 +23,7 @@ from sidestep.observe.capture.places import Place as End
 from sidestep.observe.capture.remote import RemoteCapture
 from sidestep.observe.capture.segments import SegmentWriter
 from sidestep.rdma.roce.packet import MTU_CODES
-from sidestep.rdma.tools.devices import Place, resolve
+from sidestep.rdma.tools.devices import HostPort, resolve
 
 _ANY_PORT = 0
 _TURN_S = 0.1
@@ -33,7 +33,7 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
 
 @click.command()
 @click.argument(
-    "place", required=False, metavar="[HOST[:PORT]]", callback=parsed(lambda text: Place.parse(text, _ANY_PORT))
+    "place", required=False, metavar="[HOST[:PORT]]", callback=parsed(lambda text: HostPort.parse(text, _ANY_PORT))
 )
 @click.option("-w", "--write", "file", required=True, metavar="FILE", help="Where to write pcapng; -: stdout.")
 @click.option(
@@ -59,16 +59,9 @@ _SNAPLEN_MIN = 14  # a header of Ethernet
 @click.option("--duration", type=click.FloatRange(0), metavar="SECONDS", help="End after so long.")
 @json_option
 def capture(
-    place: Place | None,
-    file: str,
-    interface: str | None,
-    form: str | None,
-    snaplen: int | None,
-    mtu: str | None,
-    count: int | None,
-    duration: float | None,
-    as_json: bool,
-) -> None:
+    place: HostPort | None, file: str, interface: str | None, form: str | None, snaplen: int | None, mtu: str | None,
+    count: int | None, duration: float | None, as_json: bool,
+) -> None:  # fmt: skip
     """Capture what the software RDMA devices of running processes send and receive, as pcapng for Wireshark.
 
     Needs no privilege for processes of this user; root captures those of all. It is written from inside the devices,
@@ -126,14 +119,14 @@ def _is_end(text: str) -> bool:
     return ":" in text and "@" not in text
 
 
-def _end(text: str) -> Place:
+def _end(text: str) -> HostPort:
     try:
-        return Place.parse(text, _ANY_PORT)
+        return HostPort.parse(text, _ANY_PORT)
     except Misuse as error:
         raise click.BadParameter(error.message, param_hint="-i") from error
 
 
-def _ends(place: Place | None) -> list[End] | None:
+def _ends(place: HostPort | None) -> list[End] | None:
     """All addresses of a place; None: any."""
     return None if place is None else [(one, place.port or None) for one in resolve(place.host)]
 

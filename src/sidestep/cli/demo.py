@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from sidestep.demo.demo import ROUNDS, SECONDS, Demo, Line, run_demo, run_two_hosts
+from sidestep.demo.demo import ROUNDS, SECONDS, Demo, ResultLine, run_demo, run_two_hosts
 from sidestep.errors import Unavailable
 
 PLACES = {"tcp": "spread", "tcp-one-cpu": "one CPU"}
@@ -21,7 +21,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _checks(line: Line) -> tuple[str, str]:
+def _checks(line: ResultLine) -> tuple[str, str]:
     return "yes" if line.promoted else "NO", "yes" if line.equal else "NO"
 
 

@@ -60,17 +60,9 @@ def promote(**arguments: Any) -> None:
 
 
 def _run(
-    what: Order,
-    *,
-    address: tuple[str, ...],
-    pid: tuple[int, ...],
-    program: tuple[str, ...],
-    port: tuple[int, ...],
-    everything: bool,
-    timeout: float,
-    socket: Path | None,
-    as_json: bool,
-) -> None:
+    what: Order, *, address: tuple[str, ...], pid: tuple[int, ...], program: tuple[str, ...], port: tuple[int, ...],
+    everything: bool, timeout: float, socket: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     if everything == bool(address or pid or program or port):
         raise click.UsageError("name connections by ADDRESS:PORT, --pid, --program or --port, or give --all alone")
     for one in address:

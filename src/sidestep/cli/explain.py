@@ -11,16 +11,16 @@ import click
 from sidestep import config
 from sidestep.cli.options import json_option, parsed, socket_option
 from sidestep.cli.shown import printable
-from sidestep.observe.explain import Explainer, Explanation, Wanted
+from sidestep.observe.explain import Explainer, Explanation, Query
 
 _MARGIN = 2  # between a heading's colon and its text
 
 
 @click.command()
-@click.argument("what", required=False, callback=parsed(Wanted.parse), metavar="[WHAT]")
+@click.argument("what", required=False, callback=parsed(Query.parse), metavar="[WHAT]")
 @socket_option
 @json_option
-def explain(what: Wanted | None, socket: Path | None, as_json: bool) -> None:
+def explain(what: Query | None, socket: Path | None, as_json: bool) -> None:
     """Explain connections: what carries them, since which byte and at what saving; or what keeps them on TCP.
 
     WHAT is a process (PID), one of its descriptors (PID/FD), ADDRESS:PORT, :PORT, or the name of a program; connections
@@ -31,7 +31,7 @@ def explain(what: Wanted | None, socket: Path | None, as_json: bool) -> None:
     Exit code 1 if nothing such is found, or no provider answers and WHAT is left out.
     """
     explainer = Explainer(config.socket_path(socket))
-    found = list(explainer.explain(what or Wanted()))
+    found = list(explainer.explain(what or Query()))
     if explainer.provider_missing is not None:
         click.echo(f"sidestep: {explainer.provider_missing.message}: only the kernel was asked", err=True)
     if as_json:
@@ -46,14 +46,13 @@ def explain(what: Wanted | None, socket: Path | None, as_json: bool) -> None:
 
 
 def explanation_text(one: Explanation) -> str:
-    """The headline and what is said below it."""
     lines = [("cause", one.cause), ("hint", one.hint), *one.facts]
     width = max((len(heading) for heading, text in lines if text), default=0) + 1 + _MARGIN
     shown = [one.headline, *(f"{heading + ':':<{width}}{text}" for heading, text in lines if text)]
     return "\n".join(printable(line) for line in shown)
 
 
-def _nothing(what: Wanted) -> str:
+def _nothing(what: Query) -> str:
     if what.pid is not None and what.fd is None and not Path(f"/proc/{what.pid}").exists():
         return f"there is no process {what.pid}; for a port write :{what.pid}"
     return "no such TCP connection or listening socket is found on this host"

@@ -10,7 +10,7 @@ import click
 
 from sidestep import config
 from sidestep.cli.options import parsed, socket_option
-from sidestep.observe.metrics import Exporter, Server, parse_listen
+from sidestep.observe.metrics import Exporter, MetricsServer, parse_listen
 
 
 @click.command()
@@ -36,7 +36,7 @@ def metrics(listen: tuple[str, int] | Path | None, socket: Path | None) -> None:
         click.echo(exporter.text(), nl=False)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Server(listen, exporter) as server:
+    with MetricsServer(listen, exporter) as server:
         click.echo(f"metrics at {server.url}", err=True)
         try:
             server.serve_forever()

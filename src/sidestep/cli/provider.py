@@ -68,20 +68,10 @@ def provider() -> None:
 @socket_option
 @json_option
 def start(
-    promote_after: PromoteAfter,
-    ring_size: int,
-    offer_expiry: float,
-    idle_exit: float,
-    budget: int,
-    proof: str,
-    system: bool,
-    remote: str | None,
-    remote_key: str | None,
-    workers: str,
-    foreground: bool,
-    socket: Path | None,
+    promote_after: PromoteAfter, ring_size: int, offer_expiry: float, idle_exit: float, budget: int, proof: str,
+    system: bool, remote: str | None, remote_key: str | None, workers: str, foreground: bool, socket: Path | None,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Start a provider, and return once it listens. Exit code 0 also if one runs already.
 
     With --foreground, return once it has ended, and fail if one runs already.

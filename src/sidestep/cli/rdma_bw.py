@@ -8,11 +8,11 @@ import sys
 import click
 
 from sidestep.cli.options import json_option
-from sidestep.cli.rdma_options import Client, device_options, server_argument, size_option, timeout_option
+from sidestep.cli.rdma_options import ToolClient, device_options, server_argument, size_option, timeout_option
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.bandwidth import Bandwidth
 from sidestep.rdma.tools.client import Measured
-from sidestep.rdma.tools.devices import Place, interruptible
+from sidestep.rdma.tools.devices import HostPort, interruptible
 from sidestep.rdma.tools.terms import Op, Terms
 
 
@@ -29,19 +29,9 @@ from sidestep.rdma.tools.terms import Op, Terms
 @device_options
 @json_option
 def bw(
-    server: Place,
-    operation: str,
-    size: int,
-    duration: float,
-    depth: int,
-    both: bool,
-    no_verify: bool,
-    timeout: float,
-    device: str,
-    no_crc: bool,
-    markers: bool,
-    as_json: bool,
-) -> None:
+    server: HostPort, operation: str, size: int, duration: float, depth: int, both: bool, no_verify: bool,
+    timeout: float, device: str, no_crc: bool, markers: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Measure the bandwidth of RDMA Writes, Reads or Sends to `sidestep rdma server` at HOST.
 
     Contents are compared: each message that is sent or read, and of Writes, which all go to the same place, what lies
@@ -54,7 +44,7 @@ def bw(
     terms = Terms(Op[operation.upper()], size, depth, both, not no_verify)
     if terms.problem:
         raise click.UsageError(terms.problem)
-    with Client(device, "sidestep rdma bw", no_crc=no_crc, markers=markers) as made:
+    with ToolClient(device, "sidestep rdma bw", no_crc=no_crc, markers=markers) as made:
         with interruptible(made.loop, made.stop):
             talk = made.connect(server, lambda device, failed: Bandwidth(device, terms, failed, active=True), timeout)
             measured = client.measure(made.loop, talk, made.session, duration, timeout)
@@ -82,7 +72,7 @@ def _figures(measured: Measured, terms: Terms) -> dict[str, float]:
     }
 
 
-def _show(measured: Measured, terms: Terms, place: Place | None, details: dict[str, object]) -> None:
+def _show(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> None:
     found = _figures(measured, terms)
     op = terms.op.name.lower() + (" both" if terms.both else "")
     click.echo(
@@ -101,7 +91,7 @@ def _show(measured: Measured, terms: Terms, place: Place | None, details: dict[s
         click.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
 
 
-def _as_json(measured: Measured, terms: Terms, place: Place | None, details: dict[str, object]) -> dict[str, object]:
+def _as_json(measured: Measured, terms: Terms, place: HostPort | None, details: dict[str, object]) -> dict[str, object]:
     return {
         "server": str(place),
         "op": terms.op.name.lower(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
@@ -24,7 +25,7 @@ def list_(verbose: bool, as_json: bool) -> None:
     """
     found = processes()
     if as_json:
-        click.echo(json.dumps({"processes": [process.as_json() for process in found]}))
+        click.echo(json.dumps({"processes": [asdict(process) for process in found]}))
         return
     for process in found:
         for device in process.devices:

@@ -16,7 +16,7 @@ from sidestep.rdma.control import Control
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.client import Session
-from sidestep.rdma.tools.devices import DEVICES, Place, ToolDevice, open_device, resolve, source_for
+from sidestep.rdma.tools.devices import DEVICES, HostPort, ToolDevice, open_device, resolve, source_for
 from sidestep.rdma.tools.talk import Talk
 from sidestep.rdma.tools.terms import DEFAULT_PORT
 
@@ -41,9 +41,8 @@ def size_option(default: str, text: str) -> Callable[[CommandT], CommandT]:
 
 
 def server_argument(command: CommandT) -> CommandT:
-    """HOST[:PORT]."""
     return click.argument(
-        "server", metavar="HOST[:PORT]", callback=parsed(lambda text: Place.parse(text, DEFAULT_PORT))
+        "server", metavar="HOST[:PORT]", callback=parsed(lambda text: HostPort.parse(text, DEFAULT_PORT))
     )(command)
 
 
@@ -78,7 +77,7 @@ def offered(loop: Loop, devices: list[ToolDevice], title: str) -> Control | None
         return None
 
 
-class Client:
+class ToolClient:
     """A connection to a server; use it in a `with` block."""
 
     def __init__(self, kind: str, title: str, *, no_crc: bool, markers: bool) -> None:
@@ -89,9 +88,9 @@ class Client:
         self._device: ToolDevice | None = None
         self._control: Control | None = None
         self._talk: Talk | None = None
-        self.place: Place | None = None  # where the server is, as an address
+        self.place: HostPort | None = None  # where the server is, as an address
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> ToolClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,12 +103,12 @@ class Client:
         self.loop.close()
 
     def connect(
-        self, server: Place, make: Callable[[ToolDevice, Callable[[str], object]], TalkT], timeout_s: float
+        self, server: HostPort, make: Callable[[ToolDevice, Callable[[str], object]], TalkT], timeout_s: float
     ) -> TalkT:
         """Tries each address of the server; raises what stood against the last one."""
         problem: Unavailable | None = None
         for address in resolve(server.host):
-            place = Place(address, server.port)
+            place = HostPort(address, server.port)
             try:
                 device = open_device(self._kind, source_for(address), self.loop, crc=self._crc, markers=self._markers)
                 self._device = device

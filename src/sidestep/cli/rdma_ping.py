@@ -8,10 +8,10 @@ import sys
 import click
 
 from sidestep.cli.options import json_option
-from sidestep.cli.rdma_options import Client, device_options, flush, server_argument, size_option, timeout_option
+from sidestep.cli.rdma_options import ToolClient, device_options, flush, server_argument, size_option, timeout_option
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.client import Pinging, Pings
-from sidestep.rdma.tools.devices import Place, interruptible
+from sidestep.rdma.tools.devices import HostPort, interruptible
 from sidestep.rdma.tools.echo import Pinger
 from sidestep.rdma.tools.terms import Op, Terms
 
@@ -29,18 +29,9 @@ from sidestep.rdma.tools.terms import Op, Terms
 @device_options
 @json_option
 def ping(
-    server: Place,
-    count: int,
-    size: int,
-    interval: float,
-    quiet: bool,
-    no_verify: bool,
-    timeout: float,
-    device: str,
-    no_crc: bool,
-    markers: bool,
-    as_json: bool,
-) -> None:
+    server: HostPort, count: int, size: int, interval: float, quiet: bool, no_verify: bool, timeout: float,
+    device: str, no_crc: bool, markers: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Measure how long RDMA Sends take to `sidestep rdma server` at HOST and back.
 
     Ctrl-C ends it with the summary. With --json one object for the whole is printed at the end.
@@ -50,7 +41,7 @@ def ping(
     terms = Terms(Op.PING, size, verify=not no_verify)
     if terms.problem:
         raise click.BadParameter(terms.problem, param_hint="--size")
-    with Client(device, "sidestep rdma ping", no_crc=no_crc, markers=markers) as made:
+    with ToolClient(device, "sidestep rdma ping", no_crc=no_crc, markers=markers) as made:
         with interruptible(made.loop, made.stop):
             talk = made.connect(server, lambda device, failed: Pinger(device, terms, failed), timeout)
             place = made.place
@@ -75,14 +66,14 @@ def ping(
         sys.exit(1)
 
 
-def _show(pings: Pings, place: Place | None) -> None:
+def _show(pings: Pings, place: HostPort | None) -> None:
     back = len(pings.round_trips_ns)
     click.echo(f"--- {place}: {pings.sent} sent, {back} came back, {pings.wrong} with other contents ---")
     if found := pings.summary():
         click.echo("round trip " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()) + " us")
 
 
-def _as_json(pings: Pings, place: Place | None, size: int, details: dict[str, object]) -> dict[str, object]:
+def _as_json(pings: Pings, place: HostPort | None, size: int, details: dict[str, object]) -> dict[str, object]:
     return {
         "server": str(place),
         "size": size,

@@ -11,8 +11,8 @@ from sidestep.cli.rdma_options import device_options, flush, offered
 from sidestep.cli.shown import printable
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.soft.loop import Loop
-from sidestep.rdma.tools.devices import Place, ToolDevice, interruptible, open_device, resolve
-from sidestep.rdma.tools.server import Server
+from sidestep.rdma.tools.devices import HostPort, ToolDevice, interruptible, open_device, resolve
+from sidestep.rdma.tools.server import ToolServer
 from sidestep.rdma.tools.terms import DEFAULT_PORT
 
 
@@ -32,7 +32,7 @@ def server(address: str | None, port: int, device: str, no_crc: bool, markers: b
     """
     loop = Loop()
     devices, servers = _listening(loop, device, address, port, no_crc=no_crc, markers=markers)
-    places = [Place(one.address, each.port) for one, each in zip(devices, servers, strict=True)]
+    places = [HostPort(one.address, each.port) for one, each in zip(devices, servers, strict=True)]
     if as_json:
         click.echo(json.dumps({"listening": [{"address": place.host, "port": place.port} for place in places]}))
     else:
@@ -60,17 +60,17 @@ def server(address: str | None, port: int, device: str, no_crc: bool, markers: b
 
 def _listening(
     loop: Loop, kind: str, address: str | None, port: int, *, no_crc: bool, markers: bool
-) -> tuple[list[ToolDevice], list[Server]]:
+) -> tuple[list[ToolDevice], list[ToolServer]]:
     """A device and a server for each address; raises Unavailable if there is none."""
     addresses = ["0.0.0.0", "::"] if address is None else resolve(address)  # noqa: S104 - what was asked for
     devices: list[ToolDevice] = []
-    servers: list[Server] = []
+    servers: list[ToolServer] = []
     problem: Unavailable | None = None
     for number, one in enumerate(addresses):
         name = kind if len(addresses) == 1 else f"{kind}{number}"
         device = open_device(kind, one, loop, crc=not no_crc, markers=markers, name=name)
         try:
-            servers.append(Server(device, loop, port, lambda line: click.echo(printable(line), err=True)))
+            servers.append(ToolServer(device, loop, port, lambda line: click.echo(printable(line), err=True)))
         except Unavailable as error:  # a host without IPv6, for one
             device.close()
             problem = error

@@ -24,9 +24,7 @@ EXIT_NOT_FOUND = 127
 @promote_after_option(None, "Promote after so many reads and writes, or bytes (left out: 65536); 0: at once.")
 @ring_size_option(None, "Size of a channel in each direction, such as 256K.")
 @click.option(
-    "--spin-us",
-    type=click.IntRange(0, config.SPIN_US_MAX),
-    help="How long a wait may spin before it sleeps; 0: never.",
+    "--spin-us", type=click.IntRange(0, config.SPIN_US_MAX), help="How long a wait may spin before it sleeps; 0: never."
 )
 @socket_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")

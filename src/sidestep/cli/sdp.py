@@ -8,10 +8,7 @@ import click
 
 from sidestep.cli import LazyGroup
 
-COMMANDS: Final = {
-    "decode": "sidestep.cli.sdp_decode",
-    "simulate": "sidestep.cli.sdp_simulate",
-}
+COMMANDS: Final = {"decode": "sidestep.cli.sdp_decode", "simulate": "sidestep.cli.sdp_simulate"}
 
 
 @click.group(cls=LazyGroup, modules=COMMANDS)

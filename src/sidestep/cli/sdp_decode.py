@@ -85,8 +85,7 @@ def _show_messages(text: bytes, name: str, *, verbose: bool, as_json: bool) -> b
         text.split(b"\n", 1)[0].decode("ascii")
     except UnicodeDecodeError as error:
         raise Misuse(
-            f"{name} is neither a capture nor hex: byte {error.start} is {text[error.start]:#04x}",
-            remedy=_GIVE,
+            f"{name} is neither a capture nor hex: byte {error.start} is {text[error.start]:#04x}", remedy=_GIVE
         ) from error
     count, broken, first = 0, 0, ""
     for line, message in messages_in(text.decode("ascii", "backslashreplace"), name):
@@ -120,7 +119,6 @@ def _unreadable(name: str, error: OSError) -> Unavailable:
 
 
 def _opened(source: str) -> tuple[BinaryIO, str]:
-    """What to read, and what to call it."""
     if source == "-":
         return sys.stdin.buffer, "standard input"
     path = Path(source)

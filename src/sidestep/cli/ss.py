@@ -116,7 +116,6 @@ def _row(one: Connection, *, joint: str) -> list[str]:
 
 
 def _link(one: Connection) -> str:
-    """What carries it to another host, if that is where it goes."""
     if (link := one.link) is None:
         return ""
     return (

@@ -20,7 +20,7 @@ from textual.widgets import Footer, Input, Static
 from sidestep.cli.explain import explanation_text
 from sidestep.cli.top_view import SORTS, head, headings, ordered, row
 from sidestep.errors import Unavailable
-from sidestep.observe.explain import Explainer, Wanted
+from sidestep.observe.explain import Explainer, Query
 from sidestep.observe.traffic import Activity, Sample, View, compare, take_sample
 
 _STYLES: Final = {"promoted": "green", "attached": "cyan", "offered": "cyan", "pinned": "yellow"}
@@ -184,12 +184,10 @@ class TopApp(App[None]):
         self._show()
 
     def action_pause(self) -> None:
-        """Keeps the picture, or goes on."""
         self._paused = not self._paused
         self._show()
 
     def action_interval(self, step: int) -> None:
-        """Looks more rarely, or more often."""
         nearest = min(range(len(_INTERVALS_S)), key=lambda index: abs(_INTERVALS_S[index] - self._interval_s))
         self._interval_s = _INTERVALS_S[max(0, min(nearest + step, len(_INTERVALS_S) - 1))]
         self._timer.stop()
@@ -209,7 +207,6 @@ class TopApp(App[None]):
         field.focus()
 
     def action_clear(self) -> None:
-        """Closes the filter, and shows everything."""
         self.query_one("#filter", Input).value = ""
         self._close_filter()
 
@@ -225,12 +222,11 @@ class TopApp(App[None]):
         self.query_one("#rows").focus()
 
     def action_explain(self) -> None:
-        """Says why the chosen connection is where it is."""
         if self._rows:
             one = self._rows[self._cursor].connection
-            self._explain(Wanted(pid=one.pid, fd=one.fd), f"{one.program}[{one.pid}] {one.local}: it has ended")
+            self._explain(Query(pid=one.pid, fd=one.fd), f"{one.program}[{one.pid}] {one.local}: it has ended")
 
     @work(thread=True, exclusive=True)
-    def _explain(self, wanted: Wanted, ended: str) -> None:
+    def _explain(self, wanted: Query, ended: str) -> None:
         found = [explanation_text(one) for one in Explainer(self._socket_path).explain(wanted)]
         self.call_from_thread(self.push_screen, ExplanationScreen("\n\n".join(found) or ended))

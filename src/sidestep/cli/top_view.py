@@ -92,7 +92,6 @@ def row(one: Activity, width: int) -> str:
 
 
 def frame(view: View, rows: Iterable[Activity], path: str, width: int) -> list[str]:
-    """All lines: totals, headings, rows."""
     return [*head(view, path, width), headings(width), *(row(one, width) for one in rows)]
 
 

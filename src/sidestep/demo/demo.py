@@ -32,7 +32,7 @@ from typing import IO, Any, Final, Self
 from sidestep.config import RemoteSettings
 from sidestep.errors import Unavailable
 from sidestep.installation import native_library
-from sidestep.observe.namespaces import Bridge, Namespace
+from sidestep.observe.namespaces import Namespace, NetworkBridge
 from sidestep.testing import Sidestep, free_port
 
 ROUNDS: Final = 3
@@ -155,7 +155,7 @@ class Site:
         return self.namespace.inside() if self.namespace else nullcontext()
 
 
-class Place:
+class Testbed:
     """Where programs run: over kernel TCP, perhaps all on one CPU, or under sidestep; on one host or on two."""
 
     def __init__(self, name: str, server: Site, client: Site | None = None, *, cpu: int | None = None) -> None:
@@ -172,7 +172,6 @@ class Place:
 
     @property
     def address(self) -> str:
-        """The server's."""
         return self._server.address
 
     def serve(self, argv: list[str]) -> _Program:
@@ -180,7 +179,6 @@ class Place:
         return self._start(argv, self._server)
 
     def start(self, argv: list[str]) -> _Program:
-        """The same for a client."""
         return self._start(argv, self._client)
 
     def _start(self, argv: list[str], site: Site) -> _Program:
@@ -191,7 +189,6 @@ class Place:
         return program
 
     def answers(self, port: int) -> bool:
-        """Whether somebody listens there."""
         with self._client.inside(), socket.socket() as probe:
             return probe.connect_ex((self.address, port)) == 0
 
@@ -235,10 +232,8 @@ def _port(endpoint: str) -> str:
     return endpoint.rpartition(":")[2]
 
 
-def _talk(role: str) -> Callable[[Place, float], Run]:
-    """A work of programs: ROLE-server and ROLE-client."""
-
-    def run(place: Place, seconds: float) -> Run:
+def _talk(role: str) -> Callable[[Testbed, float], Run]:
+    def run(place: Testbed, seconds: float) -> Run:
         at = ["--address", place.address]
         server = place.serve([*_PROGRAMS, f"{role}-server", *at])
         port = int(server.line(START_TIMEOUT_S))
@@ -259,7 +254,7 @@ class _Redis:
         self._connections = connections
         self._rates: dict[str, float] = {}
 
-    def __call__(self, place: Place, seconds: float) -> Run:
+    def __call__(self, place: Testbed, seconds: float) -> Run:
         with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as folder:
             port = free_port()
             argv = ["redis-server", "--port", str(port), "--bind", place.address, "--save", "", "--appendonly", "no"]
@@ -279,7 +274,7 @@ class _Redis:
             server.end()
         return Run(self._rates[place.name], equal, look)
 
-    def _ask(self, place: Place, port: int, requests: int, look_after_s: float) -> tuple[float, Look | None]:
+    def _ask(self, place: Testbed, port: int, requests: int, look_after_s: float) -> tuple[float, Look | None]:
         argv = ["redis-benchmark", "-h", place.address, "-p", str(port), "-t", "get", "--csv"]
         client = place.start([*argv, "-c", str(self._connections), "-n", str(requests)])
         time.sleep(look_after_s)
@@ -305,8 +300,7 @@ http {{
 """
 
 
-def _nginx(place: Place, seconds: float) -> Run:
-    """A large file from nginx, over one connection."""
+def _nginx(place: Testbed, seconds: float) -> Run:
     with tempfile.TemporaryDirectory(prefix="sidestep-demo-") as name:
         folder, port = Path(name), free_port()
         data = random.Random(2002).randbytes(FILE_LEN)  # noqa: S311 - any bytes will do
@@ -326,7 +320,7 @@ def _nginx(place: Place, seconds: float) -> Run:
     return Run(result["value"], result["equal"], look)
 
 
-def _wait_for_port(place: Place, program: _Program, port: int) -> None:
+def _wait_for_port(place: Testbed, program: _Program, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if not program.running():
@@ -344,13 +338,12 @@ class Work:
     name: str
     title: str
     unit: str
-    run: Callable[[Place, float], Run]
+    run: Callable[[Testbed, float], Run]
     lower_is_better: bool = False
     needs: tuple[str, ...] = ()  # programs, by name
 
 
 def works(*, two_hosts: bool = False) -> tuple[Work, ...]:
-    """What the demo runs, in its order."""
     redis = ("redis-server", "redis-benchmark")
     nginx = Work("nginx", "nginx, 16 MiB files, SHA-256 checked", "MB/s", _nginx, needs=("nginx",))
     return (
@@ -363,7 +356,7 @@ def works(*, two_hosts: bool = False) -> tuple[Work, ...]:
 
 
 @dataclass
-class Line:
+class ResultLine:
     """A work's runs by place, and what they come to."""
 
     work: Work
@@ -374,7 +367,6 @@ class Line:
 
     @property
     def best_tcp(self) -> str:
-        """The better of kernel TCP's placements."""
         pick = min if self.work.lower_is_better else max
         return pick((place for place in self.runs if place.startswith("tcp")), key=self.median)
 
@@ -384,7 +376,6 @@ class Line:
         return self.ratio_of("sidestep")
 
     def ratio_of(self, place: str) -> float:
-        """The same of another way under sidestep."""
         tcp, ours = self.median(self.best_tcp), self.median(place)
         return tcp / ours if self.work.lower_is_better else ours / tcp
 
@@ -395,7 +386,6 @@ class Line:
 
     @property
     def _ours(self) -> list[Run]:
-        """Those under sidestep, in whatever way."""
         return [run for place, runs in self.runs.items() if not place.startswith("tcp") for run in runs]
 
     @property
@@ -432,7 +422,7 @@ class Line:
 class Demo:
     """The whole demo: a line a work, and what could not run, with the remedy."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ResultLine] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # why, by the name of the work
 
     @property
@@ -463,10 +453,10 @@ def run_demo(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell) -> D
     cpu = min(os.sched_getaffinity(0))
     with Sidestep(promote_after=None) as sidestep:
         ours = Site(sidestep=sidestep)
-        places: dict[str, Callable[[str], Place]] = {
-            "tcp": lambda name: Place(name, Site()),
-            "tcp-one-cpu": lambda name: Place(name, Site(), cpu=cpu),
-            "sidestep": lambda name: Place(name, ours),
+        places: dict[str, Callable[[str], Testbed]] = {
+            "tcp": lambda name: Testbed(name, Site()),
+            "tcp-one-cpu": lambda name: Testbed(name, Site(), cpu=cpu),
+            "sidestep": lambda name: Testbed(name, ours),
         }
         return _run(places, works(), rounds=rounds, seconds=seconds, tell=tell)
 
@@ -483,15 +473,15 @@ def run_two_hosts(*, rounds: int = ROUNDS, seconds: float = SECONDS, tell: Tell)
         policy.write_text(f"use sdp connect * {TWO_HOSTS_PREFIX}0/24:*\n")
         promoted, first = _two_hosts(stack), _two_hosts(stack, policy)
         sites = {"tcp": [replace(site, sidestep=None) for site in promoted], "sidestep": promoted, "sdp": first}
-        places: dict[str, Callable[[str], Place]] = {
-            name: lambda name: Place(name, sites[name][1], sites[name][0]) for name in sites
+        places: dict[str, Callable[[str], Testbed]] = {
+            name: lambda name: Testbed(name, sites[name][1], sites[name][0]) for name in sites
         }
         return _run(places, works(two_hosts=True), rounds=rounds, seconds=seconds, tell=tell)
 
 
 def _two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
     """Two, joined by a bridge, with a provider each; by `policy` their connections begin with SDP."""
-    bridge, namespaces = Bridge(), (Namespace(), Namespace())
+    bridge, namespaces = NetworkBridge(), (Namespace(), Namespace())
     for made in (bridge, *namespaces):
         stack.callback(made.close)
     sites = []
@@ -506,7 +496,7 @@ def _two_hosts(stack: ExitStack, policy: Path | None = None) -> list[Site]:
 
 
 def _run(
-    places: Mapping[str, Callable[[str], Place]],
+    places: Mapping[str, Callable[[str], Testbed]],
     all_works: tuple[Work, ...],
     *,
     rounds: int,
@@ -519,7 +509,7 @@ def _run(
             demo.skipped[work.name] = why
             tell(f"{work.title}: skipped, {why}")
             continue
-        line = Line(work, {name: [] for name in places})
+        line = ResultLine(work, {name: [] for name in places})
         tell(f"{work.title}: {rounds} rounds")
         for _ in range(rounds):
             for name, make in places.items():

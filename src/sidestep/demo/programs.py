@@ -64,7 +64,6 @@ def _receive(sock: socket.socket, view: memoryview) -> bool:
 
 
 def echo_server(address: str) -> None:
-    """Sends every message of one client back."""
     message = memoryview(bytearray(ECHO_LEN))
     with _accept(address) as sock:
         while _receive(sock, message):

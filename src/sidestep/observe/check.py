@@ -14,8 +14,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import SidestepError
-from sidestep.observe import doctor
-from sidestep.observe import preload_check as reach
+from sidestep.observe import doctor, preload_check
 from sidestep.observe.doctor import Finding, Level
 from sidestep.provider import control
 from sidestep.provider.proof import lookup as proof
@@ -28,7 +27,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 def check_program(name: str) -> Iterator[Finding]:
     """Whether the shim reaches the program that `name` would run, and what it does past the shim."""
     try:
-        program = reach.inspect(reach.find(name))
+        program = preload_check.inspect(preload_check.find(name))
     except SidestepError as error:
         yield Finding(name, Level.FAIL, error.message, error.remedy)
         return
@@ -38,7 +37,7 @@ def check_program(name: str) -> Iterator[Finding]:
         return
     yield Finding(name, Level.OK, "the shim reaches it: " + " -> ".join(str(path) for path in program.chain))
     try:
-        loaded, missing = reach.libraries(program.chain[-1])
+        loaded, missing = preload_check.libraries(program.chain[-1])
     except SidestepError as error:
         yield Finding(name, Level.NOTE, error.message, error.remedy)
         return
@@ -56,7 +55,7 @@ def _own_calls(name: str, files: list[Path]) -> Iterator[Finding]:
         if file.name.startswith(_OF_THE_LIBC):
             continue
         try:
-            found = reach.calls(file)
+            found = preload_check.calls(file)
         except OSError:  # not readable by this user, though the loader is let in
             continue
         if found.io_uring:
@@ -88,7 +87,6 @@ def check_place(socket_path: Path) -> Iterator[Finding]:
 
 
 def _status(socket_path: Path) -> dict[str, object]:
-    """The provider's, or nothing if none runs."""
     if not control.answers(socket_path):
         return {}
     with control.ControlConnection(socket_path) as connection:

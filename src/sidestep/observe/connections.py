@@ -111,31 +111,20 @@ def _decode(slot: dict[str, Any], now_ns: int, programs: dict[int, str | None], 
         return None
     pid = slot["pid"]
     if pid not in programs:
-        programs[pid] = _program(pid)
+        programs[pid] = program_name(pid)
     return Connection(
-        pid=pid,
-        program=programs[pid],
-        fd=slot["fd"],
+        pid=pid, program=programs[pid], fd=slot["fd"],
         local=_endpoint(slot["family"], slot["local_addr"], slot["local_port"]),
         remote=_endpoint(slot["family"], slot["remote_addr"], slot["remote_port"]),
-        role=_ROLES.get(slot["role"], "unknown"),
-        state=state.name.lower(),
-        reason=reason.name if reason is not Reason.NONE else None,
-        why=REASON_TEXT[reason],
-        segment=slot["segment_id"].hex() if any(slot["segment_id"]) else None,
-        tx=_traffic(slot, "tx"),
-        rx=_traffic(slot, "rx"),
-        doorbells=slot["doorbells_sent"],
-        sleeps=slot["sleeps"] + slot["tx_sleeps"],
-        calls=slot["wait_calls"],
-        spins_won=slot["spins_won"],
-        spins_lost=slot["spins_lost"],
+        role=_ROLES.get(slot["role"], "unknown"), state=state.name.lower(),
+        reason=reason.name if reason is not Reason.NONE else None, why=REASON_TEXT[reason],
+        segment=slot["segment_id"].hex() if any(slot["segment_id"]) else None, tx=_traffic(slot, "tx"),
+        rx=_traffic(slot, "rx"), doorbells=slot["doorbells_sent"], sleeps=slot["sleeps"] + slot["tx_sleeps"],
+        calls=slot["wait_calls"], spins_won=slot["spins_won"], spins_lost=slot["spins_lost"],
         age_s=round(max(0, now_ns - slot["born_ns"]) / 1e9, 3),
         promoted_s=round(max(0, now_ns - slot["promoted_ns"]) / 1e9, 3) if slot["promoted_ns"] else None,
-        born_ns=slot["born_ns"],
-        promotions=slot["tx_round"],
-        key=key,
-    )
+        born_ns=slot["born_ns"], promotions=slot["tx_round"], key=key,
+    )  # fmt: skip
 
 
 def _traffic(slot: dict[str, Any], way: str) -> Traffic:
@@ -145,7 +134,7 @@ def _traffic(slot: dict[str, Any], way: str) -> Traffic:
     )  # fmt: skip
 
 
-def _program(pid: int) -> str | None:
+def program_name(pid: int) -> str | None:
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:

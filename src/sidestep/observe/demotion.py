@@ -120,7 +120,6 @@ def _pass_on(socket_path: Path, what: Order, keys: set[Key]) -> Iterator[tuple[K
 
 
 def _judge(what: Order, found: Connection) -> Result:
-    """What the connection says of itself."""
     if what is Order.PROMOTE:
         if found.promoted:
             return Result.PROMOTED

@@ -73,7 +73,6 @@ def check_machine(socket_path: Path) -> Iterator[Finding]:
 
 
 def kernel_checks() -> Checks:
-    """What every program under sidestep asks of the kernel."""
     return (
         ("memfd", in_child(_memfd)),
         ("eventfd", in_child(_eventfd)),
@@ -83,7 +82,6 @@ def kernel_checks() -> Checks:
 
 
 def run_checks(checks: Checks) -> Iterator[Finding]:
-    """The findings of checks that may raise."""
     for subject, check in checks:
         try:
             yield check()
@@ -159,10 +157,7 @@ def _passing() -> Finding:
 def _sock_diag() -> Finding:
     prover = proof.SocketProver()
     try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname()) as one,
-        ):
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
             held = prover.holds(proof.connection_key(one, proof.netns_cookie()), proof.socket_cookie(one))
     finally:
         prover.close()
@@ -231,7 +226,6 @@ def _cpus() -> Finding:
 
 
 def shim() -> Finding:
-    """Whether the loader of this system takes the shim."""
     library = native_library()
     env = ShimSettings(Path(os.devnull)).environment({})
     tried = subprocess.run(["/bin/true"], env=env, capture_output=True, text=True, timeout=10, check=False)
@@ -264,7 +258,6 @@ def _policy(socket_path: Path) -> Finding:
 
 
 def provider(socket_path: Path) -> Finding:
-    """Whether a provider answers, or could be started."""
     if control.answers(socket_path):
         with control.ControlConnection(socket_path) as connection:
             found = connection.status()

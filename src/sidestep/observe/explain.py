@@ -11,7 +11,7 @@ changes nothing, and each source may be missing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -70,21 +70,13 @@ class Explanation:
 
     def as_json(self) -> dict[str, Any]:
         """The explanation as `sidestep explain --json` shows it."""
-        return {
-            "subject": self.subject,
-            "verdict": self.verdict.name.lower(),
-            "carrier": self.carrier,
-            "reason": self.reason,
-            "cause": self.cause,
-            "hint": self.hint,
-            "facts": dict(self.facts),
-            "calls_saved": self.calls_saved,
-            "connection": self.connection.as_json() if self.connection else None,
-        }
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        connection = self.connection.as_json() if self.connection else None
+        return told | {"verdict": self.verdict.name.lower(), "facts": dict(self.facts), "connection": connection}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Query:
     """What a user asks about; with no field set, everything under sidestep."""
 
     pid: int | None = None
@@ -94,7 +86,7 @@ class Wanted:
     program: str | None = None
 
     @classmethod
-    def parse(cls, text: str | None) -> Wanted:
+    def parse(cls, text: str | None) -> Query:
         """`PID`, `PID/FD`, `ADDRESS:PORT`, `:PORT` or a program's name; raises Misuse."""
         if not text:
             return cls()
@@ -116,11 +108,9 @@ class Wanted:
 
     @property
     def everything(self) -> bool:
-        """Whether nothing in particular is asked for."""
-        return self == Wanted()
+        return self == Query()
 
     def matches(self, pid: int | None, fd: int, program: str | None, ends: tuple[Endpoint | None, ...]) -> bool:
-        """Whether a socket is meant."""
         return (
             (self.pid is None or self.pid == pid)
             and (self.fd is None or self.fd == fd)
@@ -145,7 +135,7 @@ class Explainer:
             self._tracked, self.provider_missing = [], error
         self._processes: dict[int, Process] = {}
 
-    def explain(self, wanted: Wanted) -> Iterator[Explanation]:
+    def explain(self, wanted: Query) -> Iterator[Explanation]:
         """All that is meant: tracked connections first, then what else the kernel has.
 
         Raises:
@@ -280,7 +270,6 @@ class Explainer:
             return None
 
     def _carrier(self, one: Connection, ends: tuple[Endpoint, Endpoint], peer: Connection | None) -> str:
-        """The protocol that carries a promoted connection, by name."""
         if one.link is not None:
             return str(one.link["protocol"])
         if peer is not None and peer.segment == one.segment:
@@ -334,7 +323,6 @@ class Explainer:
         return {(held.pid, held.fd): held for held in self._host_sockets}
 
     def _ends(self, one: Connection) -> tuple[Endpoint, Endpoint] | None:
-        """Its two ends; None: it is not connected."""
         local, remote = endpoint(one.local), endpoint(one.remote)
         if local.port and remote.port:
             return local, remote
@@ -377,7 +365,6 @@ class Explainer:
 
 
 def _plain(subject: str, verdict: Verdict, reason: str | None, cause: str, hint: str) -> Explanation:
-    """Of a socket that no shim tracks."""
     return Explanation(subject, verdict, "tcp" if verdict is Verdict.TCP else "", reason, cause, hint, (), 0, None)
 
 
@@ -396,7 +383,6 @@ def _carried_facts(one: Connection) -> list[tuple[str, str]]:
 
 
 def _link_facts(one: Connection) -> Iterator[tuple[str, str]]:
-    """How the link to another host is, now."""
     if (link := one.link) is None:
         return
     yield "sending", f"{link['send_mechanism']}, {link['send_mode']} mode, {link['held']:,} bytes not read there yet"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
 from sidestep import limits
@@ -27,7 +27,7 @@ _GROWING: Final = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Way:
+class LinkRoute:
     """Over what, and where to."""
 
     protocol: str
@@ -35,8 +35,7 @@ class Way:
     peer: str  # the other host
 
     @classmethod
-    def of(cls, link: Link) -> Way:
-        """That a link goes."""
+    def of(cls, link: Link) -> LinkRoute:
         return cls(str(link.get("protocol", "")), str(link.get("device", "")), str(link.get("peer", "")))
 
 
@@ -53,11 +52,9 @@ class Sum:
     held: int = 0  # bytes that were sent, and not read there yet
 
     def plus(self, link: Link) -> Sum:
-        return Sum(
-            self.links + 1, self.credit + number(link, "credit"), self.remote_credit + number(link, "remote_credit"),
-            self.receives_posted + number(link, "receives_posted"), self.adverts + number(link, "adverts"),
-            self.remote_adverts + number(link, "remote_adverts"), self.held + number(link, "held"),
-        )  # fmt: skip
+        """With one more; the other fields are numbers of links."""
+        added = {each.name: getattr(self, each.name) + number(link, each.name) for each in fields(self)[1:]}
+        return Sum(self.links + 1, **added)
 
 
 def number(link: Link, name: str) -> int:
@@ -66,11 +63,11 @@ def number(link: Link, name: str) -> int:
     return found if isinstance(found, int) else 0
 
 
-def sums(links: Iterable[Link], named: Callable[[Way], Way] = lambda way: way) -> dict[Way, Sum]:
+def sums(links: Iterable[Link], named: Callable[[LinkRoute], LinkRoute] = lambda way: way) -> dict[LinkRoute, Sum]:
     """By way, as that is `named`."""
-    found: dict[Way, Sum] = {}
+    found: dict[LinkRoute, Sum] = {}
     for link in links:
-        way = named(Way.of(link))
+        way = named(LinkRoute.of(link))
         found[way] = found.get(way, Sum()).plus(link)
     return found
 
@@ -116,24 +113,23 @@ class LinkTotals:
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[Way, str, str, str]] = Counter()  # by way, unit, direction and mechanism
+        self.counts: Counter[tuple[LinkRoute, str, str, str]] = Counter()  # by way, unit, direction and mechanism
         self._last: dict[str, Link] = {}
         self._peers: set[str] = set()
 
     def handle(self, links: Iterable[Link]) -> None:
-        """Adds what is new since the last look."""
         now = {str(link.get("segment")): link for link in links}
         for segment, link in now.items():
-            way, before = self.named(Way.of(link)), self._last.get(segment, {})
+            way, before = self.named(LinkRoute.of(link)), self._last.get(segment, {})
             for (unit, direction, mechanism), name in _GROWING.items():
                 grown = number(link, name) - number(before, name)
                 self.counts[way, unit, direction, mechanism] += grown if grown >= 0 else number(link, name)
         self._last = now
 
-    def named(self, way: Way) -> Way:
+    def named(self, way: LinkRoute) -> LinkRoute:
         """The way as it is counted."""
         if way.peer not in self._peers:
             if len(self._peers) >= limits.LINK_PEERS_MAX:
-                return Way(way.protocol, way.device, OTHERS)
+                return LinkRoute(way.protocol, way.device, OTHERS)
             self._peers.add(way.peer)
         return way

@@ -35,7 +35,7 @@ from sidestep import limits
 from sidestep.counters import NAMES
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native.layout import State
-from sidestep.observe.links import LinkTotals, Sum, Way, modes, sums
+from sidestep.observe.links import LinkRoute, LinkTotals, Sum, modes, sums
 from sidestep.observe.traffic import Sample, Totals, take_sample
 
 _COUNTER: Final = re.compile(r"(\w+)(?:\{(.*)\})?")
@@ -76,7 +76,6 @@ class Exporter(Collector):
         return ()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -164,7 +163,7 @@ def _links(sample: Sample, totals: LinkTotals) -> Iterator[Metric]:
     yield family
 
 
-def _way(way: Way) -> tuple[str, str, str]:
+def _way(way: LinkRoute) -> tuple[str, str, str]:
     return way.protocol, way.device, way.peer
 
 
@@ -190,7 +189,7 @@ class _Handler(WSGIRequestHandler):
         pass
 
 
-class Server(WSGIServer):
+class MetricsServer(WSGIServer):
     """Serves an exporter at a TCP address or a UNIX socket, with a bounded number of threads."""
 
     request_queue_size = limits.METRICS_REQUESTS_MAX
@@ -241,7 +240,6 @@ class Server(WSGIServer):
         self.setup_environ()
 
     def server_close(self) -> None:
-        """Stops listening, and takes the socket's name away."""
         super().server_close()
         if self._path:
             self._path.unlink(missing_ok=True)
@@ -289,7 +287,6 @@ def parse_listen(text: str) -> tuple[str, int] | Path:
 
 
 def _remove_stale(path: Path) -> None:
-    """Takes a socket away at which nobody listens any more."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return

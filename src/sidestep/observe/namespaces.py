@@ -67,12 +67,10 @@ class Namespace:
 
     @property
     def path(self) -> Path:
-        """What names it while it is open."""
         return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread, and what it starts, is in it."""
         with thread_in_netns(self.path):
             yield
 
@@ -80,7 +78,7 @@ class Namespace:
         os.close(self._fd)
 
 
-class Bridge(Namespace):
+class NetworkBridge(Namespace):
     """A network of hosts: a namespace with nothing in it but a bridge."""
 
     def __init__(self) -> None:

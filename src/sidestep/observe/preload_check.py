@@ -36,7 +36,7 @@ _LOADER_TIMEOUT_S: Final = 20.0  # for listing the libraries of a program
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class PreloadObstacle:
     """Why the shim does not get into a program."""
 
     code: str
@@ -45,7 +45,6 @@ class Obstacle:
 
     @property
     def verdict(self) -> str:
-        """What it means for the program, and why."""
         return f"{'cannot be executed' if self.stops_it else 'stays on TCP'}: {self.text}"
 
     @property
@@ -60,7 +59,7 @@ class Program:
 
     path: Path
     chain: tuple[Path, ...]  # the program and, for a script, its interpreters; the last one is what is loaded
-    obstacles: tuple[Obstacle, ...]
+    obstacles: tuple[PreloadObstacle, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,7 @@ _STATIC = (
     "use a dynamically linked build",
 )
 _FOREIGN = ("machine", "it is made for another machine or word size than the shim", "use a native 64-bit build")
-_MUSL = (
-    "libc",
-    "its C library is not the one that the shim was built for ({})",
-    "use a build for this system's libc",
-)
+_MUSL = ("libc", "its C library is not the one that the shim was built for ({})", "use a build for this system's libc")
 _GO = (
     "go",
     "it is a Go program, which calls the kernel without the C library",
@@ -116,13 +111,12 @@ def find(name: str) -> Path:
     return Path(found)
 
 
-def obstacles(path: Path) -> tuple[Obstacle, ...]:
+def obstacles(path: Path) -> tuple[PreloadObstacle, ...]:
     """What keeps the shim out of the program at `path`; none: it gets in."""
     return inspect(path).obstacles
 
 
 def inspect(path: Path) -> Program:
-    """Looks at a program and, if it is a script, at what interprets it."""
     chain = [path]
     while len(chain) <= _INTERPRETERS_MAX:
         try:
@@ -181,9 +175,9 @@ def calls(path: Path) -> Calls:
     return Calls(bool(_LIBURING in data or _CALL_IO_URING.search(data)), bool(_CALL_SOCKETS.search(data)))
 
 
-def _obstacle(template: tuple[str, str, str], *details: str) -> Obstacle:
+def _obstacle(template: tuple[str, str, str], *details: str) -> PreloadObstacle:
     code, text, remedy = template
-    return Obstacle(code, text.format(*details), remedy.format(*details))
+    return PreloadObstacle(code, text.format(*details), remedy.format(*details))
 
 
 class _NoInterpreter(Exception):
@@ -232,7 +226,7 @@ def _is_text(file: BinaryIO) -> bool:
     return bool(start) and b"\0" not in start and not start.startswith(_ELF_MAGIC)
 
 
-def _rights(path: Path) -> Iterator[Obstacle]:
+def _rights(path: Path) -> Iterator[PreloadObstacle]:
     found = path.stat()
     if found.st_mode & stat.S_ISUID and found.st_uid not in (os.getuid(), os.geteuid()):
         yield _obstacle(_SETID, "set-user-ID")
@@ -252,7 +246,7 @@ def _rights(path: Path) -> Iterator[Obstacle]:
             yield _obstacle(_CAPABILITIES)
 
 
-def _elf(file: BinaryIO) -> Iterator[Obstacle]:
+def _elf(file: BinaryIO) -> Iterator[PreloadObstacle]:
     ident = _read_at(file, 0, _IDENT_LEN)
     if len(ident) < _IDENT_LEN or not ident.startswith(_ELF_MAGIC):
         yield _obstacle(_NOT_A_PROGRAM)
@@ -287,7 +281,6 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 
 def _loader(file: BinaryIO, offset: int, count: int) -> str | None:
-    """The dynamic loader that the program asks for."""
     table = _read_at(file, offset, count * _SEGMENT.size)
     for at in range(0, len(table) - _SEGMENT.size + 1, _SEGMENT.size):
         kind, _, where, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)

@@ -25,7 +25,7 @@ from sidestep.rdma.iwarp.tap import Seen
 
 @dataclass(slots=True)
 class DeviceView:
-    """One device of a process."""
+    """One device of a process; its fields are names of `sidestep rdma list --json`."""
 
     name: str
     address: str
@@ -33,30 +33,15 @@ class DeviceView:
     counters: dict[str, int]
     queue_pairs: list[dict[str, Any]] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """With names that do not change."""
-        return {
-            "name": self.name,
-            "address": self.address,
-            "listening": self.listening,
-            "counters": self.counters,
-            "queue_pairs": self.queue_pairs,
-        }
-
 
 @dataclass(slots=True)
 class ProcessView:
-    """A process that has devices."""
+    """A process that has devices; likewise."""
 
     pid: int
     uid: int
     program: str
     devices: list[DeviceView] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """With names that do not change."""
-        devices = [device.as_json() for device in self.devices]
-        return {"pid": self.pid, "uid": self.uid, "program": self.program, "devices": devices}
 
 
 def directories() -> list[tuple[Path, int]]:
@@ -83,7 +68,7 @@ def sockets() -> Iterator[tuple[Path, int]]:
             continue
 
 
-class Asked:
+class DeviceClient:
     """A connection to one process; use it in a `with` block."""
 
     def __init__(self, path: Path, uid: int) -> None:
@@ -108,7 +93,6 @@ class Asked:
         self.close()
 
     def close(self) -> None:
-        """Asks nothing more; a capture ends."""
         self._sock.close()
 
     def fileno(self) -> int:
@@ -132,7 +116,6 @@ class Asked:
         return packet
 
     def document(self) -> dict[str, Any]:
-        """A packet of JSON."""
         try:
             found = json.loads(self.receive())
         except (ValueError, RecursionError) as error:
@@ -174,7 +157,7 @@ class Asked:
 
 def look(path: Path, uid: int) -> ProcessView:
     """One process; raises Unavailable."""
-    with Asked(path, uid) as asked:
+    with DeviceClient(path, uid) as asked:
         asked.send({"op": "list"})
         process = ProcessView(asked.pid, asked.uid, "")
         until, length = time.monotonic() + limits.RDMA_ASK_S, 0
@@ -197,7 +180,6 @@ def look(path: Path, uid: int) -> ProcessView:
 
 
 def processes() -> list[ProcessView]:
-    """All that answer, by process."""
     found = []
     for path, uid in sockets():
         try:

@@ -20,7 +20,8 @@ import psutil
 
 from sidestep import config
 from sidestep.installation import native_library
-from sidestep.observe import preload_check as reach
+from sidestep.observe import preload_check
+from sidestep.observe.connections import program_name
 from sidestep.routing import Address, plain_address
 from sidestep.switch.protocol import Endpoint
 
@@ -131,7 +132,6 @@ class Judgement:
 
     @classmethod
     def of(cls, code: Outside, text: str = "", remedy: str = "") -> Judgement:
-        """With these details in the two sentences."""
         return cls(code, code.text.format(text), code.remedy.format(remedy))
 
 
@@ -146,11 +146,8 @@ class Process:
 
     @cached_property
     def name(self) -> str | None:
-        """The name of the program; None: the process has gone."""
-        try:
-            return Path(f"/proc/{self.pid}/comm").read_text(errors="replace").rstrip("\n")
-        except OSError:
-            return None
+        """None: the process has gone."""
+        return program_name(self.pid)
 
     @cached_property
     def command(self) -> str:
@@ -172,7 +169,7 @@ class Process:
         try:
             mapped = f"/{native_library().name}" in Path(f"/proc/{self.pid}/maps").read_text(errors="replace")
             environ = dict(self._environ())
-            obstacles = () if mapped else reach.obstacles(Path(f"/proc/{self.pid}/exe"))
+            obstacles = () if mapped else preload_check.obstacles(Path(f"/proc/{self.pid}/exe"))
         except PermissionError:
             return Judgement.of(Outside.HIDDEN)
         except OSError:  # it ended while it was looked at
@@ -190,7 +187,6 @@ class Process:
         return Judgement.of(Outside.NOT_STARTED, remedy=self.command)
 
     def _environ(self) -> Iterator[tuple[str, str]]:
-        """What it was started with."""
         for entry in Path(f"/proc/{self.pid}/environ").read_text(errors="replace").split("\0"):
             name, equals, value = entry.partition("=")
             if equals:

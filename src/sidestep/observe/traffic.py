@@ -38,7 +38,6 @@ class Sample:
 
     @property
     def links(self) -> list[Link]:
-        """That carry connections to other hosts."""
         return [one.link for one in self.connections.values() if one.link is not None]
 
 
@@ -53,19 +52,11 @@ def take_sample(socket_path: Path) -> Sample:
 def counts(one: Connection) -> Counter[str]:
     """The counts of a connection, by the names of `COUNTS`."""
     return Counter(
-        sent_ring_bytes=one.tx.ring_bytes,
-        sent_tcp_bytes=one.tx.tcp_bytes,
-        received_ring_bytes=one.rx.ring_bytes,
-        received_tcp_bytes=one.rx.tcp_bytes,
-        sent_ring_messages=one.tx.ring_msgs,
-        sent_tcp_messages=one.tx.tcp_msgs,
-        received_ring_messages=one.rx.ring_msgs,
-        received_tcp_messages=one.rx.tcp_msgs,
-        doorbells=one.doorbells,
-        sleeps=one.sleeps,
-        spins_won=one.spins_won,
-        spins_lost=one.spins_lost,
-    )
+        sent_ring_bytes=one.tx.ring_bytes, sent_tcp_bytes=one.tx.tcp_bytes, received_ring_bytes=one.rx.ring_bytes,
+        received_tcp_bytes=one.rx.tcp_bytes, sent_ring_messages=one.tx.ring_msgs, sent_tcp_messages=one.tx.tcp_msgs,
+        received_ring_messages=one.rx.ring_msgs, received_tcp_messages=one.rx.tcp_msgs, doorbells=one.doorbells,
+        sleeps=one.sleeps, spins_won=one.spins_won, spins_lost=one.spins_lost,
+    )  # fmt: skip
 
 
 def grown(after: Connection, before: Connection | None) -> Counter[str]:
@@ -132,7 +123,6 @@ class View:
 
     @property
     def links(self) -> list[Link]:
-        """That carry connections to other hosts."""
         return [one.connection.link for one in self.activities if one.connection.link is not None]
 
 
@@ -166,7 +156,6 @@ class Totals:
         self._last: dict[Key, Connection] = {}
 
     def handle(self, found: Iterable[tuple[Key, Connection]]) -> None:
-        """Adds what is new since the last look."""
         now = dict(found)
         for key, one in now.items():
             before = self._last.get(key)

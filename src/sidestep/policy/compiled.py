@@ -42,7 +42,6 @@ class Decision:
         return [name for name in installed if self.target in (BOTH, name)]
 
     def why(self) -> str:
-        """The reason as a half sentence."""
         if self.rule is None:
             return "no rule of the policy matches, so any protocol may carry it"
         return f"{self.rule.origin} says: {self.rule.text}"

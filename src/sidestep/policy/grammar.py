@@ -226,15 +226,9 @@ def _parse_use(words: _Words, origin: Origin) -> Rule:
         words.position += 1
         identities[clause.text] = _identity(words, clause.text)
     return Rule(
-        target,
-        ROLE_WORDS[role.text],
-        program.text,
-        network,
-        ports,
-        identities.get("user"),
-        identities.get("group"),
+        target, ROLE_WORDS[role.text], program.text, network, ports, identities.get("user"), identities.get("group"),
         origin,
-    )
+    )  # fmt: skip
 
 
 def _target(words: _Words) -> str:
@@ -482,5 +476,4 @@ def _suggest(word: str, known: Iterable[str], hint: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A word in a message, cut where it gets long."""
     return repr(text if len(text) <= 64 else text[:61] + "...")

@@ -145,7 +145,6 @@ class _Loading:
                 self.take_file(file, include.origin, chain)
 
     def _look_up(self, statement: Statement) -> None:
-        """Finds out the numbers of those whom a statement names."""
         if isinstance(statement, Rule):
             self._identity(statement.user, False, statement.origin)
             self._identity(statement.group, True, statement.origin)

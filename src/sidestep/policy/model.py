@@ -35,12 +35,7 @@ class Role(Enum):
     LISTEN = "listen"
 
 
-ROLE_WORDS: Final = {
-    "connect": Role.CONNECT,
-    "client": Role.CONNECT,
-    "listen": Role.LISTEN,
-    "server": Role.LISTEN,
-}
+ROLE_WORDS: Final = {"connect": Role.CONNECT, "client": Role.CONNECT, "listen": Role.LISTEN, "server": Role.LISTEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,6 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """What stands there, or would."""
         return self.origin.text or str(self)
 
     def _endpoint(self) -> str:
@@ -241,5 +235,4 @@ def plain_network(network: Network) -> Network:
 
 
 def is_glob(program: str) -> bool:
-    """Whether a PROGRAM can match more than one name."""
     return not {*"*?["}.isdisjoint(program)

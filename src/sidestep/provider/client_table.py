@@ -12,9 +12,9 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final
 
 from sidestep import limits
+from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.config import peer
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation
@@ -25,9 +25,6 @@ from sidestep.provider.log import Writer
 from sidestep.provider.rpc import Message, Packet
 from sidestep.provider.users import Users
 from sidestep.switch.offers import ClientId
-
-_ACCEPTS_PER_TURN: Final = 64
-_ACCEPT_PAUSE_S: Final = 0.1  # after the kernel ran out of descriptors or memory
 
 
 class ClientTable:
@@ -75,20 +72,12 @@ class ClientTable:
 
     def accept(self) -> None:
         """Takes in those who wait; some time later if the kernel has run out of something."""
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
-                self._selector.unregister(self._listener)
-                self._accept_paused_until = self._clock() + _ACCEPT_PAUSE_S
-                return
-            self._take_in(sock)
+        try:
+            for sock, _ in accepted(self._listener):
+                self._take_in(sock)
+        except Exhausted:
+            self._selector.unregister(self._listener)
+            self._accept_paused_until = self._clock() + PAUSE_S
 
     def _take_in(self, sock: socket.socket) -> None:
         pid, uid = peer(sock)

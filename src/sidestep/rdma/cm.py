@@ -34,35 +34,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep import limits
 from sidestep.errors import Misuse
-from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.rdma.verbs import QueuePair
 
-__all__ = [
-    "CmState",
-    "Connection",
-    "ConnectionEvent",
-    "ConnectionHandler",
-    "ConnectionManager",
-    "ConnectionRequest",
-    "Disconnected",
-    "Established",
-    "Listener",
-    "PrivateDataMatch",
-    "REJECT_CONSUMER",
-    "REJECT_INVALID_COMM_ID",
-    "REJECT_INVALID_SERVICE_ID",
-    "REJECT_TIMEOUT",
-    "Rejected",
-    "RequestHandler",
-    "TimewaitExit",
-    "Transport",
-    "Unreachable",
-]
-
-REJECT_TIMEOUT: Final = 4  # IBTA 12.6.7.2: who asked has given up
+# Reasons of a rejection (IBTA 12.6.7.2).
+REJECT_TIMEOUT: Final = 4  # who asked has given up
 REJECT_INVALID_COMM_ID: Final = 6  # a reply to a request that is no more
+REJECT_INVALID_SERVICE_ID: Final = 8  # nobody listens
+REJECT_CONSUMER: Final = 28  # the consumer, not the fabric, said no
 
 
 class CmState(IntEnum):

@@ -33,8 +33,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sidestep import config, limits
+from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import Misuse, PeerViolation, Unavailable
-from sidestep.rdma.iwarp.tap import Ends, Seen, What
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096
 PACKET_MAX: Final = limits.RDMA_PIECE_MAX + _HEADER_AT_MOST
-_PAUSE_S: Final = 0.1  # after an accept() that failed
 _PATH_MAX: Final = 107  # bytes of struct sockaddr_un, but for the final zero
 _numbers = count(1)
 
@@ -84,18 +84,17 @@ def decode(packet: bytes) -> Seen:
     what, outbound, wire, time_ns, offset, acknowledged = _HEADER.unpack_from(packet)
     data, ends = packet[_HEADER.size :], None
     try:
-        kind = What(what)
-        if kind is What.OPENED:
+        kind = SeenKind(what)
+        if kind is SeenKind.OPENED:
             (here, here_port), (there, there_port), active, device, before = json.loads(data)
             data, local, remote = b"", (str(here), int(here_port)), (str(there), int(there_port))
-            ends = Ends(local, remote, bool(active), str(device), bool(before))
+            ends = WireEnds(local, remote, bool(active), str(device), bool(before))
     except (ValueError, TypeError) as error:
         raise PeerViolation(f"a packet that cannot be read: {error}", rule="malformed") from error
     return Seen(kind, wire, time_ns, bool(outbound), offset, acknowledged, data, ends)
 
 
 def in_pieces(seen: Seen) -> Iterator[Seen]:
-    """The same in pieces that fit a packet."""
     if len(seen.data) <= limits.RDMA_PIECE_MAX:
         yield seen
         return
@@ -104,7 +103,7 @@ def in_pieces(seen: Seen) -> Iterator[Seen]:
         yield Seen(seen.what, seen.wire, seen.time_ns, seen.outbound, seen.offset + at, seen.acknowledged, piece)
 
 
-class Wanted:
+class CaptureFilter:
     """Which connections a capture is about."""
 
     def __init__(self, address: str | None, port: int | None, devices: Sequence[Observed]) -> None:
@@ -114,7 +113,6 @@ class Wanted:
         self.left_out: set[int] = set()
 
     def __call__(self, seen: Seen) -> bool:
-        """Whether it is about one of them."""
         if seen.ends is not None and not self._fits(seen.ends):
             self.leave_out(seen.wire)
         return seen.wire not in self.left_out
@@ -128,7 +126,7 @@ class Wanted:
         self.left_out &= {wire.number for device in self._devices for wire in device.taps.wires}
         self._left_out_max = max(limits.RDMA_LEFT_OUT_MAX, 2 * len(self.left_out))
 
-    def _fits(self, ends: Ends) -> bool:
+    def _fits(self, ends: WireEnds) -> bool:
         """One end has both: the address, if any is wanted, and the port."""
         return any(
             (self._address is None or address.partition("%")[0] == self._address)
@@ -196,15 +194,15 @@ class Control:
         if self._sock.fileno() >= 0:
             self._loop.watch(self._sock.fileno(), READ, self._on_ready)
 
-    def _on_ready(self, events: int) -> None:
-        del events
+    def _on_ready(self, _events: int) -> None:
         try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            # Gone again, or there are no descriptors left: then it would be ready all the time.
+            for sock, _ in accepted(self._sock):
+                self._take_in(sock)
+        except Exhausted:
             self._loop.forget(self._sock.fileno())
-            self._loop.call_later(_PAUSE_S, self._watch)
-            return
+            self._loop.call_later(PAUSE_S, self._watch)
+
+    def _take_in(self, sock: socket.socket) -> None:
         _, uid = config.peer(sock)
         if uid not in (0, os.geteuid()) or len(self._clients) >= limits.RDMA_WATCHERS_MAX:
             self.refused_count += 1
@@ -224,7 +222,7 @@ class _Client:
         self._waiting: deque[bytes] = deque()
         self._waiting_len = 0
         self._lost = 0  # things of a capture that had no room
-        self._wanted: Wanted | None = None
+        self._wanted: CaptureFilter | None = None
         self._tapped: list[Observed] = []
         self._watched = 0
         self._watch()
@@ -283,7 +281,7 @@ class _Client:
         if self._tapped or not (isinstance(address, str | None) and isinstance(port, int | None)):
             self.close()
             return
-        self._wanted = Wanted(address, port, devices)
+        self._wanted = CaptureFilter(address, port, devices)
         for device in devices:
             self._tapped.append(device)
             device.taps.add(self._see)
@@ -304,7 +302,6 @@ class _Client:
         self._put(packet)
 
     def _see(self, seen: Seen) -> None:
-        """One thing of a capture; called from within the device."""
         assert self._wanted is not None
         if not self._wanted(seen):
             return
@@ -320,7 +317,7 @@ class _Client:
 
     def _tell_lost(self, time_ns: int) -> None:
         if self._lost:
-            self._put(encode(Seen(What.LOST, 0, time_ns, offset=self._lost)))
+            self._put(encode(Seen(SeenKind.LOST, 0, time_ns, offset=self._lost)))
             self._lost = 0
 
     def _put(self, packet: bytes) -> None:

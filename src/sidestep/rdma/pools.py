@@ -72,7 +72,6 @@ class MessagePool:
         domain: Whose queue pairs may use them.
         size: Bytes of a buffer.
         count: How many there are.
-        access: What may be done with them; receives need LOCAL_WRITE.
         waiters_max: Who may wait at a time.
 
     Raises:
@@ -87,7 +86,6 @@ class MessagePool:
         *,
         size: int,
         count: int,
-        access: Access = Access.LOCAL_WRITE,
         waiters_max: int = limits.POOL_WAITERS_MAX,
     ) -> None:
         if size < 1 or count < 1:
@@ -96,7 +94,7 @@ class MessagePool:
         memory = memoryview(bytearray(stride * count))
         self.size = size
         self.count = count
-        self.region = domain.register(memory, access)
+        self.region = domain.register(memory, Access.LOCAL_WRITE)  # as receives need it
         self._free = [Element(memory[at : at + stride], self.HEADROOM) for at in range(0, len(memory), stride)]
         self._waiters: deque[Waiter[Element]] = deque()
         self._waiters_max = waiters_max
@@ -104,7 +102,6 @@ class MessagePool:
 
     @property
     def available(self) -> int:
-        """Buffers that can be taken."""
         return len(self._free)
 
     @property
@@ -186,13 +183,11 @@ class RdmaElement:
 
     @property
     def va(self) -> int:
-        """Address for the other end."""
         assert self.region is not None
         return self.region.va
 
     @property
     def rkey(self) -> RKey:
-        """Key for the other end."""
         assert self.region is not None
         return self.region.rkey
 

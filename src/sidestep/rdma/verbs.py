@@ -340,13 +340,7 @@ class ProtectionDomain(ABC):
 
     @abstractmethod
     def register_later(
-        self,
-        buffer: Buffer,
-        access: Access,
-        done: Registered,
-        *,
-        zero_based: bool = False,
-        key_part: int | None = None,
+        self, buffer: Buffer, access: Access, done: Registered, *, zero_based: bool = False, key_part: int | None = None
     ) -> None:
         """The same without waiting: `done` is called with the region, or with what `register` would have raised.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, Final, NewType, TypeAlias
+from typing import TYPE_CHECKING, NewType, TypeAlias
 
 if TYPE_CHECKING:
     from sidestep.rdma.verbs import MemoryRegion, MemoryWindow
@@ -160,7 +160,3 @@ class Completion:
     @property
     def ok(self) -> bool:
         return self.status is Status.SUCCESS
-
-
-REJECT_CONSUMER: Final = 28  # IBTA 12.6.7.2: the consumer, not the fabric, said no
-REJECT_INVALID_SERVICE_ID: Final = 8  # nobody listens

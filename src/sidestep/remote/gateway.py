@@ -11,7 +11,6 @@ queue, SDP clients are rejected.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from sidestep import limits
+from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
 from sidestep.rdma.soft.loop import READ, Loop, Timer
 from sidestep.rdma.tools.devices import source_for
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from sidestep.sdp.endpoint import SdpStream
 
 _BACKLOG: Final = 512
-_ACCEPTS_PER_TURN: Final = 64
-_PAUSE_S: Final = 0.1  # after an accept() that failed for want of something
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _INBOUND_S: Final = limits.MPA_DECISION_S - 1.0  # who asks by iWARP hears in time that nobody answers
 Log = Callable[[str], None]
 
@@ -255,30 +252,27 @@ class _FromTcp:
                 self.gateway.loop.forget(self._sock.fileno())
 
     def _ready(self, _events: int) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            if self._sock.fileno() < 0 or self.tally.active >= self.rule.connections_max:
-                break
-            try:
-                sock, address = self._sock.accept()
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    continue  # accept(2): of the connection that was to be accepted; the next one may be good
-                self.gateway.log(f"{self.rule}: no connection can be taken: {error.strerror}")
-                self.gateway.loop.forget(self._sock.fileno())  # it would be ready all the time
-                self._watched = True  # until the pause is over
-                self._pause = self.gateway.loop.call_later(_PAUSE_S, self._go_on)
-                return
-            client = Endpoint(ip_address(address[0].partition("%")[0]), address[1])
-            if self.rule.admits(client.address):
-                self.tally.active += 1
-                self._crossings[_Crossing(self, sock, client)] = None
-            else:
-                self.tally.refused += 1
-                self.gateway.log(f"{client} by '{self.rule}' is refused: it is none of the hosts of the rule")
-                reset(sock)
+        try:
+            for sock, address in accepted(self._sock):
+                self._take_in(sock, Endpoint(ip_address(address[0].partition("%")[0]), address[1]))
+                if self.tally.active >= self.rule.connections_max:
+                    break
+        except Exhausted as why:
+            self.gateway.log(f"{self.rule}: no connection can be taken: {why}")
+            self.gateway.loop.forget(self._sock.fileno())
+            self._watched = True  # until the pause is over
+            self._pause = self.gateway.loop.call_later(PAUSE_S, self._go_on)
+            return
         self._watch()
+
+    def _take_in(self, sock: socket.socket, client: Endpoint) -> None:
+        if self.rule.admits(client.address):
+            self.tally.active += 1
+            self._crossings[_Crossing(self, sock, client)] = None
+        else:
+            self.tally.refused += 1
+            self.gateway.log(f"{client} by '{self.rule}' is refused: it is none of the hosts of the rule")
+            reset(sock)
 
     def _go_on(self) -> None:
         self._watched = False

@@ -32,6 +32,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
+from sidestep.accepting import Exhausted, accepted
 from sidestep.errors import SidestepError, Unavailable
 from sidestep.rdma.soft.loop import READ
 from sidestep.rdma.tools.devices import source_for
@@ -57,7 +58,6 @@ _SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
 _SO_DETACH_FILTER: Final = 27
 _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K, 0: of every packet no byte is kept
 _BACKLOG: Final = 8  # strangers may knock as well
-_ACCEPTS_PER_TURN: Final = 16
 
 
 class SdpConnects:
@@ -395,15 +395,12 @@ class _RedirectListener:
             self._sock.close()
 
     def _ready(self, _events: int) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                sock, (host, port, *_) = self._sock.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self.close()  # it would be ready all the time
-                return
-            if self._asked.is_from(Endpoint(ip_address(host.partition("%")[0]), port), self.endpoint):
-                self.close()
-                self._taken(sock)
-                return
-            reset(sock)  # somebody else's
+        try:
+            for sock, (host, port, *_) in accepted(self._sock):
+                if self._asked.is_from(Endpoint(ip_address(host.partition("%")[0]), port), self.endpoint):
+                    self.close()
+                    self._taken(sock)
+                    return
+                reset(sock)  # somebody else's
+        except Exhausted:
+            self.close()  # it would be ready all the time

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
-from sidestep.rdma.work import REJECT_CONSUMER, Receive
+from sidestep.rdma.cm import REJECT_CONSUMER
+from sidestep.rdma.work import Receive
 from sidestep.sdp.flow import Flow
 from sidestep.sdp.halves import Halves
 from sidestep.sdp.hello import AnyHello, AnyHelloAck, Version, agreed, hello_ack_refusal, hello_refusal

@@ -16,16 +16,16 @@ from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
 from typing import ClassVar, Final, Self
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, Rules
 from sidestep.sdp.hello import IpAddress
 
 UDP_PORT: Final = 3935
 
-RULES: Final = {
-    "pm_length": "a port-mapper message is 48 bytes; a request may also be 64",
-    "pm_version": "the version of the port mapper is 0",
-    "pm_ip_version": "addresses are of IP version 4 or 6",
-}
+RULES: Final = Rules(
+    pm_length="a port-mapper message is 48 bytes; a request may also be 64",
+    pm_version="the version of the port mapper is 0",
+    pm_ip_version="addresses are of IP version 4 or 6",
+)
 
 
 class PortMapKind(IntEnum):
@@ -76,18 +76,18 @@ class PortMap:
         """Read a datagram; `PeerViolation` if it is not one. Reserved bits are not looked at."""
         size = len(datagram)
         if size < cls._LAYOUT.size:
-            raise _violation("pm_length", f"{size} bytes")
+            raise RULES.broken("pm_length", f"{size} bytes")
         first, pm_time, mapped_port, ap_port, cp_port, handle, cp_ip, ap_ip = cls._LAYOUT.unpack_from(datagram)
         kind, ip_version = PortMapKind(first >> 4 & 3), first & 0xF
         if first >> 6:
-            raise _violation("pm_version", f"version {first >> 6}")
+            raise RULES.broken("pm_version", f"version {first >> 6}")
         if ip_version not in (4, 6):
-            raise _violation("pm_ip_version", f"IP version {ip_version}")
+            raise RULES.broken("pm_ip_version", f"IP version {ip_version}")
         mapped = None
         if size == cls._MAPPED_SIZE and kind is PortMapKind.REQUEST:
             mapped = (_address(ip_version, bytes(datagram[cls._LAYOUT.size :])), mapped_port)
         elif size != cls._LAYOUT.size:
-            raise _violation("pm_length", f"{kind.name} of {size} bytes")
+            raise RULES.broken("pm_length", f"{kind.name} of {size} bytes")
         return cls(
             kind, ap_port, cp_port, handle, _address(ip_version, cp_ip), _address(ip_version, ap_ip), pm_time, mapped
         )
@@ -108,7 +108,3 @@ def pm_time_of(seconds: float) -> int:
 
 def _address(ip_version: int, wire: bytes) -> IpAddress:
     return IPv4Address(wire[:4]) if ip_version == 4 else IPv6Address(wire)
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

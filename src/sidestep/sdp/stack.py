@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError, Unavailable
 from sidestep.rdma import cm
-from sidestep.rdma.cm import ConnectionRequest
+from sidestep.rdma.cm import REJECT_CONSUMER, ConnectionRequest
 from sidestep.rdma.pools import MessagePool, RdmaPool
 from sidestep.rdma.verbs import AsyncEvent, Device, EventKind, MemoryRegion
-from sidestep.rdma.work import REJECT_CONSUMER, Access, Completion, Status
+from sidestep.rdma.work import Access, Completion, Status
 from sidestep.sdp.buffers import PrivateBuffers
 from sidestep.sdp.connection import SdpCause
 from sidestep.sdp.endpoint import SPARE_REQUESTS, Acceptor, SdpStream, Teller, ip_of, unheard

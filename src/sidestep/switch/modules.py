@@ -163,7 +163,6 @@ class Modules(Generic[ModuleT]):
         self._removed: set[str] = set()
 
     def names(self) -> list[str]:
-        """Those that may be asked, in order of preference."""
         usable = (name for name in self._installed if name not in self._removed and name not in self._broken)
         return sorted(usable, key=lambda name: (name != FIRST, name))
 
@@ -217,7 +216,6 @@ class Modules(Generic[ModuleT]):
         self._stop(name)
 
     def handle_network(self, event: NetworkEvent) -> None:
-        """Tells every started module."""
         for name, module in list(self._started.items()):
             try:
                 module.handle_network(event)
@@ -260,7 +258,6 @@ class Modules(Generic[ModuleT]):
         return module
 
     def _checked(self, name: str, found: object) -> ModuleT:
-        """An instance of what an entry point named."""
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise BrokenModule("its name is not a word of lower-case letters, digits and hyphens, or is reserved")
         if not isinstance(found, type) or not issubclass(found, self._kind):

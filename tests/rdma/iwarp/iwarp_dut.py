@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import count
 
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
-from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import Device, DeviceAttributes
 
@@ -29,7 +29,9 @@ def addresses() -> tuple[str, str, str]:
 class IwarpUnderTest:
     """Two devices on one loop, and an address where TCP answers and nobody else."""
 
-    def __init__(self, settings: Settings, attributes: DeviceAttributes = ATTRIBUTES, loop: Loop | None = None) -> None:
+    def __init__(
+        self, settings: IwarpSettings, attributes: DeviceAttributes = ATTRIBUTES, loop: Loop | None = None
+    ) -> None:
         self.loop = loop or Loop()
         one, two, three = addresses()
         self.active: Device = IwarpDevice(one, self.loop, settings, name="active", attributes=attributes)

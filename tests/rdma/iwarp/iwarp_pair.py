@@ -6,8 +6,8 @@ from iwarp_dut import WAIT_S, addresses
 
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import MemoryRegion, QpState
 from sidestep.rdma.work import Access, Completion, Receive, SendRequest
@@ -20,7 +20,7 @@ class End:
     """One of them, with a queue pair."""
 
     def __init__(self, address: str, loop: Loop, name: str, *, markers: bool) -> None:
-        settings = Settings(startup=StartupSettings(peer_to_peer=True, markers=markers), nudges_s=())
+        settings = IwarpSettings(startup=MpaSettings(peer_to_peer=True, markers=markers), nudges_s=())
         self.device = IwarpDevice(address, loop, settings, name=name)
         self.domain = self.device.alloc_pd()
         self.completions: list[Completion] = []

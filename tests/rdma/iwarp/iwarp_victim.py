@@ -23,8 +23,8 @@ from sidestep.rdma.conformance.harness import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, Segment
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite
@@ -33,7 +33,7 @@ PORT: Final = 5002
 SIZE: Final = 256  # bytes of a region
 GUARD: Final = 64  # bytes around it that are in no region
 OPEN: Final = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
-SETTINGS: Final = Settings(startup=StartupSettings(peer_to_peer=True, crc=False), half_open_max=8)
+SETTINGS: Final = IwarpSettings(startup=MpaSettings(peer_to_peer=True, crc=False), half_open_max=8)
 LONG_S: Final = 60.0  # all times of the start-up and of closing are over then
 RTR: Final = Segment(RdmapOp.WRITE, True)
 
@@ -108,7 +108,7 @@ def target_of(path: Path) -> str:
 class Victim:
     """The passive device is attacked; `sides` are its ends of the attacker's connections."""
 
-    settings: Settings = SETTINGS
+    settings: IwarpSettings = SETTINGS
     capabilities: QpCapabilities = field(default_factory=QpCapabilities)
     accepts: bool = True
     make_side: Callable[[], Side] | None = None

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from sidestep.rdma.iwarp.ddp import Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.startup.negotiation import RTR_SEGMENTS, Initiator, Responder
-from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Event, Failed, ReadDepths, Refused, Settings
+from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Failed, MpaEvent, MpaSettings, ReadDepths, Refused
 
 
-def drained(machine: Initiator | Responder) -> list[Event]:
+def drained(machine: Initiator | Responder) -> list[MpaEvent]:
     """All that it tells."""
     found = []
     while (event := machine.poll_event()) is not None:
@@ -44,8 +44,8 @@ class Talk:
     responder: Responder
     decide: Callable[[Responder], None]
     size: int | None = None
-    told: list[Event] = field(default_factory=list)  # by the initiator
-    heard: list[Event] = field(default_factory=list)  # by the responder
+    told: list[MpaEvent] = field(default_factory=list)  # by the initiator
+    heard: list[MpaEvent] = field(default_factory=list)  # by the responder
     wire: list[bytes] = field(default_factory=list)  # in turns, the initiator begins
     deframer: Deframer | None = None  # of the responder, once it has agreed
 
@@ -100,8 +100,8 @@ class Talk:
 
 
 def talk(
-    asking: Settings,
-    asked: Settings,
+    asking: MpaSettings,
+    asked: MpaSettings,
     decide: Callable[[Responder], None] | None = None,
     private_data: bytes = b"",
     size: int | None = None,

@@ -13,7 +13,7 @@ from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.startup import frame as start_frame
-from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 
 F = frames()
 PLAIN = [name for name in F if "T08" <= name < "T28"]  # without markers
@@ -43,13 +43,13 @@ def test_checksum_in_pieces(data: bytes, cut: int) -> None:
 # ---- start-up ----
 
 STARTS = {
-    "T01": StartFrame(Role.REQUEST),
-    "T02": StartFrame(Role.REPLY),
-    "T03": StartFrame(Role.REQUEST, b"hello-pd", markers=True),
-    "T04": StartFrame(Role.REPLY, b"busy", rejected=True),
-    "T05": StartFrame(Role.REQUEST, bytes.fromhex("8010c008") + b"app1", enhanced=True, revision=2),
-    "T06": StartFrame(Role.REPLY, bytes.fromhex("80088010"), enhanced=True, revision=2),
-    "T07": StartFrame(Role.REQUEST, bytes.fromhex("00010001"), crc=False, enhanced=True, revision=2),
+    "T01": StartFrame(MpaRole.REQUEST),
+    "T02": StartFrame(MpaRole.REPLY),
+    "T03": StartFrame(MpaRole.REQUEST, b"hello-pd", markers=True),
+    "T04": StartFrame(MpaRole.REPLY, b"busy", rejected=True),
+    "T05": StartFrame(MpaRole.REQUEST, bytes.fromhex("8010c008") + b"app1", enhanced=True, revision=2),
+    "T06": StartFrame(MpaRole.REPLY, bytes.fromhex("80088010"), enhanced=True, revision=2),
+    "T07": StartFrame(MpaRole.REQUEST, bytes.fromhex("00010001"), crc=False, enhanced=True, revision=2),
 }
 
 
@@ -78,7 +78,7 @@ def test_what_does_not_begin_with_a_key() -> None:
         assert caught.value.rule == rule
         assert rule in start_frame.RULES
     with pytest.raises(Misuse):
-        StartFrame(Role.REPLY, bytes(513)).encode()
+        StartFrame(MpaRole.REPLY, bytes(513)).encode()
 
 
 # ---- frames ----

@@ -19,8 +19,8 @@ from raw_iwarp import Depths, Ended, RawPeer, depths_of, frame, reply, request
 
 from sidestep.rdma.cm import Disconnected, Established, Rejected, Unreachable
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.startup.frame import Role
-from sidestep.rdma.soft.memory import Region
+from sidestep.rdma.iwarp.startup.frame import MpaRole
+from sidestep.rdma.soft.memory import SoftRegion
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Access, BindWindow, Receive, Status
 
@@ -55,7 +55,7 @@ def rekeyed(victim: Victim) -> int:
 def gone(victim: Victim, *, deregistered: bool) -> tuple[int, int]:
     """What was a region a moment ago."""
     region = victim.region()
-    assert isinstance(region, Region)
+    assert isinstance(region, SoftRegion)
     key, va = region.rkey, region.va
     (region.deregister if deregistered else region.invalidate)()
     return key, va
@@ -513,7 +513,7 @@ def test_no_reply(victim: Victim, name: str, before: bool) -> None:
     victim.device.cm.connect(host, PORT, side.qp, b"", side.on_cm)
     sock = loop_socket(server.accept()[0], victim.loop)
     if not before:
-        RawPeer(sock).read_start(Role.REQUEST)
+        RawPeer(sock).read_start(MpaRole.REQUEST)
     ANSWERS[name](sock)
     victim.dut.run()
     if not side.cm_events:
@@ -531,7 +531,7 @@ def test_a_good_reply_and_then_garbage(victim: Victim) -> None:
     side = victim.bench.side(victim.device)
     victim.device.cm.connect(host, PORT, side.qp, b"", side.on_cm)
     peer = RawPeer(loop_socket(server.accept()[0], victim.loop))
-    asked = peer.read_start(Role.REQUEST)
+    asked = peer.read_start(MpaRole.REQUEST)
     depths = replace(depths_of(asked), rtr_read=False, rtr_send=False)
     peer.crc = True
     peer.socket.sendall(reply(depths).encode() + bytes(100))

@@ -21,13 +21,13 @@ from sidestep.errors import Unavailable
 from sidestep.native._framing import FPDU_MAX
 from sidestep.observe.capture.cutter import Cutter
 from sidestep.observe.capture.files import read_frames
-from sidestep.observe.capture.frame import Frame
+from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.segments import SegmentWriter, capture
 from sidestep.rdma.iwarp.ddp import RdmapOp, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
-from sidestep.rdma.iwarp.tap import Ends, Seen, What
+from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Send
 
 HEADERS = 14 + 20 + 20  # bytes of Ethernet, IPv4 and TCP
@@ -84,7 +84,7 @@ def streams(data: bytes) -> dict[bool, bytes]:
     return found
 
 
-def frames_of(data: bytes) -> list[Frame]:
+def frames_of(data: bytes) -> list[CapturedFrame]:
     return list(read_frames(io.BytesIO(data), "capture"))
 
 
@@ -94,7 +94,7 @@ def segments_of(data: bytes, *, markers: bool) -> dict[bool, list[Segment]]:
     for outbound, stream in streams(data).items():
         start = StartFrame.decode(stream)
         assert start is not None
-        assert start[0].role is (Role.REQUEST if outbound else Role.REPLY)
+        assert start[0].role is (MpaRole.REQUEST if outbound else MpaRole.REPLY)
         deframer = Deframer(markers=markers, check=True)
         result[outbound] = [Segment.decode(payload) for payload in deframer.feed(stream[start[1] :])]
         assert not deframer.pending
@@ -256,7 +256,9 @@ def test_frames_have_times_and_directions(make: Make) -> None:
 
 
 def request_and_reply(markers: bool) -> tuple[bytes, bytes]:
-    return StartFrame(Role.REQUEST, b"x", markers=markers).encode(), StartFrame(Role.REPLY, markers=markers).encode()
+    return StartFrame(MpaRole.REQUEST, b"x", markers=markers).encode(), StartFrame(
+        MpaRole.REPLY, markers=markers
+    ).encode()
 
 
 @given(st.data(), st.booleans())
@@ -273,7 +275,7 @@ def test_any_pieces_are_cut_at_frames(data: st.DataObject, markers: bool) -> Non
     cutter, pieces, at = Cutter(begins_late=False), [], 0
     while at < len(stream):
         size = data.draw(st.integers(1, 700))
-        pieces += cutter.feed(Seen(What.BYTES, 1, 0, offset=at, data=stream[at : at + size]), other[0])
+        pieces += cutter.feed(Seen(SeenKind.BYTES, 1, 0, offset=at, data=stream[at : at + size]), other[0])
         at += size
     assert [piece.offset + len(piece.data) for piece in pieces] == ends
     assert b"".join(piece.data for piece in pieces) == stream
@@ -284,13 +286,13 @@ def test_what_is_lost_is_told() -> None:
     """Behind a loss nobody knows where frames begin: bytes are written as they come."""
     file = io.BytesIO()
     writer = SegmentWriter(file)
-    ends = Ends(("127.0.0.1", 1000), ("127.0.0.1", 2000), True, "iwarp", False)
-    writer.see("a", Seen(What.OPENED, 1, 10**18, ends=ends))
+    ends = WireEnds(("127.0.0.1", 1000), ("127.0.0.1", 2000), True, "iwarp", False)
+    writer.see("a", Seen(SeenKind.OPENED, 1, 10**18, ends=ends))
     request, reply = request_and_reply(False)
-    writer.see("a", Seen(What.BYTES, 1, 10**18, True, 0, 0, request))
-    writer.see("a", Seen(What.BYTES, 1, 10**18, False, 0, len(request), reply))
-    writer.see("a", Seen(What.LOST, 0, 10**18, offset=3))
-    writer.see("a", Seen(What.BYTES, 1, 10**18, True, 5000, 0, b"whatever"))
+    writer.see("a", Seen(SeenKind.BYTES, 1, 10**18, True, 0, 0, request))
+    writer.see("a", Seen(SeenKind.BYTES, 1, 10**18, False, 0, len(request), reply))
+    writer.see("a", Seen(SeenKind.LOST, 0, 10**18, offset=3))
+    writer.see("a", Seen(SeenKind.BYTES, 1, 10**18, True, 5000, 0, b"whatever"))
     writer.close()
     data = file.getvalue()
     assert writer.dropped == 3
@@ -303,13 +305,13 @@ def test_what_is_lost_is_told() -> None:
 def test_both_ends_in_one_capture_are_one_connection() -> None:
     writer = SegmentWriter(io.BytesIO())
     here, there = ("127.0.0.1", 1000), ("127.0.0.1", 2000)
-    writer.see("a", Seen(What.OPENED, 1, 10**18, ends=Ends(here, there, True, "iwarp", False)))
-    writer.see("b", Seen(What.OPENED, 1, 10**18, ends=Ends(there, here, False, "iwarp", False)))
+    writer.see("a", Seen(SeenKind.OPENED, 1, 10**18, ends=WireEnds(here, there, True, "iwarp", False)))
+    writer.see("b", Seen(SeenKind.OPENED, 1, 10**18, ends=WireEnds(there, here, False, "iwarp", False)))
     assert writer.connections == 1
-    writer.see("b", Seen(What.RESET, 1, 10**18))
+    writer.see("b", Seen(SeenKind.RESET, 1, 10**18))
     assert writer.frames == 3
-    writer.see("a", Seen(What.RESET, 1, 10**18))
-    writer.see("b", Seen(What.OPENED, 2, 10**18, ends=Ends(there, here, False, "iwarp", False)))
+    writer.see("a", Seen(SeenKind.RESET, 1, 10**18))
+    writer.see("b", Seen(SeenKind.OPENED, 2, 10**18, ends=WireEnds(there, here, False, "iwarp", False)))
     assert writer.connections == 2
 
 
@@ -333,7 +335,7 @@ def test_behind_a_loss_the_next_frame_is_found(data: st.DataObject) -> None:
         at = first
         while at < last:
             size = min(data.draw(st.integers(1, 700)), last - at)
-            pieces += cutter.feed(Seen(What.BYTES, 1, 0, offset=at, data=stream[at : at + size]), other[0])
+            pieces += cutter.feed(Seen(SeenKind.BYTES, 1, 0, offset=at, data=stream[at : at + size]), other[0])
             at += size
     whole = [piece.offset for piece in pieces if piece.whole]
     expected = [0, *(at for at, until in itertools.pairwise(ends) if until <= begin or at >= end)]
@@ -347,10 +349,10 @@ def test_what_never_becomes_a_frame_is_not_kept() -> None:
     other = StartFrame.decode(reply)
     assert other is not None
     cutter = Cutter(begins_late=False)
-    cutter.feed(Seen(What.BYTES, 1, 0, data=request), other[0])
+    cutter.feed(Seen(SeenKind.BYTES, 1, 0, data=request), other[0])
     dice, at = Random(1), 100_000
     for _ in range(40):
         data = dice.randbytes(10_000)
-        cutter.feed(Seen(What.BYTES, 1, 0, offset=at, data=data), other[0])
+        cutter.feed(Seen(SeenKind.BYTES, 1, 0, offset=at, data=data), other[0])
         at += len(data)
         assert len(cutter._pending) <= 2 * FPDU_MAX

@@ -8,12 +8,12 @@ import pytest
 from iwarp_dut import IwarpUnderTest
 
 from sidestep.rdma.conformance import CHECKS, Check, run
-from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.frame import Rtr
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 
 # Less than its 10 s, for the check of an address that is silent; and more than a busy machine needs for a Reply.
-_STARTUP = StartupSettings(peer_to_peer=True, reply_s=4.0)
+_STARTUP = MpaSettings(peer_to_peer=True, reply_s=4.0)
 MODES = {
     "peers": _STARTUP,
     "markers": replace(_STARTUP, markers=True),
@@ -27,6 +27,6 @@ MODES = {
 def test_iwarp_keeps_the_rule(check: Check, mode: str) -> None:
     if mode == "read-rtr" and check.name == "read_with_a_depth_of_zero_fails":
         pytest.skip("what tells that an end is ready is a Read: no depth is zero")
-    why_not = run(check, lambda: IwarpUnderTest(Settings(startup=MODES[mode])))
+    why_not = run(check, lambda: IwarpUnderTest(IwarpSettings(startup=MODES[mode])))
     if why_not is not None:
         pytest.skip(why_not)

@@ -11,8 +11,8 @@ from sidestep import limits
 from sidestep.rdma.iwarp.crc32c import crc32c
 from sidestep.rdma.iwarp.ddp import TAGGED, RdmapOp, Segment
 from sidestep.rdma.iwarp.startup import frame as start_frame
-from sidestep.rdma.iwarp.startup.frame import Enhanced, Role, Rtr, StartFrame
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Code
+from sidestep.rdma.iwarp.startup.frame import Enhanced, MpaRole, Rtr, StartFrame
+from sidestep.rdma.iwarp.terminate import Code, Condition
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire" / "iwarp.md").read_text()
 
@@ -32,7 +32,7 @@ def short(code: int) -> str:
 def test_conditions_and_codes() -> None:
     """Of the last column of §4.3."""
     assert {row[0].strip("`"): row[-1] for row in rows("4.3")} == {
-        condition.name: short(answer.code) for condition, answer in CONDITIONS.items()
+        condition.name: short(condition.code) for condition in Condition
     }
 
 
@@ -87,7 +87,7 @@ def test_start_up() -> None:
     )  # fmt: skip
     flags = [int(each, 16) for each in re.findall(r"0x(\w\w) [MCRS]", rows("6.1")[1][2])]
     for position, name in enumerate(("markers", "crc", "rejected", "enhanced")):
-        frame = StartFrame(Role.REQUEST, crc=False, revision=2)
+        frame = StartFrame(MpaRole.REQUEST, crc=False, revision=2)
         one = StartFrame(**{**{each: getattr(frame, each) for each in ("role", "crc", "revision")}, name: True})
         assert one.encode()[16] == flags[position]
     assert f"{start_frame.PRIVATE_DATA_MAX} at most" in rows("6.1")[3][2]

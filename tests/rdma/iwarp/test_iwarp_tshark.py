@@ -20,12 +20,12 @@ from pcap_file import PcapFile
 from start_talk import accepting, rejecting, talk
 from tcp_talk import TcpTalk
 
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.startup.frame import Rtr, StartFrame
-from sidestep.rdma.iwarp.startup.terms import Settings
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Layer, Terminate
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
+from sidestep.rdma.iwarp.terminate import Condition, Includes, Layer, Terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
 F = frames()
@@ -59,10 +59,10 @@ def test_requests_and_replies(tmp_path: Path) -> None:
     """Every flag, revision and length is seen as it was meant."""
     sent = []
     for revision, markers, crc, accepts in product((1, 2), (False, True), (False, True), (False, True)):
-        one = Settings(revision=revision, enhanced=revision == 2, markers=markers, crc=crc)
+        one = MpaSettings(revision=revision, enhanced=revision == 2, markers=markers, crc=crc)
         answer = (accepting if accepts else rejecting)(b"no" * revision)
         sent.append(talk(one, replace(one, markers=not markers), answer, b"hello").wire)
-    sent.append(talk(Settings(peer_to_peer=True), Settings()).wire[:2])
+    sent.append(talk(MpaSettings(peer_to_peer=True), MpaSettings()).wire[:2])
     fields = [f"iwarp_mpa.{name}" for name in ("marker_flag", "crc_flag", "rej_flag", "rev", "res", "pdlength")]
     found = shown(capture(*sent), tmp_path, [*fields, "iwarp_mpa.privatedata"], "iwarp_mpa.req || iwarp_mpa.rep")
     expected = []
@@ -77,7 +77,7 @@ def test_requests_and_replies(tmp_path: Path) -> None:
 def test_ready_to_receive(tmp_path: Path, markers: bool) -> None:
     sent = [
         talk(
-            Settings(peer_to_peer=True, rtr=rtr, markers=markers), Settings(rtr=rtr, markers=markers)
+            MpaSettings(peer_to_peer=True, rtr=rtr, markers=markers), MpaSettings(rtr=rtr, markers=markers)
         ).wire
         for rtr in Rtr
     ]  # fmt: skip
@@ -93,8 +93,8 @@ def test_an_initiator_that_terminates(tmp_path: Path) -> None:
     """With the markers and the checksum that the two frames have asked for."""
     sent = []
     for markers in (False, True):
-        one = Settings(peer_to_peer=True, rtr=Rtr.SEND, markers=markers)
-        sent.append(talk(one, Settings(markers=markers)).wire)
+        one = MpaSettings(peer_to_peer=True, rtr=Rtr.SEND, markers=markers)
+        sent.append(talk(one, MpaSettings(markers=markers)).wire)
         assert len(sent[-1]) == 3
     whole = capture(*sent)
     fields = [f"iwarp_rdma.{name}" for name in ("term_layer", "term_etype_llp", "term_errcode_llp")]
@@ -104,7 +104,7 @@ def test_an_initiator_that_terminates(tmp_path: Path) -> None:
 
 def test_the_answer_to_every_condition(tmp_path: Path) -> None:
     """Layer, type, code, flags, length and header; a write to a wrong place is the example of a tagged segment."""
-    start = talk(Settings(), Settings()).wire
+    start = talk(MpaSettings(), MpaSettings()).wire
     messages = [
         Terminate.about(condition, WRITE if condition.name.startswith("TAGGED") else READ) for condition in Condition
     ]
@@ -117,7 +117,7 @@ def test_the_answer_to_every_condition(tmp_path: Path) -> None:
     rows = numbers(shown(whole, tmp_path, columns, "iwarp_rdma.terminate"))
     assert len(rows) == len(Condition)
     for condition, row in zip(Condition, rows, strict=True):
-        code, includes = CONDITIONS[condition]
+        code, includes = condition.code, condition.includes
         layer, kinds_seen, codes_seen = Layer(row[0]), set(row[1:4]) - {-1}, set(row[4:9]) - {-1}
         assert (layer, kinds_seen, codes_seen) == (code >> 12, {code >> 8 & 0xF}, {code & 0xFF}), condition
         headers = includes is not Includes.NOTHING

@@ -19,7 +19,7 @@ from sidestep.observe import rdma
 from sidestep.rdma import control
 from sidestep.rdma.control import PACKET_MAX, Control
 from sidestep.rdma.iwarp.counting import EVENTS, NAMES, PRESENT
-from sidestep.rdma.iwarp.tap import Ends, Seen, What
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 from sidestep.rdma.work import RdmaRead, RdmaWrite, Send
 
 NOBODY = 65534
@@ -163,11 +163,11 @@ def test_a_slow_reader_stops_nobody_and_learns_what_it_missed(
         for number in range(8):  # it reads nothing meanwhile
             pair.do(pair.active, RdmaWrite(number, (memoryview(source),), target.va, target.rkey))
             packets(pair, quick, lambda found: True)
-        found = captured(packets(pair, slow, lambda all_: all_[-1][0] == What.LOST))
+        found = captured(packets(pair, slow, lambda all_: all_[-1][0] == SeenKind.LOST))
         assert found[-1].offset > 100, "pieces of 32 KiB"
         pair.disconnect()  # goes on, and is seen to the end
-        rest = captured(packets(pair, slow, lambda all_: all_[-1][0] == What.END and not all_[-1][1]))
-        assert [one.what for one in rest if one.what is not What.BYTES] == [What.END, What.END]
+        rest = captured(packets(pair, slow, lambda all_: all_[-1][0] == SeenKind.END and not all_[-1][1]))
+        assert [one.what for one in rest if one.what is not SeenKind.BYTES] == [SeenKind.END, SeenKind.END]
     pair.until(lambda: not len(pair.active.device.taps))
 
 
@@ -196,7 +196,7 @@ def test_only_what_was_asked_for(pair: IwarpPair, offered: Control) -> None:
                 found.append(packet)
         except BlockingIOError:
             sock.close()
-        assert sum(one.what is What.OPENED for one in captured(found)) == cases[case], case
+        assert sum(one.what is SeenKind.OPENED for one in captured(found)) == cases[case], case
 
 
 def test_connections_that_are_left_out_are_forgotten_when_they_are_over(
@@ -253,19 +253,24 @@ def test_a_process_that_has_nothing_to_tell_is_neither_waited_for_nor_left(
     offered: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "RDMA_ASK_S", 0.01)
-    with rdma.Asked(offered.path, os.geteuid()) as asked:
+    with rdma.DeviceClient(offered.path, os.geteuid()) as asked:
         assert asked.seen_now() is None
 
 
 def test_packets_of_a_capture() -> None:
-    ends = Ends(("::1", 1), ("fe80::1%eth0", 2), True, "iwarp0", False)
+    ends = WireEnds(("::1", 1), ("fe80::1%eth0", 2), True, "iwarp0", False)
     for seen in (
-        Seen(What.OPENED, 7, 1 << 60, ends=ends),
-        Seen(What.BYTES, 7, 5, True, 1 << 40, 3, b"data"),
-        Seen(What.LOST, 0, 5, offset=9),
+        Seen(SeenKind.OPENED, 7, 1 << 60, ends=ends),
+        Seen(SeenKind.BYTES, 7, 5, True, 1 << 40, 3, b"data"),
+        Seen(SeenKind.LOST, 0, 5, offset=9),
     ):
         assert control.decode(control.encode(seen)) == seen
-    for broken in (b"", b"\x09" + bytes(40), b"\x01" + bytes(40), control.encode(Seen(What.OPENED, 1, 1)) + b'["a"]'):
+    for broken in (
+        b"",
+        b"\x09" + bytes(40),
+        b"\x01" + bytes(40),
+        control.encode(Seen(SeenKind.OPENED, 1, 1)) + b'["a"]',
+    ):
         with pytest.raises(PeerViolation):
             control.decode(broken)
 

@@ -24,14 +24,14 @@ from sidestep import limits
 from sidestep.cli.rdma_options import parse_size
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.files import read_frames
-from sidestep.rdma.cm import ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
+from sidestep.rdma.cm import REJECT_CONSUMER, ConnectionEvent, ConnectionRequest, Disconnected, Established, Rejected
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.tools.bandwidth import Bandwidth
-from sidestep.rdma.tools.devices import Place
+from sidestep.rdma.tools.devices import HostPort
 from sidestep.rdma.tools.echo import Echo
-from sidestep.rdma.tools.server import Server
+from sidestep.rdma.tools.server import ToolServer
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
-from sidestep.rdma.work import REJECT_CONSUMER, Send
+from sidestep.rdma.work import Send
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60
@@ -325,7 +325,7 @@ def rping() -> Iterator[tuple[IwarpPair, list[str]]]:
     """A client that has asked our server and been told what came of it, and the lines of the server."""
     pair = IwarpPair()
     lines: list[str] = []
-    server = Server(pair.passive.device, pair.loop, 0, lines.append)
+    server = ToolServer(pair.passive.device, pair.loop, 0, lines.append)
     client = pair.active
     client.device.cm.connect(pair.passive.device.address, server.port, client.qp, b"", client.handle)
     pair.until(lambda: client.events)
@@ -387,7 +387,7 @@ def test_a_conversation_for_which_there_is_no_room_leaves_nothing() -> None:
     device = IwarpDevice(addresses()[0], pair.loop, attributes=replace(ATTRIBUTES, regions_max=40))
     pair.passive.device.close()
     pair.passive.device = device
-    server = Server(device, pair.loop, 0, lambda line: None)
+    server = ToolServer(device, pair.loop, 0, lambda line: None)
     for terms in (Terms(Op.SEND, 8, 16), Terms(Op.READ, 8, 64, both=True)):
         assert told_to_a_client(pair, server.port, terms) == NO_ROOM
         counted = device.counters()
@@ -446,17 +446,18 @@ def test_terms_and_notes() -> None:
 
 def test_places() -> None:
     expected = {
-        "host": Place("host", 7), "host:1": Place("host", 1), "::1": Place("::1", 7), "[::1]": Place("::1", 7),
-        "[fe80::1%eth0]:9": Place("fe80::1%eth0", 9), "10.0.0.1:65535": Place("10.0.0.1", 65535),
+        "host": HostPort("host", 7), "host:1": HostPort("host", 1),
+        "::1": HostPort("::1", 7), "[::1]": HostPort("::1", 7),
+        "[fe80::1%eth0]:9": HostPort("fe80::1%eth0", 9), "10.0.0.1:65535": HostPort("10.0.0.1", 65535),
     }  # fmt: skip
     for text, place in expected.items():
-        assert Place.parse(text, 7) == place
-        assert Place.parse(str(place), 7) == place
-    assert Place.parse("host:", 7) == Place("host", 7)
+        assert HostPort.parse(text, 7) == place
+        assert HostPort.parse(str(place), 7) == place
+    assert HostPort.parse("host:", 7) == HostPort("host", 7)
     long = "host:" + "1" * 5000
     for text in ("", ":1", "host:0", "host:65536", "host:x", "[::1", "[::1]9", "host:\u0661", long):
         with pytest.raises(Misuse):
-            Place.parse(text, 7)
+            HostPort.parse(text, 7)
 
 
 def test_sizes() -> None:

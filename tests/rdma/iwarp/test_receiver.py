@@ -13,7 +13,7 @@ from wire_end import ALL, GUARD, WireEnd
 from sidestep.native._framing import Inbound
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition
+from sidestep.rdma.iwarp.terminate import Condition
 from sidestep.rdma.verbs import MemoryRegion
 from sidestep.rdma.work import Access, BindWindow, RdmaRead, RKey, Status
 
@@ -318,7 +318,7 @@ def test_refused(scene: Scene, name: str) -> None:
 
 def test_every_condition_of_an_arriving_segment_is_in_the_table() -> None:
     ours = {"OUTGOING", "USER", "END_TOO_EARLY", "STREAM_BROKEN", "DEVICE_BROKEN", "ATOMIC_MISALIGNED", "TCP_LOST"}
-    arriving = {each for each in CONDITIONS if each.name not in ours and not each.name.startswith("START_")}
+    arriving = {each for each in Condition if each.name not in ours and not each.name.startswith("START_")}
     assert arriving - {row[2] for row in ROWS.values()} == {Condition.MARKER}  # of the next test
 
 

@@ -12,10 +12,10 @@ from sidestep.rdma.cm import ConnectionEvent
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.frame import Enhanced, Role, StartFrame
-from sidestep.rdma.iwarp.startup.terms import Settings as Startup
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.frame import Enhanced, MpaRole, StartFrame
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
+from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate
 
 _SEGMENTS = {
     Includes.NOTHING: b"",
@@ -37,7 +37,7 @@ def _mirrored(message: bytes) -> bytes:
     "condition", [each for each in Condition if each not in _AMBIGUOUS], ids=lambda condition: condition.name
 )
 def test_a_terminate_of_siw(condition: Condition) -> None:
-    told = Terminate.about(condition, _SEGMENTS[CONDITIONS[condition].includes])
+    told = Terminate.about(condition, _SEGMENTS[condition.includes])
     assert Terminate.decode(told.encode()) == told
     assert Terminate.decode(_mirrored(told.encode())) == told
 
@@ -63,7 +63,7 @@ def test_an_initiator_that_hears_nothing_nudges(peer_to_peer: bool, heard: bool)
     """Writes without a byte, as many as the settings say; none to an end that has said something."""
     own, other, _ = addresses()
     nudges = (0.0, 0.0)
-    device = IwarpDevice(own, settings=Settings(startup=Startup(peer_to_peer=peer_to_peer), nudges_s=nudges))
+    device = IwarpDevice(own, settings=IwarpSettings(startup=MpaSettings(peer_to_peer=peer_to_peer), nudges_s=nudges))
     told: list[ConnectionEvent] = []
     with socket.create_server((other, 0)) as server:
         queue = device.create_cq(8)
@@ -78,7 +78,7 @@ def test_an_initiator_that_hears_nothing_nudges(peer_to_peer: bool, heard: bool)
             asked = request[0].enhanced_data
             assert asked is not None
             mine = Enhanced(4, 4, peer_to_peer=asked.peer_to_peer, rtr=asked.rtr)
-            reply = StartFrame(Role.REPLY, mine.encode(), enhanced=True, revision=2).encode()
+            reply = StartFrame(MpaRole.REPLY, mine.encode(), enhanced=True, revision=2).encode()
             first = fpdu(Segment(RdmapOp.WRITE, True, stag=1).encode(), 0) if heard else b""
             peer.sendall(reply + first)
             assert device.loop.run_until(lambda: bool(told), WAIT_S)

@@ -19,57 +19,57 @@ from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer, fpdu
 from sidestep.rdma.iwarp.startup import frame as start_frame
 from sidestep.rdma.iwarp.startup import negotiation as startup
-from sidestep.rdma.iwarp.startup.frame import NO_RTR, Enhanced, Role, Rtr, StartFrame
+from sidestep.rdma.iwarp.startup.frame import NO_RTR, Enhanced, MpaRole, Rtr, StartFrame
 from sidestep.rdma.iwarp.startup.negotiation import RTR_SEGMENTS, Initiator, Responder, rtr_of
 from sidestep.rdma.iwarp.startup.terms import (
     OVER,
     TRANSITIONS,
     Agreed,
     Asked,
-    Cause,
-    Event,
     Failed,
+    MpaCause,
+    MpaEvent,
+    MpaSettings,
+    MpaState,
+    MpaStimulus,
     Opened,
     ReadDepths,
     Refused,
-    Settings,
-    State,
-    Stimulus,
 )
 from sidestep.rdma.iwarp.terminate import Code, Terminate
 
 F = frames()
-E = TypeVar("E", bound=Event)
-PLAIN = Settings(revision=1, enhanced=False)
-PEERS = Settings(peer_to_peer=True)
+E = TypeVar("E", bound=MpaEvent)
+PLAIN = MpaSettings(revision=1, enhanced=False)
+PEERS = MpaSettings(peer_to_peer=True)
 T05 = replace(PEERS, depths=ReadDepths(ird=16, ord=8))
 TERMINATE = Terminate(Code.MPA_START_RTR).segment
 
 
-def only(events: list[Event], kind: type[E]) -> E:
+def only(events: list[MpaEvent], kind: type[E]) -> E:
     """The single event, which is of this kind."""
     (event,) = events
     assert isinstance(event, kind)
     return event
 
 
-def request(frame: StartFrame, asked: Settings | None = None) -> tuple[Responder, list[Event]]:
+def request(frame: StartFrame, asked: MpaSettings | None = None) -> tuple[Responder, list[MpaEvent]]:
     """A responder that has got it, and what it said."""
-    responder = Responder(asked or Settings(), now=0.0)
+    responder = Responder(asked or MpaSettings(), now=0.0)
     responder.handle_bytes(frame.encode(), now=0.0)
     return responder, drained(responder)
 
 
-def reply(frame: StartFrame | bytes, asking: Settings | None = None) -> tuple[Initiator, list[Event]]:
+def reply(frame: StartFrame | bytes, asking: MpaSettings | None = None) -> tuple[Initiator, list[MpaEvent]]:
     """An initiator that has got it, and what it said."""
-    initiator = Initiator(asking or Settings(), now=0.0)
+    initiator = Initiator(asking or MpaSettings(), now=0.0)
     assert initiator.poll_send()
     initiator.handle_bytes(frame if isinstance(frame, bytes) else frame.encode())
     return initiator, drained(initiator)
 
 
 def enhanced(
-    role: Role, told: Enhanced, private_data: bytes = b"", *, crc: bool = True, rejected: bool = False
+    role: MpaRole, told: Enhanced, private_data: bytes = b"", *, crc: bool = True, rejected: bool = False
 ) -> StartFrame:
     """A frame of revision 2 with S."""
     return StartFrame(role, told.encode() + private_data, False, crc, rejected, True, 2)
@@ -81,11 +81,11 @@ def enhanced(
 @pytest.mark.spec("RFC 5044 7.1.1")
 def test_revision_1() -> None:
     """T01 and T02; T03 asks for markers, T04 rejects."""
-    done = talk(PLAIN, Settings())
+    done = talk(PLAIN, MpaSettings())
     assert done.wire == [F["T01"], F["T02"]]
     asking = Initiator(replace(PLAIN, markers=True), b"hello-pd", now=0.0)
     assert asking.poll_send() == F["T03"]
-    responder = Responder(Settings(), now=0.0)
+    responder = Responder(MpaSettings(), now=0.0)
     responder.handle_bytes(F["T03"], now=0.0)
     asked = only(drained(responder), Asked)
     assert (asked.revision, asked.private_data, asked.remote_ird, asked.remote_ord) == (1, b"hello-pd", None, None)
@@ -93,13 +93,13 @@ def test_revision_1() -> None:
     assert responder.poll_send() == F["T04"]
     asking.handle_bytes(F["T04"])
     assert only(drained(asking), Refused) == Refused(private_data=b"busy", remote_ird=None, remote_ord=None)
-    assert (asking.state, responder.state) == (State.REJECTED, State.REJECTED)
+    assert (asking.state, responder.state) == (MpaState.REJECTED, MpaState.REJECTED)
 
 
 @pytest.mark.spec("RFC 6581 9")
 def test_revision_2() -> None:
     """T05 and T06, and T08 as the RTR."""
-    taking = Settings(rtr=Rtr.WRITE, depths=ReadDepths(ird=8, ord=16))
+    taking = MpaSettings(rtr=Rtr.WRITE, depths=ReadDepths(ird=8, ord=16))
     done = talk(T05, taking, private_data=b"app1")
     assert done.wire == [F["T05"], F["T06"], F["T08"]]
     agreed = only(done.told, Agreed)
@@ -128,7 +128,7 @@ def test_rtr_messages() -> None:
 
 def test_siw_connects() -> None:
     """T07: its defaults. The Reply switches the checksum on, which it looks for there only."""
-    responder = Responder(Settings(), now=0.0)
+    responder = Responder(MpaSettings(), now=0.0)
     responder.handle_bytes(F["T07"], now=0.0)
     asked = only(drained(responder), Asked)
     assert (asked.remote_ird, asked.remote_ord, asked.peer_to_peer) == (1, 1, False)
@@ -136,12 +136,12 @@ def test_siw_connects() -> None:
     agreed = only(drained(responder), Agreed)
     assert (agreed.crc, agreed.markers_in, agreed.markers_out) == (True, False, False)
     assert (agreed.ird, agreed.ord, agreed.rtr) == (16, 1, NO_RTR)
-    assert responder.poll_send() == enhanced(Role.REPLY, Enhanced(16, 1), b"pd").encode()
+    assert responder.poll_send() == enhanced(MpaRole.REPLY, Enhanced(16, 1), b"pd").encode()
 
 
 def test_the_checksum_of_a_request_is_repeated() -> None:
     """Also by an end that does not want it."""
-    responder, _ = request(StartFrame(Role.REQUEST), Settings(crc=False))
+    responder, _ = request(StartFrame(MpaRole.REQUEST), MpaSettings(crc=False))
     responder.accept(now=0.0)
     assert only(drained(responder), Agreed).crc
     assert responder.poll_send() == F["T02"]
@@ -150,11 +150,11 @@ def test_the_checksum_of_a_request_is_repeated() -> None:
 @pytest.mark.parametrize("peer_to_peer", [False, True])
 def test_siw_answers(peer_to_peer: bool) -> None:
     """It repeats the Request, and in peer-to-peer names one RTR."""
-    initiator = Initiator(replace(Settings(), peer_to_peer=peer_to_peer), b"hello", now=0.0)
+    initiator = Initiator(replace(MpaSettings(), peer_to_peer=peer_to_peer), b"hello", now=0.0)
     asked, _ = StartFrame.decode(initiator.poll_send()) or (None, 0)
     assert asked is not None
     told = Enhanced(16, 16, peer_to_peer, Rtr.WRITE if peer_to_peer else NO_RTR)
-    initiator.handle_bytes(replace(asked, role=Role.REPLY, private_data=told.encode() + b"ok").encode())
+    initiator.handle_bytes(replace(asked, role=MpaRole.REPLY, private_data=told.encode() + b"ok").encode())
     agreed = only(drained(initiator), Agreed)
     assert (agreed.revision, agreed.crc, agreed.private_data, agreed.ird, agreed.ord) == (2, True, b"ok", 16, 16)
     assert agreed.rtr == (Rtr.WRITE if peer_to_peer else NO_RTR)
@@ -162,7 +162,7 @@ def test_siw_answers(peer_to_peer: bool) -> None:
 
 def test_siw_as_a_peer() -> None:
     """It offers Write and Read, and sends the Write if the Reply has both."""
-    responder, events = request(enhanced(Role.REQUEST, Enhanced(1, 1, True, Rtr.WRITE | Rtr.READ), crc=False))
+    responder, events = request(enhanced(MpaRole.REQUEST, Enhanced(1, 1, True, Rtr.WRITE | Rtr.READ), crc=False))
     assert only(events, Asked).rtr == Rtr.WRITE | Rtr.READ
     responder.accept(now=0.0)
     assert only(drained(responder), Agreed).rtr == Rtr.WRITE | Rtr.READ
@@ -176,7 +176,7 @@ def test_siw_as_a_peer() -> None:
 def test_hardware_connects() -> None:
     """Always as a peer, read depths perhaps not negotiated, markers perhaps wanted; the RTR may be a Read."""
     frame = replace(
-        enhanced(Role.REQUEST, Enhanced(None, None, True, Rtr.WRITE | Rtr.READ), bytes(508)), markers=True
+        enhanced(MpaRole.REQUEST, Enhanced(None, None, True, Rtr.WRITE | Rtr.READ), bytes(508)), markers=True
     )  # fmt: skip
     responder, events = request(frame)
     assert only(events, Asked).private_data == bytes(508)
@@ -192,17 +192,17 @@ def test_hardware_connects() -> None:
 
 def test_a_read_as_rtr_occupies_a_slot() -> None:
     """Even if the initiator wants to make no others (RFC 6581 9.1); siw as an initiator raises its ORD as well."""
-    frame = enhanced(Role.REQUEST, Enhanced(0, 0, True, Rtr.READ))
-    responder, _ = request(frame, Settings(depths=ReadDepths(ird=0, ord=0)))
+    frame = enhanced(MpaRole.REQUEST, Enhanced(0, 0, True, Rtr.READ))
+    responder, _ = request(frame, MpaSettings(depths=ReadDepths(ird=0, ord=0)))
     responder.accept(now=0.0)
     assert only(drained(responder), Agreed).ird == 1
     asking = replace(PEERS, rtr=Rtr.READ, depths=ReadDepths(ird=0, ord=0))
-    assert only(talk(asking, Settings(depths=ReadDepths(ird=0, ord=0))).told, Agreed).ord == 1
+    assert only(talk(asking, MpaSettings(depths=ReadDepths(ird=0, ord=0))).told, Agreed).ord == 1
 
 
 def test_peer_to_peer_that_was_not_asked_for() -> None:
     """Some hardware always says it in its Reply."""
-    _, events = reply(enhanced(Role.REPLY, Enhanced(4, 4, True, Rtr.WRITE)))
+    _, events = reply(enhanced(MpaRole.REPLY, Enhanced(4, 4, True, Rtr.WRITE)))
     agreed = only(events, Agreed)
     assert (agreed.peer_to_peer, agreed.rtr) == (False, NO_RTR)
 
@@ -210,14 +210,14 @@ def test_peer_to_peer_that_was_not_asked_for() -> None:
 def test_frames_that_come_with_the_reply() -> None:
     """siw sends them, against the rule that the initiator is first; none is lost."""
     behind = F["T11"] + F["T12"][:5]
-    _, events = reply(enhanced(Role.REPLY, Enhanced(1, 1)).encode() + behind)
+    _, events = reply(enhanced(MpaRole.REPLY, Enhanced(1, 1)).encode() + behind)
     assert only(events, Agreed).leftover == behind
 
 
 @pytest.mark.parametrize("private_data", [b"", b"\0\1", bytes(4)])
 def test_siw_rejects(private_data: bytes) -> None:
     """With S, but not always with what belongs to it."""
-    frame = StartFrame(Role.REPLY, private_data, False, True, True, True, 2)
+    frame = StartFrame(MpaRole.REPLY, private_data, False, True, True, True, 2)
     _, events = reply(frame)
     depth = 0 if len(private_data) == 4 else None
     assert only(events, Refused) == Refused(private_data=b"", remote_ird=depth, remote_ord=depth)
@@ -226,12 +226,12 @@ def test_siw_rejects(private_data: bytes) -> None:
 # ---- private data ----
 
 
-@pytest.mark.parametrize(("asking", "most"), [(PLAIN, 512), (Settings(), 508), (PEERS, 508)])
+@pytest.mark.parametrize(("asking", "most"), [(PLAIN, 512), (MpaSettings(), 508), (PEERS, 508)])
 @pytest.mark.parametrize("decide", [accepting, rejecting])
-def test_private_data(asking: Settings, most: int, decide: Callable[[bytes], Callable[[Responder], None]]) -> None:
+def test_private_data(asking: MpaSettings, most: int, decide: Callable[[bytes], Callable[[Responder], None]]) -> None:
     """As much as fits goes both ways; one byte more is refused, and changes nothing."""
     there, back = bytes(range(256)) * 2, bytes(reversed(range(256))) * 2
-    done = talk(asking, Settings(), decide(back[:most]), there[:most])
+    done = talk(asking, MpaSettings(), decide(back[:most]), there[:most])
     asked = done.heard[0]
     assert isinstance(asked, Asked)
     assert asked.private_data == there[:most]
@@ -256,14 +256,14 @@ REQUEST_VIOLATIONS = {
     "mpa_private_data": F["T01"][:18] + b"\2\1",
     "mpa_revision": F["T01"][:17] + b"\3\0\0",
     "mpa_early": F["T01"] + b"\0",
-    "mpa_enhanced": StartFrame(Role.REQUEST, bytes(3), enhanced=True, revision=2).encode(),
+    "mpa_enhanced": StartFrame(MpaRole.REQUEST, bytes(3), enhanced=True, revision=2).encode(),
 }
 REPLY_VIOLATIONS = {
     "mpa_key": b"MPA ID Rex",
     "mpa_role": F["T01"],
     "mpa_private_data": F["T02"][:18] + b"\2\1",
     "mpa_revision": F["T02"][:17] + b"\3\0\0",
-    "mpa_enhanced": StartFrame(Role.REPLY, bytes(3), enhanced=True, revision=2).encode(),
+    "mpa_enhanced": StartFrame(MpaRole.REPLY, bytes(3), enhanced=True, revision=2).encode(),
 }
 
 
@@ -271,15 +271,15 @@ REPLY_VIOLATIONS = {
 @pytest.mark.parametrize("rule", REQUEST_VIOLATIONS)
 def test_bad_requests(rule: str, size: int | None) -> None:
     """The connection is closed at once, without a word; what still comes is dropped."""
-    responder = Responder(Settings(), now=0.0)
+    responder = Responder(MpaSettings(), now=0.0)
     for piece in pieces(REQUEST_VIOLATIONS[rule], size):
         responder.handle_bytes(piece, now=0.0)
     events = drained(responder)
     failed = events[-1]
     assert isinstance(failed, Failed)
-    assert (failed.cause, failed.rule, failed.code) == (Cause.VIOLATION, rule, Code.MPA_START_FRAME)
+    assert (failed.cause, failed.rule, failed.code) == (MpaCause.VIOLATION, rule, Code.MPA_START_FRAME)
     assert not [event for event in events[:-1] if not isinstance(event, Asked)]
-    assert (responder.state, responder.poll_send(), responder.next_deadline()) == (State.CLOSED, b"", None)
+    assert (responder.state, responder.poll_send(), responder.next_deadline()) == (MpaState.CLOSED, b"", None)
     responder.handle_bytes(F["T01"], now=1.0)
     responder.handle_closed()
     responder.handle_timeout(now=99.0)
@@ -289,13 +289,13 @@ def test_bad_requests(rule: str, size: int | None) -> None:
 @pytest.mark.parametrize("size", [1, None])
 @pytest.mark.parametrize("rule", REPLY_VIOLATIONS)
 def test_bad_replies(rule: str, size: int | None) -> None:
-    initiator = Initiator(Settings(), now=0.0)
+    initiator = Initiator(MpaSettings(), now=0.0)
     assert initiator.poll_send()
     for piece in pieces(REPLY_VIOLATIONS[rule], size):
         initiator.handle_bytes(piece)
     failed = only(drained(initiator), Failed)
-    assert (failed.cause, failed.rule, failed.code) == (Cause.VIOLATION, rule, Code.MPA_START_FRAME)
-    assert (initiator.state, initiator.poll_send(), initiator.next_deadline()) == (State.CLOSED, b"", None)
+    assert (failed.cause, failed.rule, failed.code) == (MpaCause.VIOLATION, rule, Code.MPA_START_FRAME)
+    assert (initiator.state, initiator.poll_send(), initiator.next_deadline()) == (MpaState.CLOSED, b"", None)
     initiator.handle_bytes(F["T02"])
     initiator.handle_closed()
     initiator.handle_timeout(now=99.0)
@@ -309,7 +309,7 @@ def test_there_is_a_case_for_every_rule() -> None:
 
 def test_a_wrong_key_is_seen_early() -> None:
     """With the byte that tells, not with the sixteenth."""
-    responder, initiator = Responder(Settings(), now=0.0), Initiator(Settings(), now=0.0)
+    responder, initiator = Responder(MpaSettings(), now=0.0), Initiator(MpaSettings(), now=0.0)
     responder.handle_bytes(F["T02"][:9], now=0.0)
     initiator.handle_bytes(F["T01"][:9])
     assert not drained(responder) + drained(initiator)
@@ -320,7 +320,7 @@ def test_a_wrong_key_is_seen_early() -> None:
 
 def test_bytes_before_the_reply() -> None:
     """Nothing may follow a Request, not even while our user decides."""
-    responder, _ = request(StartFrame(Role.REQUEST))
+    responder, _ = request(StartFrame(MpaRole.REQUEST))
     responder.handle_bytes(b"", now=0.0)
     responder.handle_bytes(b"\0", now=0.0)
     assert only(drained(responder), Failed).rule == "mpa_early"
@@ -332,7 +332,7 @@ def test_bytes_before_the_reply() -> None:
 @pytest.mark.spec("RFC 5044 C")
 def test_an_rdma_consortium_initiator() -> None:
     """Its revision 0 is answered by 1, then the connection is closed."""
-    responder, events = request(StartFrame(Role.REQUEST, b"data", markers=True, revision=0))
+    responder, events = request(StartFrame(MpaRole.REQUEST, b"data", markers=True, revision=0))
     assert only(events, Failed).rule == "mpa_revision"
     found = StartFrame.decode(responder.poll_send())
     assert found is not None
@@ -340,7 +340,7 @@ def test_an_rdma_consortium_initiator() -> None:
 
 
 def test_an_rdma_consortium_responder() -> None:
-    _, events = reply(StartFrame(Role.REPLY, markers=True, revision=0))
+    _, events = reply(StartFrame(MpaRole.REPLY, markers=True, revision=0))
     failed = only(events, Failed)
     assert (failed.rule, failed.retry_revision) == ("mpa_revision", None)
 
@@ -351,27 +351,27 @@ def test_an_rdma_consortium_responder() -> None:
 @pytest.mark.spec("RFC 6581 10")
 def test_who_does_not_know_revision_2() -> None:
     """It closes. Then revision 1 on a new connection."""
-    old = Settings(revision=1, enhanced=False)
+    old = MpaSettings(revision=1, enhanced=False)
     done = talk(PEERS, old)
     assert only(done.heard, Failed).rule == "mpa_revision"
     failed = only(done.told, Failed)
-    assert (failed.cause, failed.retry_revision) == (Cause.ENDED, 1)
+    assert (failed.cause, failed.retry_revision) == (MpaCause.ENDED, 1)
     assert isinstance(talk(PEERS.older(), old).told[0], Agreed)
 
 
 def test_when_a_second_try_is_worth_it() -> None:
     """Only if the first said something that an old end does not know, and the end did not show that it does."""
     for asking, frame, worth in (
-        (Settings(), StartFrame(Role.REPLY, b"old"), 1),
-        (Settings(), StartFrame(Role.REPLY, revision=2), 1),
-        (PLAIN, enhanced(Role.REPLY, Enhanced()), None),
+        (MpaSettings(), StartFrame(MpaRole.REPLY, b"old"), 1),
+        (MpaSettings(), StartFrame(MpaRole.REPLY, revision=2), 1),
+        (PLAIN, enhanced(MpaRole.REPLY, Enhanced()), None),
     ):
         _, events = reply(frame, asking)
         failed = only(events, Failed)
         assert (failed.rule, failed.retry_revision) == ("mpa_enhanced", worth)
     _, events = reply(F["T04"])
     assert only(events, Refused).retry_revision == 1
-    for asking, begun, expected in ((Settings(), b"", 1), (Settings(), F["T02"][:5], None), (PLAIN, b"", None)):
+    for asking, begun, expected in ((MpaSettings(), b"", 1), (MpaSettings(), F["T02"][:5], None), (PLAIN, b"", None)):
         initiator = Initiator(asking, now=0.0)
         initiator.handle_bytes(begun)
         initiator.handle_closed(lost=True)
@@ -380,7 +380,7 @@ def test_when_a_second_try_is_worth_it() -> None:
 
 @pytest.mark.parametrize(("asking", "answer"), [(1, 2), (2, 1), (2, 2)])
 def test_revision_2_without_s_is_revision_1(asking: int, answer: int) -> None:
-    _, events = reply(StartFrame(Role.REPLY, b"x", revision=answer), Settings(revision=asking, enhanced=False))
+    _, events = reply(StartFrame(MpaRole.REPLY, b"x", revision=answer), MpaSettings(revision=asking, enhanced=False))
     agreed = only(events, Agreed)
     assert (agreed.revision, agreed.private_data, agreed.remote_ird) == (answer, b"x", None)
 
@@ -389,7 +389,7 @@ def test_s_in_revision_1_means_nothing() -> None:
     """It is a reserved bit there."""
     frame = bytearray(F["T03"])
     frame[16] |= 0x1F
-    responder = Responder(Settings(), now=0.0)
+    responder = Responder(MpaSettings(), now=0.0)
     responder.handle_bytes(bytes(frame), now=0.0)
     assert only(drained(responder), Asked).private_data == b"hello-pd"
     responder.accept(now=0.0)
@@ -399,7 +399,7 @@ def test_s_in_revision_1_means_nothing() -> None:
 # ---- how many reads ----
 
 
-def told_of(asking: Settings) -> Enhanced | None:
+def told_of(asking: MpaSettings) -> Enhanced | None:
     """What a Request says."""
     found = StartFrame.decode(Initiator(asking, now=0.0).poll_send())
     assert found is not None
@@ -409,32 +409,32 @@ def told_of(asking: Settings) -> Enhanced | None:
 def test_depths_that_are_not_negotiated() -> None:
     """0x3FFF: each end keeps its own, whatever the other says (RFC 6581 9.1)."""
     mute = ReadDepths(ird=5, ord=6, ird_told=False, ord_told=False)
-    assert told_of(Settings(depths=mute)) == Enhanced(None, None)
-    done = talk(Settings(depths=mute), Settings(depths=ReadDepths(ird=2, ord=3)))
+    assert told_of(MpaSettings(depths=mute)) == Enhanced(None, None)
+    done = talk(MpaSettings(depths=mute), MpaSettings(depths=ReadDepths(ird=2, ord=3)))
     assert done.wire[1][20:24] == bytes.fromhex("3fff3fff")
     agreed, (_, heard) = only(done.told, Agreed), done.heard
     assert isinstance(heard, Agreed)
     assert (agreed.ird, agreed.ord, heard.ird, heard.ord) == (5, 6, 2, 3)
-    _, events = reply(enhanced(Role.REPLY, Enhanced(128, 128)), Settings(depths=mute))  # siw does not know 0x3FFF
+    _, events = reply(enhanced(MpaRole.REPLY, Enhanced(128, 128)), MpaSettings(depths=mute))  # siw does not know 0x3FFF
     agreed = only(events, Agreed)
     assert (agreed.ird, agreed.ord, agreed.remote_ird, agreed.remote_ord) == (5, 6, 128, 128)
 
 
 def test_one_of_two_is_not_negotiated() -> None:
-    responder, _ = request(enhanced(Role.REQUEST, Enhanced(None, 20)))
+    responder, _ = request(enhanced(MpaRole.REQUEST, Enhanced(None, 20)))
     responder.accept(now=0.0)
     agreed = only(drained(responder), Agreed)
     assert (agreed.ird, agreed.ord) == (20, 16)
     found = StartFrame.decode(responder.poll_send())
     assert found is not None
     assert found[0].enhanced_data == Enhanced(20, None)
-    assert told_of(Settings(depths=ReadDepths(ord_told=False))) == Enhanced(16, None)
+    assert told_of(MpaSettings(depths=ReadDepths(ord_told=False))) == Enhanced(16, None)
 
 
 def test_a_responder_fits_its_own() -> None:
     """ORD to what is held, IRD to what is wanted, up to its limit."""
     for wanted, own in ((Enhanced(3, 5), (16, 3)), (Enhanced(99, 40), (40, 16)), (Enhanced(0, 9999), (128, 0))):
-        responder, _ = request(enhanced(Role.REQUEST, wanted))
+        responder, _ = request(enhanced(MpaRole.REQUEST, wanted))
         responder.accept(now=0.0)
         agreed = only(drained(responder), Agreed)
         assert (agreed.ird, agreed.ord) == own
@@ -442,7 +442,7 @@ def test_a_responder_fits_its_own() -> None:
 
 def test_an_initiator_fits_its_own() -> None:
     for told, own in ((Enhanced(3, 5), (16, 3)), (Enhanced(99, 40), (40, 16)), (Enhanced(0, 128), (128, 0))):
-        _, events = reply(enhanced(Role.REPLY, told))
+        _, events = reply(enhanced(MpaRole.REPLY, told))
         agreed = only(events, Agreed)
         assert (agreed.ird, agreed.ord) == own
 
@@ -451,29 +451,29 @@ def test_an_initiator_fits_its_own() -> None:
 @pytest.mark.parametrize("markers", [False, True])
 def test_more_reads_than_an_initiator_can_hold(markers: bool) -> None:
     """Its only message is a Terminate 2/0/06, framed as agreed; the responder learns it from that."""
-    frame = replace(enhanced(Role.REPLY, Enhanced(1, 129)), markers=markers)
+    frame = replace(enhanced(MpaRole.REPLY, Enhanced(1, 129)), markers=markers)
     initiator, events = reply(frame)
     failed = only(events, Failed)
-    assert (failed.cause, failed.code) == (Cause.READS, Code.MPA_START_IRD)
+    assert (failed.cause, failed.code) == (MpaCause.READS, Code.MPA_START_IRD)
     assert initiator.poll_send() == fpdu(Terminate(Code.MPA_START_IRD).segment.encode(), 0, markers=markers)
 
 
 def test_fewer_reads_than_an_initiator_needs() -> None:
-    done = talk(Settings(depths=ReadDepths(ord_min=4)), Settings(depths=ReadDepths(ird=1, ird_max=3)))
+    done = talk(MpaSettings(depths=ReadDepths(ord_min=4)), MpaSettings(depths=ReadDepths(ird=1, ird_max=3)))
     failed, heard = only(done.told, Failed), done.heard[-1]
     assert isinstance(heard, Failed)
-    assert (failed.cause, failed.code) == (Cause.READS, Code.MPA_START_CATASTROPHIC)
-    assert (heard.cause, heard.code) == (Cause.TERMINATED, Code.MPA_START_CATASTROPHIC)
+    assert (failed.cause, failed.code) == (MpaCause.READS, Code.MPA_START_CATASTROPHIC)
+    assert (heard.cause, heard.code) == (MpaCause.TERMINATED, Code.MPA_START_CATASTROPHIC)
 
 
 @pytest.mark.spec("RFC 6581 9.1")
 def test_fewer_reads_than_a_responder_needs() -> None:
     """The Reply rejects, and says how many it would be."""
-    done = talk(Settings(depths=ReadDepths(ird=2)), Settings(), accepting(b"x", ReadDepths(ord_min=4)))
+    done = talk(MpaSettings(depths=ReadDepths(ird=2)), MpaSettings(), accepting(b"x", ReadDepths(ord_min=4)))
     assert only(done.told, Refused) == Refused(private_data=b"", remote_ird=16, remote_ord=4)
     failed = done.heard[-1]
     assert isinstance(failed, Failed)
-    assert (failed.cause, failed.code) == (Cause.READS, Code.MPA_START_IRD)
+    assert (failed.cause, failed.code) == (MpaCause.READS, Code.MPA_START_IRD)
 
 
 # ---- ready to receive ----
@@ -482,14 +482,14 @@ def test_fewer_reads_than_a_responder_needs() -> None:
 @pytest.mark.spec("RFC 6581 9.2")
 def test_no_common_rtr() -> None:
     """The Reply names what the responder takes; the initiator terminates with T23."""
-    done = talk(replace(PEERS, rtr=Rtr.SEND), Settings())
+    done = talk(replace(PEERS, rtr=Rtr.SEND), MpaSettings())
     assert done.wire[1][20:24] == bytes.fromhex("8010c010")
     assert done.wire[2] == F["T23"]
     failed, heard = only(done.told, Failed), done.heard[-1]
     assert isinstance(heard, Failed)
-    assert (failed.cause, failed.code) == (Cause.NO_RTR, Code.MPA_START_RTR)
+    assert (failed.cause, failed.code) == (MpaCause.NO_RTR, Code.MPA_START_RTR)
     assert (heard.cause, heard.code, heard.text) == (
-        Cause.TERMINATED, Code.MPA_START_RTR, "MPA, error of the start-up or the stream: no matching RTR (2/0/07)",
+        MpaCause.TERMINATED, Code.MPA_START_RTR, "MPA, error of the start-up or the stream: no matching RTR (2/0/07)",
     )  # fmt: skip
 
 
@@ -498,7 +498,7 @@ def test_no_common_rtr() -> None:
 )
 def test_replies_without_a_usable_rtr(told: Enhanced) -> None:
     """Not peer-to-peer; none named; named all the same; a Read, of which no slot is held."""
-    initiator, events = reply(enhanced(Role.REPLY, told), PEERS)
+    initiator, events = reply(enhanced(MpaRole.REPLY, told), PEERS)
     assert only(events, Failed).code == Code.MPA_START_RTR
     assert initiator.poll_send() == F["T23"]
 
@@ -508,16 +508,16 @@ def test_replies_without_a_usable_rtr(told: Enhanced) -> None:
 )
 def test_which_rtr_is_sent(named: Rtr, sent: Rtr) -> None:
     asking = replace(PEERS, rtr=Rtr.READ | Rtr.WRITE | Rtr.SEND)
-    _, events = reply(enhanced(Role.REPLY, Enhanced(1, 1, True, named)), asking)
+    _, events = reply(enhanced(MpaRole.REPLY, Enhanced(1, 1, True, named)), asking)
     assert only(events, Agreed).rtr == sent
 
 
 @pytest.mark.spec("RFC 5044 7.1.2 rule 4")
-@pytest.mark.parametrize("asking", [PLAIN, Settings(), PEERS])
+@pytest.mark.parametrize("asking", [PLAIN, MpaSettings(), PEERS])
 @pytest.mark.parametrize("name", ["T08", "T09", "T11", "T16"])
-def test_the_first_fpdu_opens_the_other_direction(asking: Settings, name: str) -> None:
+def test_the_first_fpdu_opens_the_other_direction(asking: MpaSettings, name: str) -> None:
     """Whatever it is."""
-    responder = Responder(Settings(), now=0.0)
+    responder = Responder(MpaSettings(), now=0.0)
     responder.handle_bytes(Initiator(asking, now=0.0).poll_send(), now=0.0)
     with pytest.raises(Misuse):
         responder.handle_first_fpdu(RTR_SEGMENTS[Rtr.WRITE])
@@ -536,7 +536,7 @@ def test_the_first_fpdu_opens_the_other_direction(asking: Settings, name: str) -
 
 
 def test_a_terminate_too_short_to_say_why() -> None:
-    responder, _ = request(StartFrame(Role.REQUEST))
+    responder, _ = request(StartFrame(MpaRole.REQUEST))
     responder.accept(now=0.0)
     drained(responder)
     responder.handle_first_fpdu(Segment(RdmapOp.TERMINATE, True, b"\x20", queue=2, msn=1))
@@ -547,17 +547,17 @@ def test_a_terminate_too_short_to_say_why() -> None:
 
 def test_a_terminate_without_a_checksum() -> None:
     """If neither end wanted one."""
-    off = Settings(peer_to_peer=True, rtr=Rtr.SEND, crc=False)
-    assert talk(off, replace(Settings(), crc=False)).wire[2] == F["T23"][:-4] + bytes(4)
+    off = MpaSettings(peer_to_peer=True, rtr=Rtr.SEND, crc=False)
+    assert talk(off, replace(MpaSettings(), crc=False)).wire[2] == F["T23"][:-4] + bytes(4)
 
 
 def test_a_reply_names_what_both_can() -> None:
     """And not all that this end could take, though it may."""
-    taking = Settings(rtr=Rtr.WRITE | Rtr.READ | Rtr.SEND)
-    responder, _ = request(enhanced(Role.REQUEST, Enhanced(1, 1, True, Rtr.WRITE | Rtr.READ)), taking)
+    taking = MpaSettings(rtr=Rtr.WRITE | Rtr.READ | Rtr.SEND)
+    responder, _ = request(enhanced(MpaRole.REQUEST, Enhanced(1, 1, True, Rtr.WRITE | Rtr.READ)), taking)
     responder.accept(now=0.0)
     assert only(drained(responder), Agreed).rtr == Rtr.WRITE | Rtr.READ
-    responder, events = request(enhanced(Role.REQUEST, Enhanced(1, 1, False, Rtr.WRITE)), taking)
+    responder, events = request(enhanced(MpaRole.REQUEST, Enhanced(1, 1, False, Rtr.WRITE)), taking)
     assert only(events, Asked).rtr == NO_RTR  # without A they mean nothing (RFC 6581 9.2)
     responder.accept(now=0.0)
     assert only(drained(responder), Agreed).rtr == NO_RTR
@@ -566,43 +566,43 @@ def test_a_reply_names_what_both_can() -> None:
 
 def test_a_rejection_asks_for_nothing() -> None:
     """It has no M, as there will be no stream."""
-    responder, _ = request(StartFrame(Role.REQUEST), Settings(markers=True))
+    responder, _ = request(StartFrame(MpaRole.REQUEST), MpaSettings(markers=True))
     responder.reject()
     assert responder.poll_send()[16] == 0x60
 
 
 def test_an_initiator_that_does_not_like_the_reply() -> None:
     """The other end is told, by what revision 2 has for that, or by what RDMAP has."""
-    for asking, code in ((Settings(), Code.MPA_START_CATASTROPHIC), (PLAIN, Code.RDMAP_CATASTROPHIC)):
-        done = talk(asking, Settings(markers=True))
+    for asking, code in ((MpaSettings(), Code.MPA_START_CATASTROPHIC), (PLAIN, Code.RDMAP_CATASTROPHIC)):
+        done = talk(asking, MpaSettings(markers=True))
         done.initiator.abandon("its private data are not good")
         terminate = done.initiator.poll_send()
         assert terminate == fpdu(Terminate(code).segment.encode(), 0, markers=True)
         failed = only(drained(done.initiator), Failed)
-        assert (failed.cause, failed.code, failed.text) == (Cause.ABANDONED, code, "its private data are not good")
+        assert (failed.cause, failed.code, failed.text) == (MpaCause.ABANDONED, code, "its private data are not good")
         with pytest.raises(Misuse):
             done.initiator.abandon("again")
-    early = Initiator(Settings(), now=0.0)
+    early = Initiator(MpaSettings(), now=0.0)
     early.poll_send()
     early.abandon("there is no more need")
-    assert only(drained(early), Failed).cause is Cause.ABANDONED
+    assert only(drained(early), Failed).cause is MpaCause.ABANDONED
     assert early.poll_send() == b""
 
 
 # ---- time ----
 
 
-def waiting(state: State, times: Settings) -> Initiator | Responder:
+def waiting(state: MpaState, times: MpaSettings) -> Initiator | Responder:
     """An end in the state, since 100 s."""
-    if state is State.WAIT_REPLY:
+    if state is MpaState.WAIT_REPLY:
         initiator = Initiator(times, now=100.0)
         assert initiator.poll_send()
         return initiator
-    responder = Responder(times, now=100.0 if state is State.WAIT_REQUEST else 90.0)
-    if state is not State.WAIT_REQUEST:
-        frame = enhanced(Role.REQUEST, Enhanced(1, 1, times.peer_to_peer, Rtr.WRITE))
-        responder.handle_bytes(frame.encode(), now=100.0 if state is State.DECIDING else 95.0)
-    if state is State.FULL_RX_ONLY:
+    responder = Responder(times, now=100.0 if state is MpaState.WAIT_REQUEST else 90.0)
+    if state is not MpaState.WAIT_REQUEST:
+        frame = enhanced(MpaRole.REQUEST, Enhanced(1, 1, times.peer_to_peer, Rtr.WRITE))
+        responder.handle_bytes(frame.encode(), now=100.0 if state is MpaState.DECIDING else 95.0)
+    if state is MpaState.FULL_RX_ONLY:
         responder.accept(now=100.0)
     responder.poll_send()
     drained(responder)
@@ -610,25 +610,25 @@ def waiting(state: State, times: Settings) -> Initiator | Responder:
 
 
 TIMERS = [
-    (State.WAIT_REPLY, Settings(), limits.MPA_REPLY_S),
-    (State.WAIT_REPLY, Settings(reply_s=2.5), 2.5),
-    (State.WAIT_REPLY, Settings(reply_s=None), None),
-    (State.WAIT_REQUEST, Settings(), limits.MPA_REQUEST_S),
-    (State.WAIT_REQUEST, Settings(request_s=0.5), 0.5),
-    (State.WAIT_REQUEST, Settings(request_s=None), None),
-    (State.DECIDING, Settings(), limits.MPA_DECISION_S),
-    (State.DECIDING, Settings(decision_s=1.5), 1.5),
-    (State.DECIDING, Settings(decision_s=None), None),
-    (State.FULL_RX_ONLY, PEERS, limits.MPA_RTR_S),
-    (State.FULL_RX_ONLY, replace(PEERS, rtr_s=3.0), 3.0),
-    (State.FULL_RX_ONLY, replace(PEERS, rtr_s=None, first_fpdu_s=1.0), None),
-    (State.FULL_RX_ONLY, Settings(), None),
-    (State.FULL_RX_ONLY, Settings(first_fpdu_s=4.0), 4.0),
+    (MpaState.WAIT_REPLY, MpaSettings(), limits.MPA_REPLY_S),
+    (MpaState.WAIT_REPLY, MpaSettings(reply_s=2.5), 2.5),
+    (MpaState.WAIT_REPLY, MpaSettings(reply_s=None), None),
+    (MpaState.WAIT_REQUEST, MpaSettings(), limits.MPA_REQUEST_S),
+    (MpaState.WAIT_REQUEST, MpaSettings(request_s=0.5), 0.5),
+    (MpaState.WAIT_REQUEST, MpaSettings(request_s=None), None),
+    (MpaState.DECIDING, MpaSettings(), limits.MPA_DECISION_S),
+    (MpaState.DECIDING, MpaSettings(decision_s=1.5), 1.5),
+    (MpaState.DECIDING, MpaSettings(decision_s=None), None),
+    (MpaState.FULL_RX_ONLY, PEERS, limits.MPA_RTR_S),
+    (MpaState.FULL_RX_ONLY, replace(PEERS, rtr_s=3.0), 3.0),
+    (MpaState.FULL_RX_ONLY, replace(PEERS, rtr_s=None, first_fpdu_s=1.0), None),
+    (MpaState.FULL_RX_ONLY, MpaSettings(), None),
+    (MpaState.FULL_RX_ONLY, MpaSettings(first_fpdu_s=4.0), 4.0),
 ]
 
 
 @pytest.mark.parametrize(("state", "times", "after_s"), TIMERS)
-def test_timers(state: State, times: Settings, after_s: float | None) -> None:
+def test_timers(state: MpaState, times: MpaSettings, after_s: float | None) -> None:
     end = waiting(state, times)
     assert end.state is state
     if after_s is None:
@@ -641,47 +641,49 @@ def test_timers(state: State, times: Settings, after_s: float | None) -> None:
     assert (end.state, drained(end)) == (state, [])
     end.handle_timeout(now=100.0 + after_s)
     failed = only(drained(end), Failed)
-    assert (end.state, end.next_deadline()) == (State.CLOSED, None)
-    if state is State.DECIDING:  # it is our user who is late: the other end gets its answer
-        assert failed.cause is Cause.UNDECIDED
+    assert (end.state, end.next_deadline()) == (MpaState.CLOSED, None)
+    if state is MpaState.DECIDING:  # it is our user who is late: the other end gets its answer
+        assert failed.cause is MpaCause.UNDECIDED
         found = StartFrame.decode(end.poll_send())
         assert found is not None
         assert found[0].rejected
         return
-    assert (failed.cause, failed.code) == (Cause.SILENT, Code.MPA_TCP_LOST)
+    assert (failed.cause, failed.code) == (MpaCause.SILENT, Code.MPA_TCP_LOST)
     assert end.poll_send() == b""
 
 
 def test_a_slow_request_buys_no_time() -> None:
     """The timer runs from the start, not from the last byte."""
-    responder = Responder(Settings(), now=0.0)
+    responder = Responder(MpaSettings(), now=0.0)
     for index, byte in enumerate(F["T03"]):
         responder.handle_timeout(now=index * 0.3)
         responder.handle_bytes(bytes([byte]), now=index * 0.3)
-    assert only(drained(responder), Failed).cause is Cause.SILENT
+    assert only(drained(responder), Failed).cause is MpaCause.SILENT
 
 
 def test_siw_still_waits_when_the_user_is_late() -> None:
     assert limits.MPA_DECISION_S < limits.MPA_REPLY_S
 
 
-@pytest.mark.parametrize("state", [State.WAIT_REPLY, State.WAIT_REQUEST, State.DECIDING, State.FULL_RX_ONLY])
-def test_the_connection_ends(state: State) -> None:
+@pytest.mark.parametrize(
+    "state", [MpaState.WAIT_REPLY, MpaState.WAIT_REQUEST, MpaState.DECIDING, MpaState.FULL_RX_ONLY]
+)
+def test_the_connection_ends(state: MpaState) -> None:
     for lost in (False, True):
         end = waiting(state, PEERS)
         end.handle_closed(lost=lost)
         failed = only(drained(end), Failed)
-        assert (failed.cause, failed.code) == (Cause.ENDED, Code.MPA_TCP_LOST)
+        assert (failed.cause, failed.code) == (MpaCause.ENDED, Code.MPA_TCP_LOST)
         assert ("lost" in failed.text) == lost
-        assert (end.state, end.next_deadline()) == (State.CLOSED, None)
+        assert (end.state, end.next_deadline()) == (MpaState.CLOSED, None)
 
 
 def test_after_the_start_the_end_is_the_streams() -> None:
-    done = talk(PEERS, Settings())
+    done = talk(PEERS, MpaSettings())
     for end in (done.initiator, done.responder):
-        assert end.state is State.FULL
+        assert end.state is MpaState.FULL
         end.handle_closed()
-        assert (end.state, drained(end)) == (State.FULL, [])
+        assert (end.state, drained(end)) == (MpaState.FULL, [])
     with pytest.raises(Misuse):
         done.initiator.handle_bytes(b"\0")
     with pytest.raises(Misuse):
@@ -697,7 +699,7 @@ def test_what_cannot_be_asked_for() -> None:
         {"peer_to_peer": True, "revision": 1},
     ):  # fmt: skip
         with pytest.raises(Misuse):
-            Settings(**wrong)
+            MpaSettings(**wrong)
     for depths in (
         {"ird": -1}, {"ird": 129}, {"ird_max": 0x3FFF}, {"ord": 0x3FFF}, {"ord_min": 17},
         {"ord_min": -1},
@@ -712,11 +714,11 @@ def test_what_cannot_be_asked_for() -> None:
 def test_answers_nobody_asked_for() -> None:
     """Before a Request, and a second one."""
     for answer in (accepting(), rejecting()):
-        responder = Responder(Settings(), now=0.0)
+        responder = Responder(MpaSettings(), now=0.0)
         with pytest.raises(Misuse):
             answer(responder)
         for first in (accepting(), rejecting()):
-            responder, _ = request(StartFrame(Role.REQUEST))
+            responder, _ = request(StartFrame(MpaRole.REQUEST))
             first(responder)
             with pytest.raises(Misuse):
                 answer(responder)
@@ -724,11 +726,11 @@ def test_answers_nobody_asked_for() -> None:
 
 def test_the_table_is_whole() -> None:
     """Every state is reached and left by it, but for those at the end."""
-    reached = {State.WAIT_REPLY, State.WAIT_REQUEST, *TRANSITIONS.values()}
-    assert reached == set(State)
-    assert {state for state, _ in TRANSITIONS} == set(State) - OVER
-    assert {stimulus for _, stimulus in TRANSITIONS} == set(Stimulus)
-    assert all(TRANSITIONS[state, Stimulus.FAILURE] is State.CLOSED for state, _ in TRANSITIONS)
+    reached = {MpaState.WAIT_REPLY, MpaState.WAIT_REQUEST, *TRANSITIONS.values()}
+    assert reached == set(MpaState)
+    assert {state for state, _ in TRANSITIONS} == set(MpaState) - OVER
+    assert {stimulus for _, stimulus in TRANSITIONS} == set(MpaStimulus)
+    assert all(TRANSITIONS[state, MpaStimulus.FAILURE] is MpaState.CLOSED for state, _ in TRANSITIONS)
 
 
 DEPTHS = st.none() | st.integers(0, start_frame.DEPTH_MAX)
@@ -760,23 +762,23 @@ def test_too_little_enhanced_data(short: bytes) -> None:
 
 @settings(deadline=None)
 @given(
-    role=st.sampled_from(Role),
+    role=st.sampled_from(MpaRole),
     private_data=st.binary(max_size=512),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
     revision=st.integers(0, 255),
 )
 def test_any_frame_is_judged(
-    role: Role, private_data: bytes, flags: tuple[bool, bool, bool, bool], revision: int
+    role: MpaRole, private_data: bytes, flags: tuple[bool, bool, bool, bool], revision: int
 ) -> None:
     """Whatever a whole frame says, each end comes to an end of its own; nothing is raised, nothing is left over."""
     frame = StartFrame(role, private_data, *flags, revision).encode()
-    for asking in (PLAIN, Settings(), PEERS):
+    for asking in (PLAIN, MpaSettings(), PEERS):
         initiator = Initiator(asking, now=0.0)
         initiator.poll_send()
         initiator.handle_bytes(frame)
-        only(drained(initiator), Event)  # type: ignore[arg-type]
-        assert initiator.state is not State.WAIT_REPLY
-    responder = Responder(Settings(), now=0.0)
+        only(drained(initiator), MpaEvent)  # type: ignore[arg-type]
+        assert initiator.state is not MpaState.WAIT_REPLY
+    responder = Responder(MpaSettings(), now=0.0)
     responder.handle_bytes(frame, now=0.0)
     (event,) = drained(responder)
     if isinstance(event, Asked):
@@ -796,12 +798,12 @@ def test_garbage_is_contained(parts: list[bytes], data: st.DataObject) -> None:
     """Any bytes in any pieces: a violation at the latest when nothing else is possible, never an exception."""
     stream = b"".join(parts)
     size = data.draw(st.integers(1, 40))
-    for role in (Role.REQUEST, Role.REPLY):
-        responder, initiator = Responder(Settings(), now=0.0), Initiator(PEERS, now=0.0)
+    for role in (MpaRole.REQUEST, MpaRole.REPLY):
+        responder, initiator = Responder(MpaSettings(), now=0.0), Initiator(PEERS, now=0.0)
         for piece in pieces(stream, size):
-            if role is Role.REQUEST:
+            if role is MpaRole.REQUEST:
                 responder.handle_bytes(piece, now=0.0)
-            elif initiator.state is not State.FULL:
+            elif initiator.state is not MpaState.FULL:
                 initiator.handle_bytes(piece)
         assert len(drained(responder)) <= 2
         assert len(drained(initiator)) <= 1
@@ -810,7 +812,7 @@ def test_garbage_is_contained(parts: list[bytes], data: st.DataObject) -> None:
 def test_all_flags_of_a_reply() -> None:
     """M and C each way, in all sixteen combinations."""
     for ours, theirs, our_crc, their_crc in product((False, True), repeat=4):
-        done = talk(Settings(markers=ours, crc=our_crc), Settings(markers=theirs, crc=their_crc))
+        done = talk(MpaSettings(markers=ours, crc=our_crc), MpaSettings(markers=theirs, crc=their_crc))
         agreed, heard = only(done.told, Agreed), done.heard[-1]
         assert isinstance(heard, Agreed)
         assert (agreed.markers_in, agreed.markers_out, agreed.crc) == (ours, theirs, our_crc or their_crc)

@@ -18,14 +18,14 @@ from sidestep.rdma.iwarp.startup.frame import NO_RTR, Rtr
 from sidestep.rdma.iwarp.startup.terms import (
     Agreed,
     Asked,
-    Cause,
-    Event,
     Failed,
+    MpaCause,
+    MpaEvent,
+    MpaSettings,
+    MpaState,
     Opened,
     ReadDepths,
     Refused,
-    Settings,
-    State,
 )
 from sidestep.rdma.iwarp.terminate import Code
 
@@ -48,8 +48,8 @@ SMALL = [
 class Case:
     """Who meets whom."""
 
-    asking: Settings
-    asked: Settings
+    asking: MpaSettings
+    asked: MpaSettings
     accepts: bool = True
     there: bytes = b"from the initiator"
     back: bytes = b"from the responder"
@@ -101,16 +101,16 @@ def check(case: Case) -> str:
     if expected == "agreed":
         mirrored(case, told, heard)
         assert (done.initiator.state, done.responder.state) == (
-            State.FULL, State.FULL if case.asking.peer_to_peer else State.FULL_RX_ONLY,
+            MpaState.FULL, MpaState.FULL if case.asking.peer_to_peer else MpaState.FULL_RX_ONLY,
         )  # fmt: skip
         return expected
     assert not any(isinstance(event, Agreed) for event in told)
-    assert {done.initiator.state, done.responder.state} <= {State.CLOSED, State.REJECTED}
+    assert {done.initiator.state, done.responder.state} <= {MpaState.CLOSED, MpaState.REJECTED}
     (mine,), theirs = told, heard[-1]
     if expected == "older":
         assert isinstance(mine, Failed)
         assert isinstance(theirs, Failed)
-        assert (mine.cause, mine.retry_revision, theirs.rule) == (Cause.ENDED, 1, "mpa_revision")
+        assert (mine.cause, mine.retry_revision, theirs.rule) == (MpaCause.ENDED, 1, "mpa_revision")
         return expected
     if expected in ("rejected", "responder needs more"):
         assert isinstance(mine, Refused)
@@ -123,11 +123,11 @@ def check(case: Case) -> str:
     code = {"initiator needs more": Code.MPA_START_CATASTROPHIC, "no rtr": Code.MPA_START_RTR}[expected]
     assert isinstance(mine, Failed)
     assert isinstance(theirs, Failed)
-    assert (mine.code, theirs.code, theirs.cause) == (code, code, Cause.TERMINATED)
+    assert (mine.code, theirs.code, theirs.cause) == (code, code, MpaCause.TERMINATED)
     return expected
 
 
-def mirrored(case: Case, told: list[Event], heard: list[Event]) -> None:
+def mirrored(case: Case, told: list[MpaEvent], heard: list[MpaEvent]) -> None:
     """What one end sends the other expects."""
     (mine,), (asked, theirs) = told, heard[:2]
     assert isinstance(mine, Agreed)
@@ -162,10 +162,10 @@ def mirrored(case: Case, told: list[Event], heard: list[Event]) -> None:
         assert (mine.rtr, theirs.rtr, heard[2:]) == (NO_RTR, NO_RTR, [])
 
 
-def asking(mode: tuple[int, bool, bool], **more: Any) -> Settings:
+def asking(mode: tuple[int, bool, bool], **more: Any) -> MpaSettings:
     """An initiator."""
     revision, enhanced, peers = mode
-    return replace(Settings(), revision=revision, enhanced=enhanced, peer_to_peer=peers, **more)
+    return replace(MpaSettings(), revision=revision, enhanced=enhanced, peer_to_peer=peers, **more)
 
 
 def test_flags_and_revisions() -> None:
@@ -175,7 +175,7 @@ def test_flags_and_revisions() -> None:
         MODES, product((False, True), repeat=2), product((False, True), repeat=2), (1, 2), (False, True)
     ):
         one = asking(mode, markers=mine[0], crc=mine[1])
-        other = replace(Settings(enhanced=most == 2, revision=most), markers=theirs[0], crc=theirs[1])
+        other = replace(MpaSettings(enhanced=most == 2, revision=most), markers=theirs[0], crc=theirs[1])
         found.add(check(Case(one, other, accepts)))
     assert found == {"agreed", "older", "rejected"}
 
@@ -186,7 +186,7 @@ def test_depths_and_ready_to_receive() -> None:
     found = set()
     for mine, theirs, some, others in product(SMALL, SMALL, [NO_RTR, *RTRS], RTRS):
         mode, rtr = (MODES[3], some) if some else (MODES[2], Rtr.WRITE)
-        found.add(check(Case(asking(mode, rtr=rtr, depths=mine), Settings(rtr=others, depths=theirs))))
+        found.add(check(Case(asking(mode, rtr=rtr, depths=mine), MpaSettings(rtr=others, depths=theirs))))
     assert found == {"agreed", "responder needs more", "initiator needs more", "no rtr"}
 
 
@@ -212,7 +212,7 @@ def cases(draw: st.DrawFn) -> Case:
         return {**flags, "depths": draw(depths()), "rtr": draw(st.sampled_from(RTRS))}
 
     return Case(
-        asking(draw(st.sampled_from(MODES)), **more()), replace(Settings(), **more()), draw(st.booleans()),
+        asking(draw(st.sampled_from(MODES)), **more()), replace(MpaSettings(), **more()), draw(st.booleans()),
         draw(st.binary(max_size=40)), draw(st.binary(max_size=40)), draw(st.none() | st.integers(1, 60)),
     )  # fmt: skip
 

@@ -21,20 +21,20 @@ from sidestep.rdma.conformance.harness import Side
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.sender import CHUNK
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QpState, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, Send, Status
 
 OPEN = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
-STARTUP = StartupSettings(peer_to_peer=True)
+STARTUP = MpaSettings(peer_to_peer=True)
 BIG = 64 * CHUNK  # more than the kernel holds for a connection
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    dut = IwarpUnderTest(Settings(startup=STARTUP))
+    dut = IwarpUnderTest(IwarpSettings(startup=STARTUP))
     yield Bench(dut)
     dut.close()
 
@@ -51,7 +51,7 @@ def filled(size: int, seed: int) -> bytearray:
 @pytest.mark.parametrize("markers", [False, True])
 def test_long_messages_both_ways_at_once(markers: bool) -> None:
     """64 MiB each way, written, and 16 MiB each way, read and sent; the kernel holds a few of them."""
-    dut = IwarpUnderTest(Settings(startup=replace(STARTUP, markers=markers)))
+    dut = IwarpUnderTest(IwarpSettings(startup=replace(STARTUP, markers=markers)))
     bench = Bench(dut)
     ends = bench.pair()
     written, read, sent = 64 << 20, 16 << 20, 16 << 20
@@ -160,7 +160,7 @@ def test_an_end_in_every_phase(phase: str, act: str) -> None:
 def end_of(phase: str, act: str) -> tuple[list[bytearray], list[QueuePair]]:
     """The memory that was used, and who used it: a user may keep a queue pair that he has destroyed."""
     used = descriptors()
-    dut = IwarpUnderTest(Settings(startup=STARTUP), loop=LeapingLoop())
+    dut = IwarpUnderTest(IwarpSettings(startup=STARTUP), loop=LeapingLoop())
     bench = Bench(dut)
     asks, asked = bench.side(dut.active), bench.side(dut.passive)
     buffers = [bytearray(BIG) for _ in range(3)]

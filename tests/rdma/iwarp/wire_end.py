@@ -18,7 +18,7 @@ from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.receiver import Fault, Receiver
 from sidestep.rdma.iwarp.sender import Sender
 from sidestep.rdma.iwarp.terminate import Condition, terminate_text
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain
 from sidestep.rdma.work import Access, Receive, RKey, Scatter, SendRequest, Status
@@ -93,7 +93,7 @@ class WireEnd:
 
     # What receiver and sender ask and tell.
 
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         return self.qp.grant(key, va, length, right)
 
     @property

@@ -21,23 +21,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from sidestep import limits
 from sidestep.errors import Misuse, PeerViolation
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceFile, DeviceWriter
+from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.capture.places import Named, Place, first_message
-from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, Record, RoceConnection
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, TAGGED, RdmapOp, ReadRequest, Segment
-from sidestep.rdma.iwarp.startup.frame import DEPTH_MAX, Role, StartFrame
-from sidestep.rdma.iwarp.tap import Seen, What
+from sidestep.rdma.iwarp.startup.frame import DEPTH_MAX, MpaRole, StartFrame
+from sidestep.rdma.iwarp.tap import Seen, SeenKind
 from sidestep.rdma.iwarp.terminate import terminate_text
+from sidestep.rdma.roce.connection import RecordKind, RoceConnection, RoceEnds, RoceRecord
 from sidestep.rdma.roce.mad import Rej
 from sidestep.rdma.roce.packet import MTU_CODES
 from sidestep.sdp.header import Bsdh, Header
-from sidestep.sdp.hello import Hello, HelloAck, IwarpHello, IwarpHelloAck
+from sidestep.sdp.hello import Hello, HelloAck, IwarpHello, IwarpHelloAck, service_id
 from sidestep.sdp.wire import Decoded, encode
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ class _Half:
     cutter: Cutter
     message: bytearray = field(default_factory=bytearray)  # of a Send that is not complete
     moved: dict[RdmapOp, _Moved] = field(default_factory=lambda: {op: _Moved() for op in TAGGED})
-    reads: deque[tuple[int, int]] = field(
-        default_factory=deque
-    )  # asked for and not answered: STag and offset they go to
+    # Asked for and not answered: STag and offset they go to.
+    reads: deque[tuple[int, int]] = field(default_factory=deque)
     missing: int = 0  # bytes of the stream that could not be written, not told yet
 
     @property
@@ -91,7 +90,7 @@ class _Talk:
     """One connection."""
 
     source: str
-    ends: tap.Ends
+    ends: tap.WireEnds
     interface: int
     halves: dict[bool, _Half]  # by `outbound`
     packets: RoceConnection | None = None  # once a Hello was seen
@@ -99,7 +98,6 @@ class _Talk:
     ended: set[bool] = field(default_factory=set)
 
     def side(self, outbound: bool) -> Side:
-        """Who sends what goes this way."""
         return Side.CONNECTING if outbound is self.ends.active else Side.ACCEPTING
 
 
@@ -121,20 +119,15 @@ class ConversationWriter(DeviceWriter):
     def __init__(
         self, stream: BinaryIO, *, places: Sequence[Place] | None = None, path_mtu: int | None = None, snaplen: int = 0
     ) -> None:
-        super().__init__(DeviceFile(stream, comment=_MADE, kind=": SDP over iWARP, shown as RoCEv2", snaplen=snaplen))
+        super().__init__(stream, comment=_MADE, kind=": SDP over iWARP, shown as RoCEv2", snaplen=snaplen)
         self._places = places
         self._packet_max = 0 if path_mtu else PACKET_MAX
         self._mtu_code = _mtu_code(path_mtu) if path_mtu else _MTU_LARGEST
         self._talks: dict[tuple[str, int], _Talk] = {}
         self._held = 0  # bytes of messages that are not complete
 
-    def see(self, source: str, seen: Seen) -> bool:
-        """One thing; `source` is the process that tells it, in words. False: its connection is not wanted."""
-        if seen.what is What.LOST:
-            self._file.lose(source, seen.offset)
-        elif seen.what is What.OPENED:
-            self._open(source, seen)
-        elif (talk := self._talks.get((source, seen.wire))) is not None:
+    def _hear(self, source: str, seen: Seen) -> bool:
+        if (talk := self._talks.get((source, seen.wire))) is not None:
             try:
                 self._follow(talk, seen)
             except _Unwanted:
@@ -145,30 +138,30 @@ class ConversationWriter(DeviceWriter):
     def _open(self, source: str, seen: Seen) -> None:
         ends = seen.ends
         assert ends is not None
-        if ends.local[0] and ends.remote[0] and self._file.owns(source, ends, seen.time_ns):
+        if ends.local[0] and ends.remote[0] and self._owns(source, ends, seen.time_ns):
             halves = {outbound: _Half(Cutter(begins_late=ends.began_before)) for outbound in (True, False)}
-            interface = self._file.interface(source, ends.device)
+            interface = self._interface(source, ends.device)
             self._talks[source, seen.wire] = _Talk(source, ends, interface, halves)
 
     def _forget(self, talk: _Talk, seen: Seen) -> None:
         del self._talks[talk.source, seen.wire]
         for half in talk.halves.values():
             self._drop_parts(half)
-        self._file.disown(talk.ends, seen.time_ns)
+        self._disown(talk.ends, seen.time_ns)
 
     def _follow(self, talk: _Talk, seen: Seen) -> None:
         half, other = talk.halves[seen.outbound], talk.halves[not seen.outbound]
-        if seen.what is What.BYTES:
+        if seen.what is SeenKind.BYTES:
             for piece in half.cutter.feed(seen, other.cutter.start):
                 self._take(talk, seen, half, piece)
             return
         if talk.packets is None:
             self._forget(talk, seen)  # it ended before it said what it is
             return
-        reset = seen.what is What.RESET
+        reset = seen.what is SeenKind.RESET
         comment = "sidestep: the connection was reset" if reset else ""
         if not talk.rejected:
-            self._put(talk, seen, Kind.DREP if talk.ended else Kind.DREQ, comment=comment)
+            self._put(talk, seen, RecordKind.DREP if talk.ended else RecordKind.DREQ, comment=comment)
         talk.ended.add(seen.outbound)
         if reset or len(talk.ended) == len(talk.halves):
             self._forget(talk, seen)
@@ -196,17 +189,17 @@ class ConversationWriter(DeviceWriter):
     # ---- the beginning ----
 
     def _begin(self, talk: _Talk, seen: Seen, start: StartFrame) -> None:
-        if start.role is Role.REQUEST:
+        if start.role is MpaRole.REQUEST:
             self._request(talk, seen, start.upper_data)
             return
         if talk.packets is None:
             raise _Unwanted
         if start.rejected:
             talk.rejected = True
-            self._put(talk, seen, Kind.REJ, start.upper_data[: Rej.PRIVATE_LEN])
+            self._put(talk, seen, RecordKind.REJ, start.upper_data[: Rej.PRIVATE_LEN])
             return
-        self._put(talk, seen, Kind.REP, _reply_data(start.upper_data))
-        self._put(talk, seen, Kind.RTU, outbound=not seen.outbound)
+        self._put(talk, seen, RecordKind.REP, _reply_data(start.upper_data))
+        self._put(talk, seen, RecordKind.RTU, outbound=not seen.outbound)
 
     def _request(self, talk: _Talk, seen: Seen, private_data: bytes) -> None:
         try:
@@ -219,15 +212,15 @@ class ConversationWriter(DeviceWriter):
         number = 2 * self.connections % _QPN_COUNT
         first_psn = number * _PSN_STEP & _PSN_MASK
         talk.packets = RoceConnection(
-            Ends(
-                named.source, named.destination, named.program_ports[1],
+            RoceEnds(
+                named.source, named.destination, service_id(named.program_ports[1]),
                 qpn=(_QPN_FIRST + number, _QPN_FIRST + number + 1), comm_id=(number, number + 1),
                 starting_psn=(first_psn, first_psn + _PSN_STEP & _PSN_MASK), mtu_code=self._mtu_code,
                 transaction_id=number, packet_max=self._packet_max,
             )
         )  # fmt: skip
         hello = _request_data(named, named.hello)
-        self._put(talk, seen, Kind.REQ, hello, comment=_BEFORE if talk.ends.began_before else "")
+        self._put(talk, seen, RecordKind.REQ, hello, comment=_BEFORE if talk.ends.began_before else "")
 
     # ---- messages ----
 
@@ -236,7 +229,7 @@ class ConversationWriter(DeviceWriter):
             self._send(talk, seen, half, segment)
         elif segment.op is RdmapOp.TERMINATE:
             syndrome, text = _REMOTE_OPERATION_ERROR, terminate_text(segment.payload)
-            self._put(talk, seen, Kind.REFUSAL, syndrome=syndrome, comment=f"sidestep: Terminate: {text}")
+            self._put(talk, seen, RecordKind.REFUSAL, syndrome=syndrome, comment=f"sidestep: Terminate: {text}")
         elif segment.op is RdmapOp.READ_REQUEST:
             try:
                 read = ReadRequest.decode(segment.payload)
@@ -247,9 +240,8 @@ class ConversationWriter(DeviceWriter):
                 half.reads.append((read.sink_stag, read.sink_offset))
                 if len(half.reads) > DEPTH_MAX:  # some answers were not seen
                     self._skip_read(talk, seen.outbound)
-                self._put(
-                    talk, seen, Kind.READ_REQUEST, rkey=read.source_stag, va=read.source_offset, length=read.length
-                )
+                where: dict[str, Any] = {"rkey": read.source_stag, "va": read.source_offset, "length": read.length}
+                self._put(talk, seen, RecordKind.READ_REQUEST, **where)
         else:
             self._move(talk, seen, half, segment)
 
@@ -266,7 +258,7 @@ class ConversationWriter(DeviceWriter):
             message = self._whole(half.message)
             if message:  # else it only tells that it is ready
                 self._put(
-                    talk, seen, Kind.SEND, message, solicited=segment.op in SOLICITED,
+                    talk, seen, RecordKind.SEND, message, solicited=segment.op in SOLICITED,
                     invalidate=segment.stag if segment.op in INVALIDATING else None,
                 )  # fmt: skip
 
@@ -284,7 +276,7 @@ class ConversationWriter(DeviceWriter):
         if not segment.last or not (data := self._whole(moved.data)):
             return
         if segment.op is RdmapOp.WRITE:
-            self._put(talk, seen, Kind.WRITE, data, rkey=moved.stag, va=moved.begin)
+            self._put(talk, seen, RecordKind.WRITE, data, rkey=moved.stag, va=moved.begin)
             return
         reads = talk.halves[not seen.outbound].reads
         if (moved.stag, moved.begin) not in reads:  # it was asked for before the capture, or what did is lost
@@ -293,7 +285,7 @@ class ConversationWriter(DeviceWriter):
         while reads[0] != (moved.stag, moved.begin):
             self._skip_read(talk, not seen.outbound)
         reads.popleft()
-        self._put(talk, seen, Kind.READ_RESPONSE, data)
+        self._put(talk, seen, RecordKind.READ_RESPONSE, data)
 
     def _skip_read(self, talk: _Talk, outbound: bool) -> None:
         """The oldest one's answer was not seen."""
@@ -306,7 +298,6 @@ class ConversationWriter(DeviceWriter):
         return len(message) + more <= limits.CAPTURE_MESSAGE_MAX and self._held + more <= limits.CAPTURE_HELD_MAX
 
     def _whole(self, message: bytearray) -> bytes:
-        """Takes out what was put together."""
         found = bytes(message)
         self._held -= len(found)
         message.clear()
@@ -317,27 +308,13 @@ class ConversationWriter(DeviceWriter):
         half.missing += sum(len(self._whole(part)) for part in half.parts)
 
     def _put(
-        self,
-        talk: _Talk,
-        seen: Seen,
-        kind: Kind,
-        data: bytes = b"",
-        *,
-        outbound: bool | None = None,
-        comment: str = "",
-        rkey: int = 0,
-        va: int = 0,
-        length: int = 0,
-        solicited: bool = False,
-        invalidate: int | None = None,
-        syndrome: int = 0,
-    ) -> None:
+        self, talk: _Talk, seen: Seen, kind: RecordKind, data: bytes = b"", *, outbound: bool | None = None,
+        comment: str = "", **fields: Any,
+    ) -> None:  # fmt: skip
+        """Writes what was said; `fields` are those of `RoceRecord` that not every kind has."""
         assert talk.packets is not None
         way = seen.outbound if outbound is None else outbound
-        record = Record(
-            seen.time_ns / 1e9, talk.side(way), kind, data, rkey, va, length,
-            solicited=solicited, invalidate=invalidate, syndrome=syndrome,
-        )  # fmt: skip
+        record = RoceRecord(seen.time_ns / 1e9, talk.side(way), kind, data, **fields)
         half = talk.halves[way]
         try:
             frames = list(talk.packets.frames(record))
@@ -348,7 +325,7 @@ class ConversationWriter(DeviceWriter):
             comment += f"{'; ' if comment else 'sidestep: '}{half.missing} bytes before this are not in the capture"
             half.missing = 0
         for frame in frames:
-            self._file.write(talk.source, talk.interface, seen.time_ns, frame, outbound=way, comment=comment)
+            self._write(talk.source, talk.interface, seen.time_ns, frame, outbound=way, comment=comment)
             comment = ""
 
 
@@ -361,7 +338,6 @@ def _mtu_code(path_mtu: int) -> int:
 
 
 def _request_data(named: Named, hello: Decoded) -> bytes:
-    """The Hello as InfiniBand has it."""
     header = hello.header
     if isinstance(header, IwarpHello):
         header = Hello(
@@ -372,7 +348,6 @@ def _request_data(named: Named, hello: Decoded) -> bytes:
 
 
 def _reply_data(private_data: bytes) -> bytes:
-    """The HelloAck as InfiniBand has it; nothing if there is none."""
     found = first_message(private_data)
     if found is None or not isinstance(found.header, HelloAck | IwarpHelloAck):
         return b""

@@ -113,7 +113,6 @@ class Cutter:
         return frame_len(int.from_bytes(self._pending[at : at + 2]), 0, markers=False)
 
     def payload(self, piece: Piece, other: StartFrame) -> bytes:
-        """Of an FPDU that was cut."""
         return payload_of(piece.data, piece.offset - self._base, markers=other.markers)
 
     def finish(self) -> list[Piece]:

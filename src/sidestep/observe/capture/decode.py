@@ -8,7 +8,7 @@ from typing import BinaryIO
 from sidestep.errors import Unavailable
 from sidestep.observe.capture.events import Event
 from sidestep.observe.capture.files import read_frames
-from sidestep.observe.capture.frame import Frame
+from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.iwarp import IwarpConnections
 from sidestep.observe.capture.layers import Segment, Transport, dissect, known_link
 from sidestep.observe.capture.reliable import ReliableConnections
@@ -26,7 +26,7 @@ class Decoder:
     def events(self) -> Iterator[Event]:
         """Everything that was found; errors are those of `read_frames`, raised after what comes before them."""
         reliable, iwarp = ReliableConnections(), IwarpConnections()
-        last: Frame | None = None
+        last: CapturedFrame | None = None
         damage: Unavailable | None = None
         while True:
             try:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sidestep import __version__, limits
 from sidestep.observe.capture.pcapng import PcapngWriter
+from sidestep.rdma.iwarp.tap import SeenKind
 
 if TYPE_CHECKING:
-    from sidestep.rdma.iwarp.tap import Address, Ends, Seen
+    from sidestep.rdma.iwarp.tap import Address, Seen, WireEnds
 
 _NAME: Final = "sidestep"
 
 
-class DeviceFile:
-    """One file; the stream stays open.
+class DeviceWriter(ABC):
+    """Turns what devices tell into frames of one file; the stream stays open.
 
     Args:
         comment: What is to be known of all frames.
@@ -33,20 +34,39 @@ class DeviceFile:
         self._kind = kind
         self._interfaces: dict[tuple[str, str], int] = {}
         self._owners: dict[frozenset[Address], tuple[str, Address]] = {}  # which end of a connection is in the file
-        self._ended: OrderedDict[frozenset[Address], tuple[tuple[str, Address], int]] = (
-            OrderedDict()
-        )  # by whom, and when
+        # By whom those that ended were owned, and when that was.
+        self._ended: OrderedDict[frozenset[Address], tuple[tuple[str, Address], int]] = OrderedDict()
         self._lost: dict[str, int] = {}  # by source, not told yet
-        self.frames = self.dropped = 0
+        self.connections = self.frames = 0
+        self.dropped = 0  # things that devices told and that were lost on their way
 
-    def interface(self, source: str, device: str) -> int:
+    def see(self, source: str, seen: Seen) -> bool:
+        """One thing; `source` is the process that tells it, in words. False: its connection is not wanted, once."""
+        if seen.what is SeenKind.LOST:
+            self._lost[source] = self._lost.get(source, 0) + seen.offset
+            self.dropped += seen.offset
+        elif seen.what is SeenKind.OPENED:
+            self._open(source, seen)
+        else:
+            return self._hear(source, seen)
+        return True
+
+    @abstractmethod
+    def _open(self, source: str, seen: Seen) -> None:
+        """A connection is there."""
+
+    @abstractmethod
+    def _hear(self, source: str, seen: Seen) -> bool:
+        """Something was said or has ended on a connection; False: that is not wanted."""
+
+    def _interface(self, source: str, device: str) -> int:
         key = source, device
         if key not in self._interfaces:
             about = f"{device} of {source}" if source else device
             self._interfaces[key] = self._file.interface(device, about + self._kind)
         return self._interfaces[key]
 
-    def owns(self, source: str, ends: Ends, opened_ns: int) -> bool:
+    def _owns(self, source: str, ends: WireEnds, opened_ns: int) -> bool:
         """Whether a connection is written from this end. Both may be told: once is enough, and twice confuses."""
         key, end = _both(ends), (source, ends.local)
         before, ended_ns = self._ended.get(key, (end, 0))
@@ -54,7 +74,7 @@ class DeviceFile:
             return False
         return self._owners.setdefault(key, end) == end
 
-    def disown(self, ends: Ends, time_ns: int) -> None:
+    def _disown(self, ends: WireEnds, time_ns: int) -> None:
         """It has ended, or is not written."""
         key = _both(ends)
         if (owner := self._owners.pop(key, None)) is not None:
@@ -63,12 +83,7 @@ class DeviceFile:
             if len(self._ended) > limits.CAPTURE_CONNECTIONS_MAX:
                 self._ended.popitem(last=False)
 
-    def lose(self, source: str, count: int) -> None:
-        """So many things that a process told were lost."""
-        self._lost[source] = self._lost.get(source, 0) + count
-        self.dropped += count
-
-    def write(
+    def _write(
         self, source: str, interface: int, time_ns: int, frame: bytes, *, outbound: bool, comment: str = ""
     ) -> None:
         """A frame; what was lost before it is told with it."""
@@ -79,7 +94,6 @@ class DeviceFile:
         self.frames += 1
 
     def close(self) -> None:
-        """Tells what was lost behind the last frame, and the statistics."""
         for source, count in self._lost.items():
             first = next((found for (each, _), found in self._interfaces.items() if each == source), None)
             if first is not None:
@@ -88,31 +102,6 @@ class DeviceFile:
         self._file.close(time.time_ns())
 
 
-class DeviceWriter(ABC):
-    """Turns what devices tell into frames of a file."""
-
-    def __init__(self, file: DeviceFile) -> None:
-        self._file = file
-        self.connections = 0  # of which there are any
-
-    @property
-    def frames(self) -> int:
-        return self._file.frames
-
-    @property
-    def dropped(self) -> int:
-        """Things that devices told and that were lost on their way."""
-        return self._file.dropped
-
-    @abstractmethod
-    def see(self, source: str, seen: Seen) -> bool:
-        """One thing; `source` is the process that tells it, in words. False: its connection is not wanted, once."""
-
-    def close(self) -> None:
-        """Writes what waits for its end, and the statistics."""
-        self._file.close()
-
-
-def _both(ends: Ends) -> frozenset[Address]:
+def _both(ends: WireEnds) -> frozenset[Address]:
     """The same for either end, whatever interface it names."""
     return frozenset((address.partition("%")[0], port) for address, port in (ends.local, ends.remote))

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sidestep.observe.capture.layers import Wire
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 from sidestep.sdp import dissect
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
-from sidestep.observe.capture.frame import Frame, Readable, damaged
+from sidestep.observe.capture.frame import CapturedFrame, Readable, damaged
 from sidestep.observe.capture.pcapng import read_pcapng
 
 _NS: Final = 1_000_000_000
@@ -38,7 +38,7 @@ def is_capture(start: bytes) -> bool:
     return start[:2] == _GZIP or start[:4] == _PCAPNG or int.from_bytes(start[:4]) in _PCAP
 
 
-def read_frames(stream: BinaryIO, name: str, start: bytes = b"") -> Iterator[Frame]:
+def read_frames(stream: BinaryIO, name: str, start: bytes = b"") -> Iterator[CapturedFrame]:
     """The frames of a capture; `name` is for errors, `start` what has been read of it already: four bytes at most.
 
     `Misuse` if it is no capture. `Unavailable` at the place where it is cut off or damaged.
@@ -55,7 +55,7 @@ def read_frames(stream: BinaryIO, name: str, start: bytes = b"") -> Iterator[Fra
         raise Unavailable(f"{name} cannot be unpacked to its end: {unpacked.damage}", remedy=_UNPACK)
 
 
-def _frames(stream: Readable, start: bytes, name: str) -> Iterator[Frame]:
+def _frames(stream: Readable, start: bytes, name: str) -> Iterator[CapturedFrame]:
     if start == _PCAPNG:
         yield from read_pcapng(stream, name)
     elif int.from_bytes(start) in _PCAP:
@@ -91,7 +91,6 @@ class _Unpacked:
         self.damage: Exception | None = None
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or those up to the end."""
         try:
             data = self._file.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -103,7 +102,7 @@ class _Unpacked:
         return data
 
 
-def _read_pcap(stream: Readable, magic: int, name: str) -> Iterator[Frame]:
+def _read_pcap(stream: Readable, magic: int, name: str) -> Iterator[CapturedFrame]:
     order, units, header_len = _PCAP[magic]
     header = stream.read(_PCAP_HEADER_LEN - 4)
     if len(header) < _PCAP_HEADER_LEN - 4:
@@ -118,6 +117,6 @@ def _read_pcap(stream: Readable, magic: int, name: str) -> Iterator[Frame]:
         if captured > limits.CAPTURE_FRAME_MAX:
             raise damaged(name, number, f"a frame of {captured} bytes cannot be")
         data = stream.read(captured)
-        yield Frame(number, seconds * _NS + fraction * (_NS // units), link_type, data, max(length, captured))
+        yield CapturedFrame(number, seconds * _NS + fraction * (_NS // units), link_type, data, max(length, captured))
         if len(data) < captured:
             raise damaged(name, number, f"the file ends after {len(data)} of {captured} bytes")

@@ -13,7 +13,7 @@ from typing import Final
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import Side
 from sidestep.rdma.roce.packet import (
     ENDS,
     PSN_MASK,
@@ -35,7 +35,7 @@ _FORM_TRIES: Final = 8  # Sends of an unknown queue pair that are looked at befo
 
 
 @dataclass
-class Connection:
+class PacketConnection:
     """Two queue pairs, as far as they are known."""
 
     number: int
@@ -68,10 +68,10 @@ class Assembly:
 
 
 @dataclass
-class Flow:
+class PacketFlow:
     """Packets to one queue pair."""
 
-    connection: Connection | None
+    connection: PacketConnection | None
     sender: Side | None
     sdp: bool | None  # None: not known yet
     next_psn: int | None = None
@@ -83,7 +83,7 @@ class Flow:
 class PacketReader:
     """One packet of a flow that is SDP's, or may be."""
 
-    def __init__(self, flow: Flow, template: Event, packet: Packet, missing: int) -> None:
+    def __init__(self, flow: PacketFlow, template: Event, packet: Packet, missing: int) -> None:
         self._flow, self._template, self._packet, self._missing = flow, template, packet, missing
         self._op = packet.bth.opcode
 
@@ -121,7 +121,6 @@ class PacketReader:
         return True
 
     def _joined(self, assembly: Assembly | None) -> Assembly | None:
-        """With this packet added; None if the beginning is not there."""
         if self._op in STARTS:
             assembly = Assembly(self._packet.find(Reth))
         if assembly is not None:
@@ -149,7 +148,6 @@ class PacketReader:
         )  # fmt: skip
 
     def _judge(self, message: bytes, missing: int) -> bool:
-        """Whether the flow is SDP's, by the form of a message."""
         try:
             decode(memoryview(message))
         except PeerViolation:
@@ -204,7 +202,6 @@ class PacketReader:
 
 
 def where_text(where: Reth) -> str:
-    """Memory of the other end."""
     return f"VA {where.va:#x}, RKey {where.rkey:#010x}"
 
 

@@ -16,7 +16,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class CapturedFrame:
     """One frame of a capture."""
 
     number: int  # from 1, as other tools count
@@ -27,7 +27,6 @@ class Frame:
 
 
 def damaged(name: str, number: int, what: str) -> Unavailable:
-    """The error for what is wrong at a frame of a file."""
     return Unavailable(
         f"{name}, frame {number}: {what}", remedy="everything before it has been read; capture again for the rest"
     )

@@ -16,13 +16,13 @@ from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture import layers
 from sidestep.observe.capture.events import Event, What
-from sidestep.observe.capture.frame import Frame
+from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.layers import IpAddress, Wire, end_text
-from sidestep.observe.capture.sides import Side
 from sidestep.observe.capture.tcp import Direction
+from sidestep.rdma.frames import Side
 from sidestep.rdma.iwarp.ddp import INVALIDATING, SENDS, SOLICITED, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import Deframer
-from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
+from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
 from sidestep.rdma.iwarp.terminate import terminate_text
 from sidestep.sdp.hello import IwarpHello
 from sidestep.sdp.wire import BSDH_LEN, decode
@@ -59,7 +59,7 @@ class IwarpConnections:
         self._count = 0
         self._connections: OrderedDict[frozenset[_End], _Connection | None] = OrderedDict()  # None: not SDP's
 
-    def feed(self, frame: Frame, segment: layers.Segment) -> Iterator[Event]:
+    def feed(self, frame: CapturedFrame, segment: layers.Segment) -> Iterator[Event]:
         sender = (segment.source, segment.source_port)
         receiver = (segment.destination, segment.destination_port)
         key = frozenset((sender, receiver))
@@ -85,7 +85,7 @@ class IwarpConnections:
         except _NotSdp:
             self._connections[key] = None
 
-    def finish(self, last: Frame | None) -> Iterator[Event]:
+    def finish(self, last: CapturedFrame | None) -> Iterator[Event]:
         """What can be told only at the end: bytes that never came."""
         for connection in self._connections.values():
             if connection is None or not connection.number or last is None:
@@ -131,7 +131,7 @@ class IwarpConnections:
             if len(half.unread) >= _HELLO_LEN:
                 yield from self._begin_by_hello(connection, template)
             return
-        if (found := _start_frame(half.unread, Role.REQUEST)) is None:
+        if (found := _start_frame(half.unread, MpaRole.REQUEST)) is None:
             return
         request, length = found
         if not _is_hello(request.upper_data):
@@ -153,7 +153,7 @@ class IwarpConnections:
 
     def _reply(self, connection: _Connection, request: StartFrame, template: Event) -> Iterator[Event]:
         half = connection.halves[Side.ACCEPTING]
-        if (found := _start_frame(half.unread, Role.REPLY)) is None:
+        if (found := _start_frame(half.unread, MpaRole.REPLY)) is None:
             return
         reply, length = found
         del half.unread[:length]
@@ -175,7 +175,6 @@ class _NotSdp(Exception):
 
 
 def _between(template: Event, connection: _Connection, side: Side) -> Event:
-    """The event as one of that side's."""
     ends = connection.ends
     return replace(
         template, connection=connection.number, side=side,
@@ -245,7 +244,7 @@ def _start_events(template: Event, frame: StartFrame) -> Iterator[Event]:
         yield replace(template, message=frame.upper_data)
 
 
-def _start_frame(stream: bytearray, role: Role) -> tuple[StartFrame, int] | None:
+def _start_frame(stream: bytearray, role: MpaRole) -> tuple[StartFrame, int] | None:
     try:
         found = StartFrame.decode(stream)
     except PeerViolation as broken:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, TypeAlias
 
-from sidestep.observe.capture.frame import Frame
+from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import address_of
 from sidestep.rdma.roce.packet import ETHERTYPE, ICRC_LEN, UDP_PORT, Bth
@@ -92,7 +92,7 @@ class Segment:
 Layer: TypeAlias = Transport | Segment | None
 
 
-def dissect(frame: Frame) -> Layer:
+def dissect(frame: CapturedFrame) -> Layer:
     """What rides in the frame; None if it is neither of the two."""
     reader = _LINKS.get(frame.link_type)
     if reader is None:
@@ -104,7 +104,6 @@ def dissect(frame: Frame) -> Layer:
 
 
 def known_link(link_type: int) -> bool:
-    """Whether frames of this LINKTYPE can be read."""
     return link_type in _LINKS
 
 
@@ -199,12 +198,7 @@ def _ipv6(data: memoryview) -> Layer:
 
 
 def _above_ip(
-    data: memoryview,
-    offset: int,
-    length: int,
-    protocol: int,
-    source: IpAddress,
-    destination: IpAddress,
+    data: memoryview, offset: int, length: int, protocol: int, source: IpAddress, destination: IpAddress
 ) -> Layer:
     if protocol == _PROTOCOL_TCP:
         return _tcp(data, offset, length, source, destination)
@@ -218,13 +212,7 @@ def _above_ip(
     return Transport(Wire.ROCE_V2, source, destination, packet, missing, wrong)
 
 
-def _tcp(
-    data: memoryview,
-    offset: int,
-    length: int,
-    source: IpAddress,
-    destination: IpAddress,
-) -> Layer:
+def _tcp(data: memoryview, offset: int, length: int, source: IpAddress, destination: IpAddress) -> Layer:
     source_port, destination_port, sequence, _, header, flags = struct.unpack_from(">HHIIBB", data, offset)
     start = offset + (header >> 4) * 4
     if length == 0:  # segmentation offload: captured before the length was known

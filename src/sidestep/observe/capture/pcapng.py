@@ -29,7 +29,7 @@ from pcapng.exceptions import BadMagic, CorruptedFile, PcapngLoadError, StreamEm
 from pcapng.structs import TYPE_U8, Option, read_block_data, read_int, read_options, read_section_header, struct_decode
 
 from sidestep import limits
-from sidestep.observe.capture.frame import Frame, Readable, damaged
+from sidestep.observe.capture.frame import CapturedFrame, Readable, damaged
 
 # The fields of a packet's block up to its bytes, which the options follow.
 _PACKETS: Final = {
@@ -68,7 +68,6 @@ class _Bounded:
         return self._offset
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or those up to the end."""
         if not 0 <= size <= limits.CAPTURE_FRAME_MAX:
             raise _Wrong(f"a block with {size} bytes in it cannot be")
         data = self._stream.read(size)
@@ -88,7 +87,7 @@ class _Interface:
         return ticks * _NS // self.units + self.offset_s * _NS
 
 
-def read_pcapng(stream: Readable, name: str) -> Iterator[Frame]:
+def read_pcapng(stream: Readable, name: str) -> Iterator[CapturedFrame]:
     """The frames of a file whose first four bytes have been read; `Unavailable` where it is cut off or damaged."""
     interfaces, number = list[_Interface](), 0
     try:
@@ -134,7 +133,7 @@ def _interface(body: BytesIO, order: str) -> _Interface:
     return _Interface(fields["link_type"], fields["snaplen"], units, offset_s)
 
 
-def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], number: int) -> Frame:
+def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], number: int) -> CapturedFrame:
     fields = struct_decode(_PACKETS[code], body, order)
     which = fields.get("interface_id", 0)  # a simple packet has none, and no time either
     if which >= len(interfaces):
@@ -146,7 +145,7 @@ def _frame(code: int, body: BytesIO, order: str, interfaces: list[_Interface], n
     if len(data) < captured:
         raise _Wrong(f"{captured} bytes of a frame in a block with {len(data)}")
     ticks = fields.get("timestamp_high", 0) << 32 | fields.get("timestamp_low", 0)
-    return Frame(number, interface.time_ns(ticks), interface.link_type, data, max(length, captured))
+    return CapturedFrame(number, interface.time_ns(ticks), interface.link_type, data, max(length, captured))
 
 
 class PcapngWriter:
@@ -194,12 +193,10 @@ class PcapngWriter:
         self._put(EnhancedPacket, interface, time_ns, options, packet_len=len(frame), packet_data=kept)
 
     def lost(self, interface: int, count: int) -> None:
-        """So many frames of this interface were lost, behind its last one."""
         frames, losses = self._counts[interface]
         self._counts[interface] = frames, losses + count
 
     def close(self, time_ns: int) -> None:
-        """Writes what the interfaces have seen and lost."""
         for interface, (frames, losses) in enumerate(self._counts):
             counts = {"isb_ifrecv": frames + losses, "isb_ifdrop": losses}
             self._put(InterfaceStatistics, interface, time_ns, counts)

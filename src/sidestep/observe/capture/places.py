@@ -17,7 +17,7 @@ from sidestep.sdp.hello import Hello, IpAddress, IwarpHello
 from sidestep.sdp.wire import Decoded, decode
 
 if TYPE_CHECKING:
-    from sidestep.rdma.iwarp.tap import Ends
+    from sidestep.rdma.iwarp.tap import WireEnds
 
 Place: TypeAlias = tuple[str, int | None]  # an address, and a port if only one is wanted
 
@@ -33,7 +33,7 @@ class Named:
     hello: Decoded | None  # what the Request begins with, if it asks for an SDP connection
 
     @classmethod
-    def of(cls, ends: Ends, private_data: bytes) -> Named:
+    def of(cls, ends: WireEnds, private_data: bytes) -> Named:
         """Raises ValueError if an address is none: the connection was gone before it could be asked for."""
         (address, port), (to, to_port) = (ends.local, ends.remote) if ends.active else (ends.remote, ends.local)
         hello = first_message(private_data)

@@ -14,17 +14,12 @@ from dataclasses import replace
 from sidestep import limits
 from sidestep.errors import PeerViolation
 from sidestep.observe.capture.events import CHECKSUM_NOTE, Event, What
-from sidestep.observe.capture.flow import Connection, Flow, PacketReader
-from sidestep.observe.capture.frame import Frame
+from sidestep.observe.capture.flow import PacketConnection, PacketFlow, PacketReader
+from sidestep.observe.capture.frame import CapturedFrame
 from sidestep.observe.capture.layers import Address, Transport, end_text
-from sidestep.observe.capture.sides import Side
-from sidestep.rdma.roce.mad import REJECT_REASONS, CmMessage, Dreq, Mad, Mra, Rej, Rep, Req
-from sidestep.rdma.roce.packet import (
-    MTU_CODES,
-    QP_GSI,
-    Op,
-    Packet,
-)
+from sidestep.rdma.frames import Side
+from sidestep.rdma.roce.mad import REJECT_REASONS, CmMad, Dreq, Mad, Mra, Rej, Rep, Req
+from sidestep.rdma.roce.packet import MTU_CODES, QP_GSI, Op, Packet
 from sidestep.sdp.hello import Hello, HelloAck, port_of
 from sidestep.sdp.wire import decode
 
@@ -34,10 +29,10 @@ class ReliableConnections:
 
     def __init__(self) -> None:
         self._count = 0
-        self._flows: OrderedDict[tuple[Address, int], Flow] = OrderedDict()  # by who receives, and queue pair
-        self._by_comm_id: OrderedDict[tuple[Address, int], tuple[Connection, Side]] = OrderedDict()
+        self._flows: OrderedDict[tuple[Address, int], PacketFlow] = OrderedDict()  # by who receives, and queue pair
+        self._by_comm_id: OrderedDict[tuple[Address, int], tuple[PacketConnection, Side]] = OrderedDict()
 
-    def feed(self, frame: Frame, transport: Transport) -> Iterator[Event]:
+    def feed(self, frame: CapturedFrame, transport: Transport) -> Iterator[Event]:
         try:
             packet = Packet.decode(transport.packet)
         except PeerViolation:
@@ -58,11 +53,11 @@ class ReliableConnections:
         if flow.sdp is not False:
             yield from PacketReader(flow, _named(template, flow.connection, flow.sender), packet, missing).events()
 
-    def _flow(self, receiver: Address, qpn: int) -> Flow:
+    def _flow(self, receiver: Address, qpn: int) -> PacketFlow:
         flow = self._flows.get((receiver, qpn))
-        return flow if flow is not None else self._add_flow(receiver, qpn, Flow(None, None, None))
+        return flow if flow is not None else self._add_flow(receiver, qpn, PacketFlow(None, None, None))
 
-    def _add_flow(self, receiver: Address, qpn: int, flow: Flow) -> Flow:
+    def _add_flow(self, receiver: Address, qpn: int, flow: PacketFlow) -> PacketFlow:
         self._flows[receiver, qpn] = flow
         if len(self._flows) > 2 * limits.CAPTURE_CONNECTIONS_MAX:
             self._flows.popitem(last=False)
@@ -98,7 +93,7 @@ class ReliableConnections:
         connection.names = _names(req, transport, port)
         self._remember(transport.source, req.local_comm_id, connection, Side.CONNECTING)
         self._add_flow(
-            transport.source, req.qpn, Flow(connection, Side.ACCEPTING, connection.sdp, next_psn=req.starting_psn)
+            transport.source, req.qpn, PacketFlow(connection, Side.ACCEPTING, connection.sdp, next_psn=req.starting_psn)
         )
         if connection.sdp:
             template = _named(template, connection, Side.CONNECTING)
@@ -118,7 +113,9 @@ class ReliableConnections:
         if not again:
             self._remember(transport.source, rep.local_comm_id, connection, Side.ACCEPTING)
             self._add_flow(
-                transport.source, rep.qpn, Flow(connection, Side.CONNECTING, connection.sdp, next_psn=rep.starting_psn)
+                transport.source,
+                rep.qpn,
+                PacketFlow(connection, Side.CONNECTING, connection.sdp, next_psn=rep.starting_psn),
             )
         if connection.sdp:
             template = _named(template, connection, Side.ACCEPTING)
@@ -128,17 +125,17 @@ class ReliableConnections:
             yield template
             yield replace(template, what=What.SDP, text="", message=rep.private_data)
 
-    def _connection(self, sdp: bool) -> Connection:
+    def _connection(self, sdp: bool) -> PacketConnection:
         if sdp:
             self._count += 1
-        return Connection(self._count if sdp else 0, sdp, {})
+        return PacketConnection(self._count if sdp else 0, sdp, {})
 
-    def _remember(self, owner: Address, comm_id: int, connection: Connection, side: Side) -> None:
+    def _remember(self, owner: Address, comm_id: int, connection: PacketConnection, side: Side) -> None:
         self._by_comm_id[owner, comm_id] = (connection, side)
         if len(self._by_comm_id) > 2 * limits.CAPTURE_CONNECTIONS_MAX:
             self._by_comm_id.popitem(last=False)
 
-    def _known(self, transport: Transport, message: CmMessage) -> tuple[Connection | None, Side | None]:
+    def _known(self, transport: Transport, message: CmMad) -> tuple[PacketConnection | None, Side | None]:
         """The connection that a message belongs to, and who sends it."""
         local, remote = getattr(message, "local_comm_id", 0), getattr(message, "remote_comm_id", 0)
         if (transport.source, local) in self._by_comm_id:
@@ -149,8 +146,7 @@ class ReliableConnections:
         return None, None
 
 
-def cm_text(message: CmMessage) -> str:
-    """A message of the connection manager in one line."""
+def cm_text(message: CmMad) -> str:
     name = f"CM {type(message).__name__.upper()}"
     match message:
         case Req():
@@ -188,7 +184,7 @@ def _names(req: Req, transport: Transport, port: int | None) -> dict[Side, str]:
     }
 
 
-def _named(template: Event, connection: Connection | None, side: Side | None) -> Event:
+def _named(template: Event, connection: PacketConnection | None, side: Side | None) -> Event:
     if connection is None or side is None:
         return template
     return replace(

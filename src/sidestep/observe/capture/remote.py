@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sidestep.errors import Unavailable
 from sidestep.observe.capture.devices import DeviceWriter
-from sidestep.observe.rdma import Asked, sockets
+from sidestep.observe.rdma import DeviceClient, sockets
 
 _LOOK_S = 0.1  # between two looks for new processes
 _PACKETS_PER_TURN = 256  # of one process: others want theirs written
@@ -54,7 +54,7 @@ class RemoteCapture:
             self._look()
             self._look_at = time.monotonic() + _LOOK_S
         for key, _ in self._selector.select(min(timeout_s, _LOOK_S)):
-            asked: Asked = key.data
+            asked: DeviceClient = key.data
             source = f"process {asked.pid}"
             try:
                 for _ in range(_PACKETS_PER_TURN):
@@ -80,9 +80,9 @@ class RemoteCapture:
         """False: it is to be tried again."""
         followed = False
         for place in self._places:
-            asked: Asked | None = None
+            asked: DeviceClient | None = None
             try:
-                asked = Asked(path, uid)
+                asked = DeviceClient(path, uid)
                 devices = asked.capture(self._device, place)
             except Unavailable:  # nobody is there, or it has gone meanwhile
                 if asked is not None:
@@ -96,6 +96,6 @@ class RemoteCapture:
         self.processes += 1
         return True
 
-    def _leave(self, asked: Asked) -> None:
+    def _leave(self, asked: DeviceClient) -> None:
         self._selector.unregister(asked)
         asked.close()

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from sidestep.errors import PeerViolation, Unavailable
 from sidestep.observe.capture.cutter import Cutter, Piece
-from sidestep.observe.capture.devices import DeviceFile, DeviceWriter
+from sidestep.observe.capture.devices import DeviceWriter
 from sidestep.observe.capture.places import Named, Place
-from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import IpAddress, ethernet_header, internet_checksum, network_header
-from sidestep.rdma.iwarp.startup.frame import Role, StartFrame
-from sidestep.rdma.iwarp.tap import Ends, Seen, What
+from sidestep.rdma.frames import IpAddress, Side, ethernet_header, internet_checksum, network_header
+from sidestep.rdma.iwarp.startup.frame import MpaRole, StartFrame
+from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
 
 if TYPE_CHECKING:
     from sidestep.rdma.control import Observed
@@ -49,7 +48,7 @@ _BEFORE: Final = (
 class _Wire:
     """One connection in the file."""
 
-    ends: Ends
+    ends: WireEnds
     interface: int
     local: _End
     remote: _End
@@ -69,27 +68,21 @@ class SegmentWriter(DeviceWriter):
     """
 
     def __init__(self, stream: BinaryIO, *, places: Sequence[Place] | None = None, snaplen: int = 0) -> None:
-        super().__init__(DeviceFile(stream, snaplen=snaplen))
+        super().__init__(stream, snaplen=snaplen)
         self._places = places
         self._wires: dict[tuple[str, int], _Wire] = {}
 
     def close(self) -> None:
-        """Writes what waits for its end, and the statistics."""
         for (source, number), wire in list(self._wires.items()):
             for outbound, half in wire.halves.items():
                 back = wire.halves[not outbound].end
                 if half.pending:
-                    seen = Seen(What.BYTES, number, time.time_ns(), outbound, half.end, back)
+                    seen = Seen(SeenKind.BYTES, number, time.time_ns(), outbound, half.end, back)
                     self._write_pieces(source, wire, seen, half.finish())
         super().close()
 
-    def see(self, source: str, seen: Seen) -> bool:
-        """One thing; `source` is the process that tells it, in words."""
-        if seen.what is What.LOST:
-            self._file.lose(source, seen.offset)
-        elif seen.what is What.OPENED:
-            self._open(source, seen)
-        elif (wire := self._wires.get((source, seen.wire))) is not None:
+    def _hear(self, source: str, seen: Seen) -> bool:
+        if (wire := self._wires.get((source, seen.wire))) is not None:
             if wire.early is not None:
                 return self._judge(source, wire, seen)
             self._follow(source, wire, seen)
@@ -103,7 +96,7 @@ class SegmentWriter(DeviceWriter):
             (local, local_port), (remote, remote_port) = ends.local, ends.remote
             wire = _Wire(
                 ends,
-                self._file.interface(source, ends.device),
+                self._interface(source, ends.device),
                 (ip_address(local.partition("%")[0]), local_port),
                 (ip_address(remote.partition("%")[0]), remote_port),
                 halves,
@@ -111,7 +104,7 @@ class SegmentWriter(DeviceWriter):
         except ValueError:  # it was gone before its addresses could be asked for
             return
         # A dissector would take what the second end tells for retransmissions.
-        if not self._file.owns(source, ends, seen.time_ns):
+        if not self._owns(source, ends, seen.time_ns):
             return
         self._wires[source, seen.wire] = wire
         if self._places is None:
@@ -128,13 +121,13 @@ class SegmentWriter(DeviceWriter):
         try:
             found = StartFrame.decode(said)
         except PeerViolation:
-            found = StartFrame(Role.REQUEST), 0  # the devices' own ends are all that is known
-        if found is None and seen.what is What.BYTES:
+            found = StartFrame(MpaRole.REQUEST), 0  # the devices' own ends are all that is known
+        if found is None and seen.what is SeenKind.BYTES:
             return True
         wire.early = None
         if found is None or not Named.of(wire.ends, found[0].upper_data).at(self._places):
             del self._wires[source, seen.wire]
-            self._file.disown(wire.ends, seen.time_ns)
+            self._disown(wire.ends, seen.time_ns)
             return False
         self._begin(source, wire, early[0])
         for each in early[1:]:
@@ -152,48 +145,39 @@ class SegmentWriter(DeviceWriter):
     def _follow(self, source: str, wire: _Wire, seen: Seen) -> None:
         outbound, at, back = seen.outbound, 1 + seen.offset, 1 + seen.acknowledged
         half = wire.halves[outbound]
-        pieces = half.feed(seen, wire.halves[not outbound].start) if seen.what is What.BYTES else half.finish()
+        pieces = half.feed(seen, wire.halves[not outbound].start) if seen.what is SeenKind.BYTES else half.finish()
         self._write_pieces(source, wire, seen, pieces)
-        if seen.what is What.BYTES:
+        if seen.what is SeenKind.BYTES:
             return
-        ends = seen.what is What.RESET
-        if seen.what is What.END:
+        ends = seen.what is SeenKind.RESET
+        if seen.what is SeenKind.END:
             ends = (not outbound) in wire.ended
             back += (not outbound) in wire.ended  # the other FIN takes a number as well
             wire.ended.add(outbound)
-        flags = _FIN | _ACK if seen.what is What.END else _RST | _ACK
+        flags = _FIN | _ACK if seen.what is SeenKind.END else _RST | _ACK
         self._frame(source, wire, seen.time_ns, outbound, flags, (at, back), b"")
         if ends:
             self._wires.pop((source, seen.wire), None)
-            self._file.disown(wire.ends, seen.time_ns)
+            self._disown(wire.ends, seen.time_ns)
 
     def _write_pieces(self, source: str, wire: _Wire, seen: Seen, pieces: list[Piece]) -> None:
         for piece in pieces:
             comment = f"sidestep: {piece.missing} bytes before this are not in the capture" if piece.missing else ""
             for begin in range(0, len(piece.data), _SEGMENT_MAX):
-                part, numbers = (
-                    piece.data[begin : begin + _SEGMENT_MAX],
-                    (1 + piece.offset + begin, 1 + seen.acknowledged),
-                )
+                part = piece.data[begin : begin + _SEGMENT_MAX]
+                numbers = 1 + piece.offset + begin, 1 + seen.acknowledged
                 self._frame(source, wire, seen.time_ns, seen.outbound, _PSH | _ACK, numbers, part, comment)
                 comment = ""
 
     def _frame(
-        self,
-        source: str,
-        wire: _Wire,
-        time_ns: int,
-        outbound: bool,
-        flags: int,
-        numbers: tuple[int, int],
-        payload: bytes,
-        comment: str = "",
-    ) -> None:
+        self, source: str, wire: _Wire, time_ns: int, outbound: bool, flags: int, numbers: tuple[int, int],
+        payload: bytes, comment: str = "",
+    ) -> None:  # fmt: skip
         side = Side.CONNECTING if outbound is wire.ends.active else Side.ACCEPTING
         (address, port), (to, to_port) = (wire.local, wire.remote) if outbound else (wire.remote, wire.local)
         segment = tcp_segment((address, port), (to, to_port), numbers, flags, payload)
         head = ethernet_header(side, address.version) + network_header(address, to, _PROTOCOL_TCP, len(segment))
-        self._file.write(source, wire.interface, time_ns, head + segment, outbound=outbound, comment=comment)
+        self._write(source, wire.interface, time_ns, head + segment, outbound=outbound, comment=comment)
 
 
 def tcp_segment(source: _End, destination: _End, numbers: tuple[int, int], flags: int, payload: bytes) -> bytes:

@@ -24,7 +24,6 @@ class Direction:
         self.lost = False  # too much waits behind a gap: the direction is given up
 
     def feed(self, segment: Segment) -> bytes:
-        """The bytes that have become readable."""
         if segment.syn and self._next is None:
             self._next = serial.add(segment.sequence, 1)
         payload = bytes(segment.payload)
@@ -57,7 +56,6 @@ class Direction:
             self._offsets.clear()
 
     def _readable(self, sequence: int) -> bytes:
-        """What begins at the byte that is waited for, or before it."""
         found = bytearray()
         while self._offsets and self._offsets[0] <= self._offset + len(found):
             offset = heappop(self._offsets)

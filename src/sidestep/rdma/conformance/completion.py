@@ -18,8 +18,7 @@ def poll_takes_the_oldest(bench: Bench) -> None:
     """`poll` gives up to so many completions, the oldest first, each once, and nothing when there is nothing."""
     active, passive = bench.pair()
     bench.equal(passive.recv_cq.poll(5), [], "an empty queue gives nothing")
-    for index in range(7):
-        passive.post_recv(index, 8)
+    passive.post_recvs(7)
     for index in range(7):
         active.send(index, b"x")
     bench.eventually(lambda: not passive.qp.receives_posted, "all messages arrive")
@@ -32,8 +31,7 @@ def poll_takes_the_oldest(bench: Bench) -> None:
 def arm_calls_once(bench: Bench) -> None:
     """`arm` makes one call for the next completion: not for those already there, and not for those behind it."""
     active, passive = bench.pair()
-    for index in range(5):
-        passive.post_recv(index, 8)
+    passive.post_recvs(5)
     calls: list[CompletionQueue] = []
     active.send(0, b"before")
     bench.eventually(lambda: passive.qp.receives_posted == 4, "the first message arrives")
@@ -56,8 +54,7 @@ def arm_calls_once(bench: Bench) -> None:
 def arm_for_solicited_only(bench: Bench) -> None:
     """A queue armed for solicited events is woken by a solicited message or an error, and by nothing else."""
     active, passive = bench.pair()
-    for index in range(5):
-        passive.post_recv(index, 8)
+    passive.post_recvs(5)
     calls: list[CompletionQueue] = []
     passive.recv_cq.arm(calls.append, solicited_only=True)
     active.send(0, b"plain")
@@ -89,8 +86,7 @@ def arm_for_any_wins(bench: Bench) -> None:
 def handler_gets_everything(bench: Bench) -> None:
     """A queue with a handler hands over each completion once, in order, and never from inside a call of the user."""
     active, passive = bench.pair(handled=True)
-    for index in range(20):
-        passive.post_recv(index, 8)
+    passive.post_recvs(20)
     bench.equal(passive.batches, [], "nothing is handed over before something happens")
     for index in range(20):
         active.send(index, b"x")
@@ -136,8 +132,7 @@ def overflow_is_an_error(bench: Bench) -> None:
     active, passive = bench.pair(passive=passive)
     told: list[AsyncEvent] = []
     bench.passive.on_event = told.append
-    for index in range(5):
-        passive.post_recv(index, 8)
+    passive.post_recvs(5)
     for index in range(3):
         active.send(index, b"x")
     bench.eventually(lambda: passive.qp.receives_posted == 2, "as many as there is room for arrive")

@@ -232,8 +232,7 @@ def a_queue_pair_is_connected_once(bench: Bench) -> None:
     """A queue pair that is connected, was connected, or belongs to another device, is refused at the call."""
     active, passive = bench.pair()
     bench.refused(Misuse, lambda: bench.connect(active), "a connected queue pair")
-    assert active.connection is not None
-    active.connection.disconnect()
+    active.disconnect()
     bench.dut.run()
     bench.refused(Misuse, lambda: bench.connect(active), "a queue pair that was connected")
     foreign = bench.side(bench.passive)
@@ -348,9 +347,8 @@ def disconnect_is_told_to_both_ends(bench: Bench) -> None:
         for side in (active, passive):
             side.post_recv(1, 8)
         first, second = (active, passive) if from_active else (passive, active)
-        assert first.connection is not None
-        first.connection.disconnect()
-        first.connection.disconnect()
+        first.disconnect()
+        first.disconnect()
         bench.equal(first.qp.state, QpState.ERROR, "this end is in ERROR at once")
         bench.equal(_kinds(first), [Established], "nobody is called from inside the call")
         bench.eventually(
@@ -374,8 +372,7 @@ def crossing_disconnects_are_normal(bench: Bench) -> None:
     for _ in range(10):
         active, passive = bench.pair()
         for side in (active, passive):
-            assert side.connection is not None
-            side.connection.disconnect()
+            side.disconnect()
         bench.eventually(
             lambda sides=(active, passive): all(TimewaitExit() in side.cm_events for side in sides),  # type: ignore[misc]
             "the end is told",
@@ -470,8 +467,7 @@ def many_connections_are_kept_apart(bench: Bench) -> None:
         got = side.received[0]
         bench.equal((got.wr_id, got.byte_len), (number, len(b"m%d" % number)), "each gets its own message")
     for side in actives[::2]:
-        assert side.connection is not None
-        side.connection.disconnect()
+        side.disconnect()
     bench.eventually(lambda: all(len(passives[n].cm_events) > 1 for n in range(0, count, 2)), "the ends are told")
     bench.dut.run()
     kept = {n: passives[n].qp.state for n in range(1, count, 2)}

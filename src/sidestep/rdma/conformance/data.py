@@ -102,8 +102,7 @@ def write_comes_before_a_later_send(bench: Bench) -> None:
     """The bytes of a Write are in place when a Send posted behind it is delivered."""
     active, passive = bench.pair()
     target = passive.memory(4 * 30, WRITE)
-    for index in range(30):
-        passive.post_recv(index, 8)
+    passive.post_recvs(30)
     for index in range(30):
         word = active.memory(b"%04d" % index)
         active.qp.post_send(RdmaWrite(index, (word.view,), target.va + 4 * index, target.rkey, signaled=False))
@@ -212,8 +211,7 @@ def requests_complete_in_order(bench: Bench) -> None:
     active, passive = bench.pair()
     far = passive.memory(64, ALL)
     near = active.memory(64)
-    for index in range(8):
-        passive.post_recv(index, 8)
+    passive.post_recvs(8)
     for index in range(0, 24, 3):
         active.qp.post_send(RdmaRead(index, (near.view[:32],), far.va, far.rkey))
         active.qp.post_send(RdmaWrite(index + 1, (near.view[32:],), far.va + 32, far.rkey))
@@ -227,8 +225,7 @@ def requests_complete_in_order(bench: Bench) -> None:
 def unsignaled_requests_are_silent(bench: Bench) -> None:
     """A request that is not signaled makes no completion, and leaves the queue with the next signaled one."""
     active, passive = bench.pair(capabilities=QpCapabilities(max_send_wr=8))
-    for index in range(24):
-        passive.post_recv(index, 8)
+    passive.post_recvs(24)
     for turn in range(3):
         for index in range(7):
             active.send(8 * turn + index, b"quiet", signaled=False)
@@ -243,8 +240,7 @@ def unsignaled_requests_are_silent(bench: Bench) -> None:
 def solicited_is_told_to_the_receiver(bench: Bench) -> None:
     """The receiver is told whether the sender asked for an event."""
     active, passive = bench.pair()
-    for index in range(3):
-        passive.post_recv(index, 8)
+    passive.post_recvs(3)
     active.send(0, b"plain")
     active.send(1, b"urgent", solicited=True)
     active.send(2, b"plain")

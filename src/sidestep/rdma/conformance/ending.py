@@ -48,8 +48,7 @@ def sending_needs_a_connection(bench: Bench) -> None:
 def queues_have_bounds(bench: Bench) -> None:
     """A full queue refuses at the call, keeps what it has, and takes more once something is done."""
     active, passive = bench.pair(capabilities=_SMALL)
-    for index in range(4):
-        passive.post_recv(index, 8)
+    passive.post_recvs(4)
     bench.refused(LimitReached, lambda: passive.post_recv(4, 8), "the receive queue has a bound")
     bench.equal(passive.qp.receives_posted, 4, "what was refused is not posted")
     for index in range(4):
@@ -208,8 +207,7 @@ def silence_becomes_an_error(bench: Bench) -> None:
     """A request that the other end never answers fails after a while, and what is behind it is flushed."""
     active, passive = bench.pair()
     bench.needs(active.device.attributes.acknowledged, "requests complete before the other end has seen them")
-    for index in range(2):
-        passive.post_recv(index, 8)
+    passive.post_recvs(2)
     passive.qp.modify_to_error()
     active.send(1, b"hello?", signaled=False)
     active.send(2, b"hello??")
@@ -231,8 +229,7 @@ def error_and_connection(bench: Bench) -> None:
     if not active.device.attributes.error_disconnects:
         told = [len(side.cm_events) for side in (active, passive)]
         bench.equal((told, passive.qp.state), ([1, 1], QpState.RTS), "nobody is told of a disconnect")
-        assert active.connection is not None
-        active.connection.disconnect()
+        active.disconnect()
     bench.eventually(lambda: len(active.cm_events) > 1 and len(passive.cm_events) > 1, "both ends are told")
     for side in (active, passive):
         bench.expect(isinstance(side.cm_events[1], Disconnected), "both ends are told", side.cm_events)

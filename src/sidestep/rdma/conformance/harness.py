@@ -76,13 +76,11 @@ class Side:
     taken: list[Completion] = field(default_factory=list)  # out of queues that are polled
 
     def on_cm(self, connection: Connection, event: ConnectionEvent) -> None:
-        """Handler of the connection."""
         self.connection = connection
         self.cm_events.append(event)
         self.log.append(event)
 
     def on_completions(self, batch: list[Completion]) -> None:
-        """Handler of a completion queue."""
         self.batches.append(batch)
         self.log.append(batch)
 
@@ -100,12 +98,10 @@ class Side:
 
     @property
     def sent(self) -> list[Completion]:
-        """Completions of the send queue."""
         return [each for each in self.completions() if each.opcode is not Opcode.RECEIVE]
 
     @property
     def received(self) -> list[Completion]:
-        """Completions of the receive queue."""
         return self.of(Opcode.RECEIVE)
 
     def memory(self, content: Buffer | int, access: Access | None = None) -> MemoryRegion:
@@ -115,13 +111,19 @@ class Side:
         return self.domain.register(bytearray(content), access)
 
     def post_recv(self, wr_id: int, size: int) -> MemoryRegion:
-        """A receive of its own memory."""
         region = self.memory(size)
         self.qp.post_recv(Receive(wr_id, (region.view,)))
         return region
 
+    def post_recvs(self, count: int, size: int = 8) -> None:
+        for wr_id in range(count):
+            self.post_recv(wr_id, size)
+
+    def disconnect(self) -> None:
+        assert self.connection is not None
+        self.connection.disconnect()
+
     def send(self, wr_id: int, content: bytes, *, signaled: bool = True, solicited: bool = False) -> None:
-        """A Send of memory of its own."""
         region = self.memory(content) if content else None
         self.qp.post_send(Send(wr_id, (region.view,) if region else (), signaled, solicited))
 
@@ -171,17 +173,10 @@ class Bench:
     # Making things.
 
     def side(
-        self,
-        device: Device,
-        capabilities: QpCapabilities | None = None,
-        *,
-        handled: bool = False,
-        domain: ProtectionDomain | None = None,
-        capacity: int = 1024,
-        remote_access: Access | None = None,
-        like: Side | None = None,
-        srq: SharedReceiveQueue | None = None,
-    ) -> Side:
+        self, device: Device, capabilities: QpCapabilities | None = None, *, handled: bool = False,
+        domain: ProtectionDomain | None = None, capacity: int = 1024, remote_access: Access | None = None,
+        like: Side | None = None, srq: SharedReceiveQueue | None = None,
+    ) -> Side:  # fmt: skip
         """A queue pair with its surroundings; `like` gives domain and completion queues of another one."""
         side: Side
         domain = domain or (like.domain if like else device.alloc_pd())
@@ -222,8 +217,6 @@ class Bench:
         return asks, asked
 
     def listen(self, side: Side, reply: bytes = b"", *, service_id: int = SERVICE) -> Listener:
-        """Accepts the next request with this side's queue pair."""
-
         def on_request(request: ConnectionRequest) -> None:
             side.connection = request.accept(side.qp, reply, side.on_cm)
 
@@ -238,7 +231,6 @@ class Bench:
         address: str | None = None,
         check_reply: Callable[[bytes], bool] | None = None,
     ) -> Connection:
-        """Asks for a connection with this side's queue pair."""
         side.connection = side.device.cm.connect(
             address or self.passive.address, service_id, side.qp, private_data, side.on_cm, check_reply=check_reply
         )
@@ -251,7 +243,6 @@ class Bench:
     # Rules that many checks ask for.
 
     def all_ok(self, side: Side, rule: str) -> None:
-        """All requests of a side succeeded."""
         failed = [each for each in side.completions() if each.status is not Status.SUCCESS]
         self.expect(not failed, rule, failed)
 

@@ -221,8 +221,7 @@ def part_of_a_buffer_is_not_all_of_it(bench: Bench) -> None:
     """Where a part of a buffer is registered, entries in that part are good and those across its end are not."""
     bench.needs(bench.active.attributes.checks_local_memory, "the device needs no registration of local memory")
     active, passive = bench.pair()
-    for index in range(2):
-        passive.post_recv(index, 16)
+    passive.post_recvs(2, 16)
     memory = memoryview(bytearray(b"0123456789abcdef"))
     active.domain.register(memory[4:12], LOCAL)
     active.qp.post_send(Send(1, (memory[4:8], memory[8:12])))
@@ -326,8 +325,7 @@ def void_keys_may_be_voided_again(bench: Bench) -> None:
     """Voiding a key that is void already succeeds at both ends, and changes nothing."""
     active, passive = bench.pair()
     far, near = passive.memory(8, ALL), active.memory(8, ALL)
-    for index in range(2):
-        passive.post_recv(index, 8)
+    passive.post_recvs(2)
     for index in range(2):
         active.qp.post_send(LocalInvalidate(2 * index, near.rkey))
         active.qp.post_send(Send(2 * index + 1, (b"void",), invalidate=far.rkey))

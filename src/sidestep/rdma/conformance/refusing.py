@@ -25,10 +25,9 @@ def write_refused(bench: Bench, target: MemoryRegion, sides: tuple[Side, Side], 
     bench.equal(bytes(target.view), before, f"{rule}: nothing is placed")
 
 
-def read_refused(bench: Bench, sides: tuple[Side, Side], va: int, key: int, rule: str, size: int = 4) -> None:
-    """A Read is refused, and brings nothing."""
+def read_refused(bench: Bench, sides: tuple[Side, Side], va: int, key: int, rule: str) -> None:
     active, passive = sides
-    sink = active.memory(size)
+    sink = active.memory(4)
     active.qp.post_send(RdmaRead(66, (sink.view,), va, RKey(key)))
     bench.is_refused(active, passive, 66, _BAD, _EVENT, rule)
-    bench.equal(bytes(sink.view), bytes(size), f"{rule}: nothing is read")
+    bench.equal(bytes(sink.view), bytes(4), f"{rule}: nothing is read")

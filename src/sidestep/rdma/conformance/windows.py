@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidestep.errors import Misuse
 from sidestep.rdma.conformance.harness import ALL, LOCAL, READ, Side
 from sidestep.rdma.conformance.refusing import read_refused, write_refused
 from sidestep.rdma.conformance.registry import check
 from sidestep.rdma.verbs import EventKind, QpState
-from sidestep.rdma.work import (
-    Access,
-    BindWindow,
-    LocalInvalidate,
-    Opcode,
-    RdmaRead,
-    RdmaWrite,
-    Send,
-    Status,
-)
+from sidestep.rdma.work import Access, BindWindow, LocalInvalidate, Opcode, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,22 +22,21 @@ _BOTH = READ | _WRITE
 _OPEN = LOCAL | Access.WINDOW_BIND  # closed to the other end but for windows
 
 
-def _pair(bench: Bench, passive: Side | None = None) -> tuple[Side, Side]:
+def _pair(bench: Bench) -> tuple[Side, Side]:
     bench.needs(bench.passive.attributes.windows_max > 0, "the device has no memory windows")
-    return bench.pair(passive=passive)
+    return bench.pair()
+
+
+def _request(side: Side, region: MemoryRegion, window: MemoryWindow | None = None, **fields: Any) -> BindWindow:
+    """A bind of 8 bytes of a region for reading, unless the fields say otherwise."""
+    wanted = {"access": READ, "length": 8} | fields
+    return BindWindow(wr_id=1, window=window or side.domain.alloc_window(), region=region, **wanted)
 
 
 def _bind(
-    bench: Bench,
-    side: Side,
-    region: MemoryRegion,
-    access: Access = _BOTH,
-    offset: int = 8,
-    length: int = 8,
-    *,
-    zero_based: bool = False,
-    window: MemoryWindow | None = None,
-) -> MemoryWindow:
+    bench: Bench, side: Side, region: MemoryRegion, access: Access = _BOTH, offset: int = 8, length: int = 8, *,
+    zero_based: bool = False, window: MemoryWindow | None = None,
+) -> MemoryWindow:  # fmt: skip
     """A window that is bound to a part of a region of 32 bytes."""
     window = window or side.domain.alloc_window()
     before = len(side.sent)
@@ -141,15 +131,9 @@ def bind_comes_before_what_is_behind_it(bench: Bench) -> None:
         window = passive.domain.alloc_window()
         key = window.key(turn)
         bind = BindWindow(
-            wr_id=2,
-            window=window,
-            region=region,
-            access=_WRITE,
-            offset=8,
-            length=8,
-            key_part=turn,
+            wr_id=2, window=window, region=region, access=_WRITE, offset=8, length=8, key_part=turn,
             signaled=turn % 2 == 0,
-        )
+        )  # fmt: skip
         passive.qp.post_send(RdmaRead(1, (passive.memory(8).view,), far.va, far.rkey))
         passive.qp.post_send(bind)
         passive.qp.post_send(Send(3, (key.to_bytes(4, "big"),)))
@@ -167,12 +151,7 @@ def bind_comes_before_what_is_behind_it(bench: Bench) -> None:
 @check("iWARP verbs draft 7.10.2")
 def bind_needs_a_region_open_to_windows(bench: Bench) -> None:
     """A window is not bound to a region without WINDOW_BIND, though that one is open to the other end itself."""
-
-    def request(side: Side) -> BindWindow:
-        window, region = side.domain.alloc_window(), side.memory(32, ALL)
-        return BindWindow(wr_id=1, window=window, region=region, access=READ, length=8)
-
-    _bind_fails(bench, "a region not open to windows", request)
+    _bind_fails(bench, "a region not open to windows", lambda side: _request(side, side.memory(32, ALL)))
 
 
 @check("iWARP verbs draft 7.10.6.1")
@@ -181,8 +160,7 @@ def bind_needs_a_region_with_addresses(bench: Bench) -> None:
     bench.needs(bench.passive.attributes.zero_based, "the device has no zero-based regions")
 
     def request(side: Side) -> BindWindow:
-        region = side.domain.register(bytearray(32), _OPEN, zero_based=True)
-        return BindWindow(wr_id=1, window=side.domain.alloc_window(), region=region, access=READ, length=8)
+        return _request(side, side.domain.register(bytearray(32), _OPEN, zero_based=True))
 
     _bind_fails(bench, "a zero-based region", request)
 
@@ -192,17 +170,14 @@ def bind_stays_in_the_domain(bench: Bench) -> None:
     """Window and region are of the domain of the queue pair that binds them."""
 
     def foreign_region(side: Side) -> BindWindow:
-        region = side.device.alloc_pd().register(bytearray(32), _OPEN)
-        return BindWindow(wr_id=1, window=side.domain.alloc_window(), region=region, access=READ, length=8)
+        return _request(side, side.device.alloc_pd().register(bytearray(32), _OPEN))
 
     def foreign_window(side: Side) -> BindWindow:
-        window, region = side.device.alloc_pd().alloc_window(), side.memory(32, _OPEN)
-        return BindWindow(wr_id=1, window=window, region=region, access=READ, length=8)
+        return _request(side, side.memory(32, _OPEN), side.device.alloc_pd().alloc_window())
 
     def both(side: Side) -> BindWindow:
         domain = side.device.alloc_pd()
-        region = domain.register(bytearray(32), _OPEN)
-        return BindWindow(wr_id=1, window=domain.alloc_window(), region=region, access=READ, length=8)
+        return _request(side, domain.register(bytearray(32), _OPEN), domain.alloc_window())
 
     _bind_fails(bench, "a region of another domain", foreign_region)
     _bind_fails(bench, "a window of another domain", foreign_window)
@@ -215,8 +190,7 @@ def bind_stays_in_the_region(bench: Bench) -> None:
     for offset, length in ((-1, 8), (25, 8), (32, 1), (0, 33), (0, 0), (4, -2), (1 << 40, 1)):
 
         def request(side: Side, offset: int = offset, length: int = length) -> BindWindow:
-            window, region = side.domain.alloc_window(), side.memory(32, _OPEN)
-            return BindWindow(wr_id=1, window=window, region=region, access=READ, offset=offset, length=length)
+            return _request(side, side.memory(32, _OPEN), offset=offset, length=length)
 
         _bind_fails(bench, f"{length} bytes at {offset} of 32", request)
 
@@ -233,8 +207,7 @@ def bind_needs_rights(bench: Bench) -> None:
     ):
 
         def request(side: Side, access: Access = access, region_access: Access = region_access) -> BindWindow:
-            window, region = side.domain.alloc_window(), side.memory(32, region_access)
-            return BindWindow(wr_id=1, window=window, region=region, access=access, length=8)
+            return _request(side, side.memory(32, region_access), access=access)
 
         _bind_fails(bench, f"{access!r} of {region_access!r}", request)
 
@@ -245,13 +218,12 @@ def bind_needs_a_void_window(bench: Bench) -> None:
 
     def bound(side: Side) -> BindWindow:
         region = side.memory(b"." * 32, _OPEN)
-        window = _bind(bench, side, region)
-        return BindWindow(wr_id=1, window=window, region=region, access=READ, length=8)
+        return _request(side, region, _bind(bench, side, region))
 
     def deallocated(side: Side) -> BindWindow:
-        window, region = side.domain.alloc_window(), side.memory(32, _OPEN)
-        window.deallocate()
-        return BindWindow(wr_id=1, window=window, region=region, access=READ, length=8)
+        request = _request(side, side.memory(32, _OPEN))
+        request.window.deallocate()
+        return request
 
     _bind_fails(bench, "a window that is bound", bound)
     _bind_fails(bench, "a window that is given back", deallocated)
@@ -264,12 +236,12 @@ def bind_needs_a_valid_region(bench: Bench) -> None:
     def voided(side: Side) -> BindWindow:
         region = side.memory(32, _OPEN)
         side.qp.post_send(LocalInvalidate(9, region.rkey))
-        return BindWindow(wr_id=1, window=side.domain.alloc_window(), region=region, access=READ, length=8)
+        return _request(side, region)
 
     def deregistered(side: Side) -> BindWindow:
         region = side.memory(32, _OPEN)
         region.deregister()
-        return BindWindow(wr_id=1, window=side.domain.alloc_window(), region=region, access=READ, length=8)
+        return _request(side, region)
 
     _bind_fails(bench, "a void region", voided)
     _bind_fails(bench, "a deregistered region", deregistered)

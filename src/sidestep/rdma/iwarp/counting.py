@@ -55,18 +55,13 @@ PRESENT: Final = {
 NAMES: Final = TRAFFIC | EVENTS | PRESENT
 
 
-class Tally:
+class StreamTally:
     """Messages and bytes of one stream, or of many; lists are indexed by opcode."""
 
     __slots__ = (
-        "bytes_received",
-        "bytes_sent",
-        "messages_received",
-        "messages_sent",
-        "segments_received",
-        "stream_bytes_received",
-        "stream_bytes_sent",
-    )
+        "bytes_received", "bytes_sent", "messages_received", "messages_sent", "segments_received",
+        "stream_bytes_received", "stream_bytes_sent",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.bytes_received = [0] * 8
@@ -76,7 +71,7 @@ class Tally:
         self.segments_received = 0
         self.stream_bytes_received = self.stream_bytes_sent = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: StreamTally) -> None:
         for name in self.__slots__:
             mine, its = getattr(self, name), getattr(other, name)
             if isinstance(mine, list):

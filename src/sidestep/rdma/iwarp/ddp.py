@@ -12,13 +12,13 @@ from enum import IntEnum
 from struct import Struct
 from typing import ClassVar, Final, Self
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, Rules
 
-RULES: Final = {
-    "ddp_short": "a segment holds the header of its kind",
-    "ddp_version": "DDP and RDMAP are of version 1",
-    "rdmap_opcode": "the opcode is one of RDMAP's, and tagged or not as it asks",
-}
+RULES: Final = Rules(
+    ddp_short="a segment holds the header of its kind",
+    ddp_version="DDP and RDMAP are of version 1",
+    rdmap_opcode="the opcode is one of RDMAP's, and tagged or not as it asks",
+)
 
 
 class RdmapOp(IntEnum):
@@ -74,16 +74,16 @@ class Segment:
     def decode(cls, whole: bytes) -> Self:
         """Read a segment; `PeerViolation` if it is none."""
         if len(whole) < 2:
-            raise _violation("ddp_short", f"{len(whole)} bytes")
+            raise RULES.broken("ddp_short", f"{len(whole)} bytes")
         control, rdmap = whole[0], whole[1]
         if control & 3 != 1 or rdmap >> 6 != 1:
-            raise _violation("ddp_version", f"DDP version {control & 3}, RDMAP version {rdmap >> 6}")
+            raise RULES.broken("ddp_version", f"DDP version {control & 3}, RDMAP version {rdmap >> 6}")
         tagged, last, code = control >> 7 == 1, control >> 6 & 1 == 1, rdmap & 0xF
         if code > RdmapOp.TERMINATE or (RdmapOp(code) in TAGGED) != tagged:
-            raise _violation("rdmap_opcode", f"opcode {code}, {'tagged' if tagged else 'untagged'}")
+            raise RULES.broken("rdmap_opcode", f"opcode {code}, {'tagged' if tagged else 'untagged'}")
         layout = cls._TAGGED if tagged else cls._UNTAGGED
         if len(whole) < layout.size:
-            raise _violation("ddp_short", f"{len(whole)} bytes")
+            raise RULES.broken("ddp_short", f"{len(whole)} bytes")
         payload = whole[layout.size :]
         if tagged:
             _, _, stag, offset = layout.unpack_from(whole)
@@ -106,7 +106,6 @@ class ReadRequest:
     LENGTH: ClassVar[int] = 28
 
     def encode(self) -> bytes:
-        """Its 28 bytes."""
         return self._LAYOUT.pack(
             self.sink_stag, self.sink_offset, self.length, self.source_stag, self.source_offset
         )  # fmt: skip
@@ -115,9 +114,5 @@ class ReadRequest:
     def decode(cls, payload: bytes) -> Self:
         """Read it; `PeerViolation` if it is not exactly 28 bytes."""
         if len(payload) != cls._LAYOUT.size:
-            raise _violation("ddp_short", f"a Read Request of {len(payload)} bytes")
+            raise RULES.broken("ddp_short", f"a Read Request of {len(payload)} bytes")
         return cls(*cls._LAYOUT.unpack(payload))
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

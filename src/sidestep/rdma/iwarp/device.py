@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
-from sidestep.rdma.iwarp.counting import EVENTS, Tally
+from sidestep.rdma.iwarp.counting import EVENTS, StreamTally
 from sidestep.rdma.iwarp.manager import IwarpManager
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.iwarp.settings import Settings
+from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, PRIVATE_DATA_MAX
 from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.iwarp.tcp import check_address
@@ -26,7 +26,7 @@ from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
-    from sidestep.rdma.iwarp.stream import Stream
+    from sidestep.rdma.iwarp.stream import RdmapStream
     from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.keys import Memory
 
@@ -59,15 +59,13 @@ class IwarpDevice(SoftDevice):
         Misuse: The address is none; names are not looked up here.
     """
 
-    __slots__ = ("_ended", "_owns_loop", "_qp_number", "cm", "events", "loop", "settings", "streams", "taps")
-
     cm: IwarpManager
 
     def __init__(
         self,
         address: str,
         loop: Loop | None = None,
-        settings: Settings | None = None,
+        settings: IwarpSettings | None = None,
         *,
         name: str = "iwarp",
         attributes: DeviceAttributes = ATTRIBUTES,
@@ -76,16 +74,15 @@ class IwarpDevice(SoftDevice):
         self.loop = loop or Loop()
         self._owns_loop = loop is None
         super().__init__(name, address, attributes, self.loop.notices, SystemRandom())
-        self.settings = settings or Settings()
+        self.settings = settings or IwarpSettings()
         self._qp_number = 0
         self.taps = Taps(name)
         self.events = Counters(EVENTS)
-        self.streams: set[Stream] = set()  # with a socket, those that only end included
-        self._ended = Tally()  # of those that had one
+        self.streams: set[RdmapStream] = set()  # with a socket, those that only end included
+        self._ended = StreamTally()  # of those that had one
         self.cm = IwarpManager(self)
 
     def close(self) -> None:
-        """Ends everything, without waiting for anybody."""
         if not self.closed:
             super().close()
             if self._owns_loop:
@@ -104,7 +101,7 @@ class IwarpDevice(SoftDevice):
             if qp.stream is not None:
                 qp.stream.own()
 
-    def stream_closed(self, stream: Stream) -> None:
+    def stream_closed(self, stream: RdmapStream) -> None:
         """What it counted stays."""
         if stream in self.streams:
             self.streams.discard(stream)
@@ -112,7 +109,7 @@ class IwarpDevice(SoftDevice):
 
     def counters(self) -> dict[str, int]:
         """What happened so far and is not zero, and what there is now, by the names of `counting.NAMES`."""
-        whole = Tally()
+        whole = StreamTally()
         whole.add(self._ended)
         for stream in self.streams:
             whole.add(stream.tally)
@@ -135,7 +132,6 @@ class IwarpDevice(SoftDevice):
         return [qp.details() for qp in sorted(found, key=lambda qp: qp.number)]
 
     def listening(self) -> list[int]:
-        """The TCP ports that it listens on."""
         return self.cm.ports
 
     def next_qp_number(self) -> int:

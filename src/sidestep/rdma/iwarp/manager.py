@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.cm import (
+    REJECT_CONSUMER,
+    REJECT_INVALID_SERVICE_ID,
     REJECT_TIMEOUT,
     CmState,
     Connection,
@@ -40,12 +42,11 @@ from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.startup.connection import Starting
 from sidestep.rdma.iwarp.startup.frame import Rtr
 from sidestep.rdma.iwarp.startup.negotiation import Initiator, Responder
-from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Cause, Failed, ReadDepths, Refused
-from sidestep.rdma.iwarp.stream import Stream
+from sidestep.rdma.iwarp.startup.terms import Agreed, Asked, Failed, MpaCause, ReadDepths, Refused
+from sidestep.rdma.iwarp.stream import RdmapStream
 from sidestep.rdma.iwarp.tcp import Tcp, TcpListener, begin_connect, check_address
 from sidestep.rdma.soft.listeners import SoftListener
 from sidestep.rdma.soft.manager import SoftManager, SoftRequest
-from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
@@ -59,10 +60,6 @@ _TCP_BACKLOG: Final = 256  # connections that the kernel holds for us
 
 class IwarpConnection(Connection):
     """One side of a connection."""
-
-    __slots__ = (
-        "_closed", "_handler", "_manager", "_pending", "_private_data", "qp", "remote_address", "state", "transport",
-    )  # fmt: skip
 
     qp: IwarpQueuePair
 
@@ -83,7 +80,6 @@ class IwarpConnection(Connection):
     # --- the user's side ---
 
     def disconnect(self) -> None:
-        """Ends the stream, or gives the attempt up."""
         if self.state in (CmState.REQUEST_SENT, CmState.REPLY_SENT):
             if self._pending is not None:
                 self._pending.give_up()
@@ -102,7 +98,7 @@ class IwarpConnection(Connection):
         self._pending = pending
 
     def established(self, private_data: bytes = b"") -> None:
-        self._manager.device.events.add("connection_made", "passive" if self._pending is None else "active")
+        self._manager.count("connection_made", "passive" if self._pending is None else "active")
         self._pending = None
         self.state = CmState.ESTABLISHED
         self.qp.ready_to_send()
@@ -126,7 +122,7 @@ class IwarpConnection(Connection):
 
     def over(self, *, by_remote: bool, confirmed: bool) -> None:
         if self.state is CmState.REPLY_SENT:
-            self._manager.device.events.add("connection_failed", "refused_late" if confirmed else "reset")
+            self._manager.count("connection_failed", "refused_late" if confirmed else "reset")
             # An orderly end says that the other end's user did not like the Reply; a reset, that it did not wait.
             self.end(Rejected(REJECT_CONSUMER if confirmed else REJECT_TIMEOUT))
         elif self.state in (CmState.ESTABLISHED, CmState.DISCONNECT_SENT):
@@ -165,7 +161,6 @@ class _Asking(Starting):
         connection.asks(self)
 
     def connect(self, address: str, port: int) -> None:
-        """Begins TCP's handshake."""
         settings = self._manager.device.settings
         own = self._manager.device.address
         self._tcp, error = begin_connect(self._loop, own, (address, port), self, settings.silence_s)
@@ -175,7 +170,6 @@ class _Asking(Starting):
             self._timer = self._loop.call_later(settings.connect_s, partial(self._tcp.run, self._unreachable))
 
     def give_up(self) -> None:
-        """Nobody wants it any more."""
         self._stop_timer()
         self._tcp.abort()
 
@@ -202,14 +196,13 @@ class _Asking(Starting):
             if isinstance(event, Agreed):
                 self._agreed(event)
                 return
-            self._send()
             self._leave()
             if isinstance(event, Refused):
-                self._manager.device.events.add("connection_refused", "user")
+                self._manager.count("connection_refused", "user")
                 self._connection.end(Rejected(REJECT_CONSUMER, event.private_data))
             elif isinstance(event, Failed):
-                self._manager.device.events.add("connection_failed", event.cause.name.lower())
-                silent = event.cause in (Cause.SILENT, Cause.ENDED)
+                self._manager.count("connection_failed", event.cause.name.lower())
+                silent = event.cause in (MpaCause.SILENT, MpaCause.ENDED)
                 self._connection.end(Unreachable() if silent else Rejected(REJECT_CONSUMER))
             return
 
@@ -219,15 +212,14 @@ class _Asking(Starting):
             return  # ended by the user when he was asked
         if not wanted:
             self._machine.abandon("the user does not want the connection that the Reply offers")
-            self._send()
             self._leave()
-            self._manager.device.events.add("connection_failed", "reply_not_wanted")
+            self._manager.count("connection_failed", "reply_not_wanted")
             self._connection.end(Rejected(REJECT_CONSUMER))
             return
         self._stop_timer()
         self._connection.transport = self._tcp.wire.ends
         device, qp = self._manager.device, self._connection.qp
-        stream = Stream(self._tcp, qp, agreed, self._loop, device.settings)
+        stream = RdmapStream(self._tcp, qp, agreed, self._loop, device.settings)
         qp.attach(stream, ready=True)
         stream.sender.held = False
         if agreed.rtr:
@@ -247,12 +239,12 @@ class _Asking(Starting):
         self.give_up()
         refused = error.errno == ECONNREFUSED
         name = errorcode.get(error.errno or 0, "unknown")
-        self._manager.device.events.add("connection_refused" if refused else "connection_failed", name)
+        self._manager.count("connection_refused" if refused else "connection_failed", name)
         self._connection.end(Rejected(REJECT_INVALID_SERVICE_ID) if refused else Unreachable())
 
     def _unreachable(self) -> None:
         self.give_up()
-        self._manager.device.events.add("connection_failed", "ETIMEDOUT")
+        self._manager.count("connection_failed", "ETIMEDOUT")
         self._connection.end(Unreachable())
 
 
@@ -290,14 +282,13 @@ class IwarpRequest(Starting, SoftRequest):
         self._machine.accept(private_data, depths=depths_of(own), now=self._loop.now)
         event = self._machine.poll_event()
         if not isinstance(event, Agreed):
-            self._send()
             self._leave()
             connection.end(Rejected(REJECT_CONSUMER))
             return connection
         self._stop_timer()
         self._send()
         connection.transport = self.transport
-        stream = Stream(self._tcp, own, event, self._loop, manager.device.settings)
+        stream = RdmapStream(self._tcp, own, event, self._loop, manager.device.settings)
         own.attach(stream, ready=False)
         if self._unsent:  # a fresh connection has room for a frame; this one is broken
             own.connection_lost("the Reply could not be sent")
@@ -316,14 +307,12 @@ class IwarpRequest(Starting, SoftRequest):
         self._answer()
         if not self.withdrawn:
             self._machine.reject(private_data)
-            self._manager.device.events.add("request_rejected", "user")
-            self._send()
+            self._manager.count("request_rejected", "user")
             self._leave()
 
     # --- the manager's side ---
 
     def forget(self) -> None:
-        """It is answered, or withdrawn."""
         self._manager.requests.discard(self)
 
     def withdraw(self) -> None:
@@ -339,7 +328,6 @@ class IwarpRequest(Starting, SoftRequest):
     # --- the socket's side ---
 
     def on_writable(self) -> None:
-        """There is room for the rest of a Reply."""
         self._send()
 
     def on_broken(self, why: InternalError) -> None:
@@ -354,8 +342,7 @@ class IwarpRequest(Starting, SoftRequest):
             if isinstance(event, Asked):
                 self._was_asked(event)
             elif isinstance(event, Failed):
-                self._manager.device.events.add("connection_failed", event.cause.name.lower())
-                self._send()
+                self._manager.count("connection_failed", event.cause.name.lower())
                 self.withdraw()
                 self._leave()
 
@@ -369,9 +356,8 @@ class IwarpRequest(Starting, SoftRequest):
         if isinstance(listener, int):
             self._answered = True
             cause = "no_listener" if listener == REJECT_INVALID_SERVICE_ID else "backlog_or_match"
-            self._manager.device.events.add("request_rejected", cause)
+            self._manager.count("request_rejected", cause)
             self._machine.reject()
-            self._send()
             self._leave()
             return
         self.service_id = listener.service_id
@@ -387,8 +373,6 @@ class IwarpRequest(Starting, SoftRequest):
 class IwarpManager(SoftManager[IwarpQueuePair]):
     """The connection manager of one device."""
 
-    __slots__ = ("_sockets", "connections", "half_open", "requests")
-
     device: IwarpDevice
 
     def __init__(self, device: IwarpDevice) -> None:
@@ -397,6 +381,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         self.connections: set[IwarpConnection] = set()
         self.half_open: dict[IwarpRequest, None] = {}  # without a Request, the oldest first
         self.requests: set[IwarpRequest] = set()  # with one, not answered
+        self.count = device.events.add
 
     # --- the user's side ---
 
@@ -428,7 +413,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         *,
         check_reply: Callable[[bytes], bool] | None = None,
     ) -> IwarpConnection:
-        """Begins a connection to the port of the service id."""
         self.device.check_open()
         self.check_private_data(private_data, self.device.attributes.request_private_data_max)
         port = service_id & _PORT
@@ -439,7 +423,7 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
         try:
             _Asking(self, connection, private_data, check_reply).connect(address, port)
         except Unavailable:
-            self.device.events.add("connection_failed", "local_address")
+            self.count("connection_failed", "local_address")
             connection.end(Unreachable())
         return connection
 
@@ -456,7 +440,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
 
     @property
     def ports(self) -> list[int]:
-        """Those that somebody listens on."""
         return sorted(self._sockets)
 
     # --- for connections and requests ---
@@ -474,12 +457,11 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
     def _taken(self, tcp: Tcp, port: int) -> None:
         """A TCP connection came. Of too many that say nothing the oldest goes: it had the most time."""
         if len(self.half_open) >= self.device.settings.half_open_max:
-            self.device.events.add("half_open_dropped")
+            self.count("half_open_dropped")
             next(iter(self.half_open)).drop()
         self.half_open[IwarpRequest(self, tcp, port)] = None
 
     def listener_closed(self, listener: SoftListener) -> None:
-        """The port is given back with the last listener on it."""
         super().listener_closed(listener)
         port = listener.service_id & _PORT
         if not any(each.service_id & _PORT == port for each in self.listeners):
@@ -487,7 +469,6 @@ class IwarpManager(SoftManager[IwarpQueuePair]):
 
 
 def depths_of(qp: IwarpQueuePair) -> ReadDepths:
-    """RDMA Reads of a queue pair, each way."""
     wanted = qp.capabilities
     resources = wanted.responder_resources
     return ReadDepths(ird=resources, ird_max=resources, ord=wanted.initiator_depth)

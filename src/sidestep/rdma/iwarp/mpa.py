@@ -1,6 +1,6 @@
 """MPA: how frames lie in a TCP stream (RFC 5044, RFC 6581).
 
-A connection begins with a Request and a Reply (start_frame.py); then each direction is a row of FPDUs: length,
+A connection begins with a Request and a Reply (startup/frame.py); then each direction is a row of FPDUs: length,
 payload, padding, checksum. If the receiver of a direction has asked for them, a 4-byte marker stands at every 512th
 byte of it, wherever that is. `Deframer` takes a direction in any pieces and gives the payloads; at checksums and at the
 contents of markers, which an ordered stream does not need, it looks if told to. Both it and `fpdu` are slow: what
@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sidestep.errors import PeerViolation
+from sidestep.errors import Rules
 from sidestep.rdma.iwarp.crc32c import crc32c
 
 MARKER_SPACING: Final = 512  # bytes of the stream from marker to marker
 MARKER_LEN: Final = 4
 CRC_LEN: Final = 4
 
-RULES: Final = {
-    "mpa_crc": "the checksum of a frame is that of its bytes",
-    "mpa_marker": "a marker says how far before it its frame begins",
-}
+RULES: Final = Rules(
+    mpa_crc="the checksum of a frame is that of its bytes",
+    mpa_marker="a marker says how far before it its frame begins",
+)
 
 
 def fpdu(payload: bytes, position: int, *, markers: bool = False, crc: bool = True) -> bytes:
@@ -77,7 +77,6 @@ class Deframer:
         self._failed = False
 
     def feed(self, piece: bytes | memoryview) -> Iterator[bytes]:
-        """The payloads that this piece of the stream completes."""
         self._pending += piece
         while not self._failed and (frame := self._next()):
             payload = self._payload(frame)
@@ -106,19 +105,15 @@ class Deframer:
         """RFC 5044 4.3, 4.4; the reserved half of a marker and the two low bits of its pointer say nothing."""
         self._failed = True
         if self._crc and crc32c(frame[:-CRC_LEN]).to_bytes(4, "little") != frame[-CRC_LEN:]:
-            raise _violation("mpa_crc", f"a frame of {len(frame)} bytes at {self._position}")
+            raise RULES.broken("mpa_crc", f"a frame of {len(frame)} bytes at {self._position}")
         start = MARKER_LEN if 0 in markers else 0  # of the length field
         for offset in markers:
             pointer = int.from_bytes(frame[offset + 2 : offset + MARKER_LEN])
             if (pointer ^ max(0, offset - start)) & 0xFFFC:
-                raise _violation("mpa_marker", f"a marker at {self._position + offset} that says {pointer}")
+                raise RULES.broken("mpa_marker", f"a marker at {self._position + offset} that says {pointer}")
         self._failed = False
 
     @property
     def pending(self) -> int:
         """Bytes of a frame that is not complete."""
         return 0 if self._failed else len(self._pending)
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

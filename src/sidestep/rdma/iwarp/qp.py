@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sidestep.rdma.iwarp.terminate import CODE_TEXT, Condition, told_by
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import ERROR, FLUSHED, OP_RECEIVE, OPCODES, RTR, RTS, SUCCESS, SoftQueuePair
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Completion
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from sidestep.rdma.iwarp.device import IwarpDevice
     from sidestep.rdma.iwarp.manager import IwarpConnection
     from sidestep.rdma.iwarp.receiver import Fault
-    from sidestep.rdma.iwarp.stream import Stream
+    from sidestep.rdma.iwarp.stream import RdmapStream
     from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.work import Receive, RKey, SendRequest, Status
 
 _INVALIDATE_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.INVALIDATE_UNKNOWN,
-    Refusal.NOT_ASSOCIATED: Condition.INVALIDATE_OTHER_STREAM,
-    Refusal.ACCESS: Condition.INVALIDATE_RIGHTS,
-    Refusal.IN_USE: Condition.INVALIDATE_FIXED,
+    AccessRefusal.INVALID_STAG: Condition.INVALIDATE_UNKNOWN,
+    AccessRefusal.NOT_ASSOCIATED: Condition.INVALIDATE_OTHER_STREAM,
+    AccessRefusal.ACCESS: Condition.INVALIDATE_RIGHTS,
+    AccessRefusal.IN_USE: Condition.INVALIDATE_FIXED,
 }
 _OF_ACCESS: Final = frozenset(
     condition for condition in Condition if condition.name.startswith(("TAGGED_", "READ_", "RESPONSE_", "INVALIDATE_"))
@@ -48,7 +48,7 @@ class IwarpQueuePair(SoftQueuePair):
         self.sink_stag = device.keys.take(device.keys.part())
         number = device.next_qp_number()
         super().__init__(number, device, init)
-        self.stream: Stream | None = None
+        self.stream: RdmapStream | None = None
         self._unsignaled = 0  # done, and in the queue until a signaled one is
 
     # --- the user's side ---
@@ -66,7 +66,6 @@ class IwarpQueuePair(SoftQueuePair):
             stream.pump_soon()
 
     def modify_to_error(self) -> None:
-        """Flushes everything and resets the connection."""
         if self.state in (ERROR, QpState.RESET):
             return
         self.end()
@@ -88,11 +87,9 @@ class IwarpQueuePair(SoftQueuePair):
         self.stream = None
 
     def take_unfinished(self) -> list[SendRequest]:
-        """Takes out all requests that are not completed, in the order of posting."""
         return self.stream.sender.take_unfinished() if self.stream is not None else []
 
     def details(self) -> dict[str, object]:
-        """As it is, for people; of its stream what that has."""
         found: dict[str, object] = {
             "number": self.number,
             "state": self.state.name,
@@ -109,8 +106,7 @@ class IwarpQueuePair(SoftQueuePair):
 
     # --- the connection manager's side ---
 
-    def attach(self, stream: Stream, *, ready: bool) -> None:
-        """INIT to RTR, or to RTS when nothing is waited for."""
+    def attach(self, stream: RdmapStream, *, ready: bool) -> None:
         self.stream = stream
         self.initiator_depth = stream.sender.depth
         self.state = RTS if ready else RTR
@@ -160,7 +156,6 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=True, confirmed=False)
 
     def stream_closed(self, *, confirmed: bool) -> None:
-        """The last of a stream that this end has left."""
         self._over(by_remote=False, confirmed=confirmed)
 
     def break_off(self, kind: EventKind, why: str) -> None:
@@ -176,19 +171,19 @@ class IwarpQueuePair(SoftQueuePair):
         if self.connection is not None:
             self.connection.over(by_remote=by_remote, confirmed=confirmed)
 
-    # What the receiver asks and tells; see `receiver.Owner`.
+    # What the receiver asks and tells; see `receiver.ReceiverOwner`.
 
     @property
     def receives_left(self) -> int:
         """Receives that no message has taken, shared ones included."""
         return len(self._receives)
 
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         return self.domain.grant(key, va, length, right, self)
 
     def invalidate(self, key: int, *, only_check: bool = False) -> Condition | None:
         memory = self.domain.may_be_invalidated(key, self)
-        if isinstance(memory, Refusal):
+        if isinstance(memory, AccessRefusal):
             return _INVALIDATE_REFUSED[memory]
         if not only_check:
             memory.invalidate()
@@ -205,12 +200,10 @@ class IwarpQueuePair(SoftQueuePair):
         self.recv_cq.add(Completion(receive.wr_id, SUCCESS, OP_RECEIVE, length, self.number, solicited, invalidated))
 
     def respond(self, request: ReadRequest, header: bytes) -> bool:
-        """Queues the answer to a Read Request."""
         assert self.stream is not None
         return self.stream.sender.respond(request, header)
 
     def read_done(self) -> None:
-        """The response to the oldest Read was delivered."""
         assert self.stream is not None
         self.stream.sender.read_done()
 
@@ -242,6 +235,5 @@ class IwarpQueuePair(SoftQueuePair):
         self._over(by_remote=False, confirmed=False)
 
     def answer_failed(self, fault: Fault) -> None:
-        """An answer to an RDMA Read cannot be given any more."""
         assert self.stream is not None
         self.stream.fault(fault)

@@ -3,8 +3,8 @@
 What arrives comes as runs (`sidestep.native._framing.Run`): consecutive segments of one message that continue each
 other. A run is first *placed*, if it may be, and then *delivered*: on a TCP stream nothing comes ahead of its turn.
 
-No I/O here. The queue pair is told what came of it by the calls of `Owner`. After a fault nothing more is looked at:
-the first one in the order of the stream counts (RFC 5040 7.1).
+No I/O here. The queue pair is told what came of it by the calls of `ReceiverOwner`. After a fault nothing more is
+looked at: the first one in the order of the stream counts (RFC 5040 7.1).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Includes, Terminate
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.iwarp.terminate import Condition, Includes, Terminate
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.work import Access, RKey, Status
 
 if TYPE_CHECKING:
     from sidestep.native._framing import Inbound, Run
-    from sidestep.rdma.iwarp.counting import Tally
+    from sidestep.rdma.iwarp.counting import StreamTally
     from sidestep.rdma.work import Receive, Scatter, SendRequest
 
 _WRITE: Final = 0
@@ -40,19 +40,19 @@ _VERSION: Final = 0x40  # RDMAP's, where it stands in its control octet
 _QUEUES: Final = {_READ_REQUEST: QUEUE_READ, _TERMINATE: QUEUE_TERMINATE}  # Sends: QUEUE_SEND
 
 _WRITE_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.TAGGED_STAG,
-    Refusal.NOT_ASSOCIATED: Condition.TAGGED_OTHER_STREAM,
-    Refusal.ACCESS: Condition.TAGGED_RIGHTS,
-    Refusal.WRAP: Condition.TAGGED_WRAP,
-    Refusal.BOUNDS: Condition.TAGGED_BOUNDS,
+    AccessRefusal.INVALID_STAG: Condition.TAGGED_STAG,
+    AccessRefusal.NOT_ASSOCIATED: Condition.TAGGED_OTHER_STREAM,
+    AccessRefusal.ACCESS: Condition.TAGGED_RIGHTS,
+    AccessRefusal.WRAP: Condition.TAGGED_WRAP,
+    AccessRefusal.BOUNDS: Condition.TAGGED_BOUNDS,
 }
 _FRAMING_FAULTS: Final = {"short": Condition.SEGMENT_SIZE, "crc": Condition.CRC, "marker": Condition.MARKER}
 READ_REFUSED: Final = {
-    Refusal.INVALID_STAG: Condition.READ_STAG,
-    Refusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
-    Refusal.ACCESS: Condition.READ_RIGHTS,
-    Refusal.WRAP: Condition.READ_WRAP,
-    Refusal.BOUNDS: Condition.READ_BOUNDS,
+    AccessRefusal.INVALID_STAG: Condition.READ_STAG,
+    AccessRefusal.NOT_ASSOCIATED: Condition.READ_OTHER_STREAM,
+    AccessRefusal.ACCESS: Condition.READ_RIGHTS,
+    AccessRefusal.WRAP: Condition.READ_WRAP,
+    AccessRefusal.BOUNDS: Condition.READ_BOUNDS,
 }
 
 
@@ -70,7 +70,7 @@ class Fault:
 
     @property
     def message(self) -> Terminate:
-        code, includes = CONDITIONS[self.condition]
+        code, includes = self.condition.code, self.condition.includes
         if includes is Includes.READ and self.read:
             return Terminate.about(self.condition, self.header + self.read, answered=self.answered)
         if includes is Includes.NOTHING or not self.header:
@@ -109,10 +109,10 @@ class _Message:
     delivered: int = 0  # bytes
 
 
-class Owner(Protocol):
+class ReceiverOwner(Protocol):
     """What a receiver needs of its queue pair."""
 
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         """The bytes that the other end may touch."""
 
     @property
@@ -151,24 +151,11 @@ class Receiver:
     """One stream's."""
 
     __slots__ = (
-        "_heard",
-        "_message",
-        "_next",
-        "_open",
-        "_owner",
-        "_read_msn",
-        "_reads",
-        "_send_msn",
-        "_stopped",
-        "_tally",
-        "_terminate_msn",
-        "fault",
-        "may_read",
-        "may_write",
-        "run_count",
-    )
+        "_heard", "_message", "_next", "_open", "_owner", "_read_msn", "_reads", "_send_msn", "_stopped", "_tally",
+        "_terminate_msn", "fault", "may_read", "may_write", "run_count",
+    )  # fmt: skip
 
-    def __init__(self, owner: Owner, remote_access: int, reads: deque[Outstanding], tally: Tally) -> None:
+    def __init__(self, owner: ReceiverOwner, remote_access: int, reads: deque[Outstanding], tally: StreamTally) -> None:
         self._owner = owner
         self._tally = tally  # of what is good
         self._reads = reads  # in the order of their requests
@@ -199,7 +186,6 @@ class Receiver:
         return [] if message is None else [message.receive]
 
     def take_all(self, inbound: Inbound) -> Fault | None:
-        """What has arrived, in the order of the stream."""
         if self.fault is not None or self._stopped:
             return self.fault
         for run in inbound.parse():
@@ -227,7 +213,6 @@ class Receiver:
     # --- what can be said of a run in its turn, before a byte of it is placed ---
 
     def _check_turn(self, source: Inbound, run: Run) -> Fault | None:
-        """Whether a run is one, and continues what came before it."""
         if (condition := _malformed(run)) is not None:
             return _fault(condition, source, run)
         opcode = run.rdmap & 0xF
@@ -295,7 +280,7 @@ class Receiver:
         if not self.may_write:
             return _fault(Condition.TAGGED_RIGHTS, source, run)
         room = self._owner.grant(run.stag, run.offset, run.length, _REMOTE_WRITE)
-        if not isinstance(room, Refusal):
+        if not isinstance(room, AccessRefusal):
             source.place(run, 0, (room,), 0, run.length)
             return None
         # Segment by segment: those before the one that is refused are good.
@@ -305,7 +290,7 @@ class Receiver:
             if not length:
                 continue  # of nothing neither key nor address is looked at (RFC 5041 5.2)
             room = self._owner.grant(run.stag, run.offset + begun, length, _REMOTE_WRITE)
-            if isinstance(room, Refusal):
+            if isinstance(room, AccessRefusal):
                 return _fault(_WRITE_REFUSED[room], source, run, index)
             source.place(run, begun, (room,), 0, length)
             begun += length
@@ -383,7 +368,7 @@ class Receiver:
             condition = Condition.READS_DISABLED
         else:
             granted = self._owner.grant(request.source_stag, request.source_offset, request.length, _REMOTE_READ)
-            if isinstance(granted, Refusal):
+            if isinstance(granted, AccessRefusal):
                 condition = READ_REFUSED[granted]
         header = source.segments(run)[0][0]
         if condition is None and not self._owner.respond(request, header):
@@ -411,7 +396,6 @@ class Receiver:
 
 
 def _malformed(run: Run) -> Condition | None:
-    """What is wrong with the headers of a run, whatever came before it."""
     control, rdmap = run.control, run.rdmap
     tagged = bool(control & _TAGGED)
     if control & 3 != 1:

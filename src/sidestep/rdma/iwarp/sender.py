@@ -18,10 +18,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sidestep.rdma.iwarp.counting import Tally
+from sidestep.rdma.iwarp.counting import StreamTally
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, QUEUE_SEND, RdmapOp, ReadRequest
 from sidestep.rdma.iwarp.receiver import READ_REFUSED, Begun, Fault, Outstanding
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Send, Status
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class _Message:
     framed: int = 0  # bytes
 
 
-class Owner(Protocol):
+class SenderOwner(Protocol):
     """What a sender needs of its queue pair."""
 
-    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int) -> memoryview | AccessRefusal:
         """The bytes that the other end may read."""
 
     def begin(self, request: SendRequest) -> Status:
@@ -85,27 +85,11 @@ class Sender:
     """One stream's."""
 
     __slots__ = (
-        "_answers",
-        "_begun",
-        "_current",
-        "_failing",
-        "_outbound",
-        "_owner",
-        "_read_msn",
-        "_send_msn",
-        "_sink_to",
-        "_turn_of_answers",
-        "_unwritten",
-        "depth",
-        "held",
-        "reads",
-        "requests",
-        "resources",
-        "sink_stag",
-        "tally",
-    )
+        "_answers", "_begun", "_current", "_failing", "_outbound", "_owner", "_read_msn", "_send_msn", "_sink_to",
+        "_turn_of_answers", "_unwritten", "depth", "held", "reads", "requests", "resources", "sink_stag", "tally",
+    )  # fmt: skip
 
-    def __init__(self, outbound: Outbound, owner: Owner, sink_stag: int) -> None:
+    def __init__(self, outbound: Outbound, owner: SenderOwner, sink_stag: int) -> None:
         self._outbound = outbound
         self._owner = owner
         self.held = True  # a responder waits for the first message of the other end (RFC 5044 7.1.2, rule 4)
@@ -122,7 +106,7 @@ class Sender:
         self._failing = False  # a request cannot be carried out, and those before it are not done yet
         self._send_msn = self._read_msn = 1  # RFC 5041 4.3
         self._sink_to = 0
-        self.tally = Tally()
+        self.tally = StreamTally()
 
     @property
     def outstanding(self) -> int:
@@ -136,7 +120,6 @@ class Sender:
     # --- what makes it go on ---
 
     def pump(self) -> None:
-        """Frames what can go, as much as may wait."""
         outbound = self._outbound
         while not self.held and not self._failing and outbound.waiting < WAITING_MAX:
             message = self._current
@@ -171,7 +154,6 @@ class Sender:
             self.ready_to_receive(read=False)
 
     def read_done(self) -> None:
-        """The response to the oldest RDMA Read was delivered."""
         read = self.reads.popleft()
         read.begun.done = True
         self._settle()
@@ -289,7 +271,7 @@ class Sender:
         if answers is not None and message.length:
             # The whole range again, before each piece: the memory may have been taken back (RFC 5042 6.2.2).
             granted = self._owner.grant(answers.source_stag, answers.source_offset, answers.length, _REMOTE_READ)
-            if isinstance(granted, Refusal):
+            if isinstance(granted, AccessRefusal):
                 self._refuse(message, answers, granted)
                 return
             gather = (granted,)
@@ -309,7 +291,7 @@ class Sender:
             if begun is not None:
                 self._unwritten.append((self._outbound.position, begun))
 
-    def _refuse(self, message: _Message, answers: ReadRequest, why: Refusal) -> None:
+    def _refuse(self, message: _Message, answers: ReadRequest, why: AccessRefusal) -> None:
         self._current = None
         read = answers.encode()
         size = len(message.header) + len(read)

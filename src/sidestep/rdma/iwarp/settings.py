@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidestep import limits
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 
 _NUDGES_S: Final = tuple(limits.IWARP_NUDGE_S * 10**number for number in range(limits.IWARP_NUDGES_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class IwarpSettings:
     """Times are in seconds.
 
     Between two of these devices a start-up is peer-to-peer: a message of no length tells the end that accepted that it
     may send. `startup` has what else is said there; read depths come from the queue pair.
     """
 
-    startup: StartupSettings = field(default_factory=lambda: StartupSettings(peer_to_peer=True))
+    startup: MpaSettings = field(default_factory=lambda: MpaSettings(peer_to_peer=True))
     connect_s: float = 20.0  # for TCP's handshake
     close_s: float = limits.IWARP_CLOSE_S  # for the other end's FIN, once ours is out; then RST
     silence_s: float = limits.IWARP_SILENCE_S  # what is not acknowledged so long breaks the connection

@@ -29,10 +29,10 @@ from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
-    from sidestep.rdma.iwarp.counting import Tally
+    from sidestep.rdma.iwarp.counting import StreamTally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.receiver import Fault
-    from sidestep.rdma.iwarp.settings import Settings
+    from sidestep.rdma.iwarp.settings import IwarpSettings
     from sidestep.rdma.iwarp.startup.terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
     from sidestep.rdma.soft.loop import Loop, Timer
@@ -52,27 +52,15 @@ class _Phase(Enum):
     CLOSED = "closed"
 
 
-class Stream:
+class RdmapStream:
     """One connection's."""
 
     __slots__ = (
-        "_agreed",
-        "_first",
-        "_inbound",
-        "_loop",
-        "_markers",
-        "_outbound",
-        "_phase",
-        "_qp",
-        "_settings",
-        "_tcp",
-        "_timer",
-        "_wire",
-        "receiver",
-        "sender",
-    )
+        "_agreed", "_first", "_inbound", "_loop", "_markers", "_outbound", "_phase", "_qp", "_settings", "_tcp",
+        "_timer", "_wire", "receiver", "sender",
+    )  # fmt: skip
 
-    def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: Settings) -> None:
+    def __init__(self, tcp: Tcp, qp: IwarpQueuePair, agreed: Agreed, loop: Loop, settings: IwarpSettings) -> None:
         self._tcp = tcp
         self._wire = tcp.wire
         self._qp = qp
@@ -125,26 +113,23 @@ class Stream:
         return self._phase is not _Phase.OPEN
 
     def heard(self) -> None:
-        """The other end's first message is here."""
         self.sender.held = False
         self._stop_timers()
 
     def pump_soon(self) -> None:
-        """Sends what can go, in this turn of the loop or the next."""
         self._loop.soon(self._pump_in_turn)
 
     def _pump_in_turn(self) -> None:
         self._tcp.run(self.pump)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> StreamTally:
         tally = self.sender.tally
         tally.stream_bytes_sent = self._outbound.written
         tally.stream_bytes_received = self._inbound.position + self._inbound.pending
         return tally
 
     def details(self) -> dict[str, object]:
-        """Of the stream, as it was agreed and as it is."""
         sender = self.sender
         return {
             "remote_address": self.remote_address,
@@ -159,7 +144,7 @@ class Stream:
             "phase": self._phase.value,
         }
 
-    # --- what a wire asks; see `tap.Stream` ---
+    # --- what a wire asks; see `tap.TappedStream` ---
 
     def sent_len(self) -> tuple[int, int]:
         """Bytes that went out, and those up to the next FPDU."""
@@ -291,12 +276,10 @@ class Stream:
     # --- ending ---
 
     def fault(self, fault: Fault) -> None:
-        """Ends the stream for what the other end did, and tells it."""
         self._qp.peer_failed(fault)
         self._leave(fault.message.encode())
 
     def terminate(self, condition: Condition) -> None:
-        """Ends the stream for a reason of this end's own."""
         self._leave(Terminate.about(condition).encode())
 
     def leave(self) -> None:
@@ -345,7 +328,6 @@ class Stream:
             self._lost(f"the connection broke: {why.strerror}")
 
     def _finish(self, *, close_now: bool) -> None:
-        """The other end has ended its direction."""
         if not close_now:  # ours goes on until its last bytes are out
             self._tcp.watch(read=False, write=True)
             return
@@ -371,7 +353,6 @@ class Stream:
             self._qp.stream_closed(confirmed=False)
 
     def on_broken(self, why: InternalError) -> None:
-        """A fault of this end's own."""
         self._lost(str(why))
 
     def _too_late(self) -> None:

@@ -25,7 +25,7 @@ _STARTUP_MAX: Final = 4096  # bytes that a wire remembers; frames of a start-up 
 _numbers = count(1)
 
 
-class What(IntEnum):
+class SeenKind(IntEnum):
     """What happened."""
 
     OPENED = 1  # or had been before anybody looked on: `ends` tells
@@ -36,7 +36,7 @@ class What(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class WireEnds:
     """A connection."""
 
     local: Address
@@ -50,20 +50,20 @@ class Ends:
 class Seen:
     """One thing that happened."""
 
-    what: What
+    what: SeenKind
     wire: int  # the connection, by a number of this process
     time_ns: int  # since the epoch
     outbound: bool = False
     offset: int = 0  # bytes of this direction before
     acknowledged: int = 0  # bytes of the other direction before
     data: bytes = b""
-    ends: Ends | None = None
+    ends: WireEnds | None = None
 
 
 Tap: TypeAlias = Callable[[Seen], object]
 
 
-class Stream(Protocol):
+class TappedStream(Protocol):
     """What a wire asks of a connection in full operation when somebody begins to look on."""
 
     def sent_len(self) -> tuple[int, int]:
@@ -75,8 +75,6 @@ class Stream(Protocol):
 
 class Taps:
     """Those who look on at one device."""
-
-    __slots__ = ("_taps", "device", "wires")
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -94,7 +92,6 @@ class Taps:
             wire.live = True
 
     def remove(self, tap: Tap) -> None:
-        """Tells it nothing more."""
         self._taps.pop(tap, None)
         for wire in self.wires:
             wire.live = bool(self._taps)
@@ -132,19 +129,9 @@ class Wire:
     """One connection: where it is, how it began, and how many bytes went over it."""
 
     __slots__ = (
-        "_base",
-        "_local",
-        "_received",
-        "_remote",
-        "_sent",
-        "_startup",
-        "_stream",
-        "_taps",
-        "active",
-        "drained",
-        "live",
+        "_base", "_local", "_received", "_remote", "_sent", "_startup", "_stream", "_taps", "active", "drained", "live",
         "number",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -156,7 +143,7 @@ class Wire:
         self._remote: Address = ("", 0)
         self._sent = self._received = 0  # bytes, as far as they went through here
         self._startup: list[Seen] = []
-        self._stream: Stream | None = None
+        self._stream: TappedStream | None = None
         self._base = (0, 0)  # bytes sent and received before the stream
 
     # --- the connection's side ---
@@ -167,10 +154,9 @@ class Wire:
 
     @property
     def ends(self) -> tuple[Address, Address]:
-        """This end and the other one, while it is open and after."""
         return self._local, self._remote
 
-    def streams(self, stream: Stream, leftover_len: int) -> None:
+    def streams(self, stream: TappedStream, leftover_len: int) -> None:
         """The start-up is over; so many bytes behind it were read along with it."""
         self._stream = stream
         self._base = self._sent, self._received - leftover_len
@@ -178,32 +164,30 @@ class Wire:
             if not seen.outbound and seen.offset + len(seen.data) > self._base[1]:
                 data = seen.data[: max(0, self._base[1] - seen.offset)]
                 self._startup[at] = Seen(
-                    What.BYTES, seen.wire, seen.time_ns, False, seen.offset, seen.acknowledged, data
+                    SeenKind.BYTES, seen.wire, seen.time_ns, False, seen.offset, seen.acknowledged, data
                 )
 
     def sent(self, data: bytes | memoryview) -> None:
-        self._pass(What.BYTES, bytes(data), outbound=True)
+        self._pass(SeenKind.BYTES, bytes(data), outbound=True)
         self._sent += len(data)
 
     def received(self, data: bytes) -> None:
-        self._pass(What.BYTES, data, outbound=False)
+        self._pass(SeenKind.BYTES, data, outbound=False)
         self._received += len(data)
 
     def ended(self, *, outbound: bool) -> None:
-        """FIN."""
-        self._pass(What.END, b"", outbound=outbound)
+        self._pass(SeenKind.END, b"", outbound=outbound)
 
     def reset(self, *, outbound: bool) -> None:
-        """RST."""
-        self._pass(What.RESET, b"", outbound=outbound)
+        self._pass(SeenKind.RESET, b"", outbound=outbound)
 
     def closed(self) -> None:
         if self._taps is not None:
             self._taps.closed(self)
             self._taps = None
 
-    def _pass(self, what: What, data: bytes, *, outbound: bool) -> None:
-        remembered = self._stream is None and self._sent + self._received < _STARTUP_MAX and what is What.BYTES
+    def _pass(self, what: SeenKind, data: bytes, *, outbound: bool) -> None:
+        remembered = self._stream is None and self._sent + self._received < _STARTUP_MAX and what is SeenKind.BYTES
         if self._taps is None or not (self.live or remembered):
             return
         before, other = (self._sent, self._received) if outbound else (self._received, self._sent)
@@ -220,8 +204,8 @@ class Wire:
         taps = self._taps
         assert taps is not None
         begun = self._startup[0].time_ns if self._startup else time.time_ns()
-        ends = Ends(self._local, self._remote, self.active, taps.device, began_before)
-        tap(Seen(What.OPENED, self.number, begun, ends=ends))
+        ends = WireEnds(self._local, self._remote, self.active, taps.device, began_before)
+        tap(Seen(SeenKind.OPENED, self.number, begun, ends=ends))
         for seen in self._startup:
             if seen.data:
                 tap(seen)
@@ -234,4 +218,4 @@ class Wire:
             taps.skip(tap, self, self._sent + rest)
         if staged:
             at = self._received - len(staged)
-            tap(Seen(What.BYTES, self.number, time.time_ns(), False, at, self._sent, staged))
+            tap(Seen(SeenKind.BYTES, self.number, time.time_ns(), False, at, self._sent, staged))

@@ -17,6 +17,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Protocol
 
+from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import InternalError, Misuse, Unavailable
 from sidestep.rdma.iwarp.tap import Wire
 from sidestep.rdma.soft.loop import READ, WRITE
@@ -26,11 +27,8 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop, Timer
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
-_ACCEPTS_MAX: Final = 64  # of one turn
-_PAUSE_S: Final = 0.1  # after an accept() that failed
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 _DISCARD: Final = 64 << 10  # bytes of one look at what nobody wants any more
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _log: Final = logging.getLogger(__name__)
 
 
@@ -61,7 +59,6 @@ class Tcp:
         self.wire = Wire()
 
     def opened(self, taps: Taps, *, active: bool) -> None:
-        """It is connected: who looks on at the device sees it."""
         try:
             local, remote = self._sock.getsockname(), self._sock.getpeername()
         except OSError:  # gone again, which reading tells
@@ -85,7 +82,6 @@ class Tcp:
             return _MSS_UNKNOWN
 
     def watch(self, *, read: bool = True, write: bool = False) -> None:
-        """What to be called for."""
         events = (READ if read else 0) | (WRITE if write else 0)
         if events != self._watched and not self.closed:
             self._watched = events
@@ -155,7 +151,6 @@ class Tcp:
                 _log.exception("nobody could be told")
 
     def error(self) -> OSError | None:
-        """What became of connecting."""
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return OSError(code, os.strerror(code)) if code else None
 
@@ -224,15 +219,8 @@ def begin_connect(
 class TcpListener:
     """A listening socket."""
 
-    __slots__ = ("_accept", "_loop", "_pause", "_sock", "_user_timeout_s", "port")
-
     def __init__(
-        self,
-        loop: Loop,
-        local: tuple[str, int],
-        backlog: int,
-        accept: Callable[[Tcp], object],
-        user_timeout_s: float,
+        self, loop: Loop, local: tuple[str, int], backlog: int, accept: Callable[[Tcp], object], user_timeout_s: float
     ) -> None:
         """Port 0 is any free one; see `port`.
 
@@ -271,23 +259,14 @@ class TcpListener:
         self._pause = None
         self._loop.watch(self._sock.fileno(), READ, self._on_ready)
 
-    def _on_ready(self, events: int) -> None:
-        del events
-        for _ in range(_ACCEPTS_MAX):
-            if self._sock.fileno() < 0:
-                return
-            try:
-                sock, address = self._sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as why:
-                if why.errno not in _EXHAUSTED:
-                    continue  # accept(2): errors of the connection that was to be accepted; the next one may be good
-                self._loop.forget(self._sock.fileno())  # it would be ready all the time
-                self._pause = self._loop.call_later(_PAUSE_S, self._watch)
-                return
-            tcp = Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0])
-            tcp.run(partial(self._accept, tcp))
+    def _on_ready(self, _events: int) -> None:
+        try:
+            for sock, address in accepted(self._sock):
+                tcp = Tcp(self._loop, _prepared(sock, self._user_timeout_s), _NOBODY, address[0])
+                tcp.run(partial(self._accept, tcp))
+        except Exhausted:
+            self._loop.forget(self._sock.fileno())
+            self._pause = self._loop.call_later(PAUSE_S, self._watch)
 
 
 class _Nobody:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 class LoopbackDevice(SoftDevice):
     """One device of a fabric. `Fabric.device` makes it."""
 
-    __slots__ = ("_bytes_until", "cm", "fabric", "port_active")
-
     cm: LoopbackManager
 
     def __init__(self, fabric: Fabric, name: str, attributes: DeviceAttributes) -> None:
@@ -48,7 +46,6 @@ class LoopbackDevice(SoftDevice):
         return make(self, init)
 
     def registration_fails(self) -> bool:
-        """Whether the fabric's faults want this registration to fail."""
         faults = self.fabric.faults
         if faults is None:
             return False
@@ -72,7 +69,6 @@ class LoopbackDevice(SoftDevice):
         return self._bytes_until
 
     def set_port(self, *, active: bool) -> None:
-        """The cable is put in, or taken out."""
         if active == self.port_active:
             return
         self.port_active = active
@@ -84,7 +80,6 @@ class LoopbackDevice(SoftDevice):
                 qp.expect_silence()
 
     def die(self) -> None:
-        """Nothing works any more."""
         self.port_active = False  # without a word: who is dead tells nothing of ports
         for qp in self._queue_pairs():
             qp.modify_to_error()

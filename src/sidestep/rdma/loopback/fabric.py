@@ -142,7 +142,6 @@ class Fabric:
         return timer
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Calls after some seconds of virtual time."""
         return self.call_at(self.now + delay_s, callback)
 
     @property
@@ -224,7 +223,6 @@ class Fabric:
     # For the devices.
 
     def arrive(self, when: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Something is on its way until then."""
         self._event_number += 1
         self._on_the_way += 1
         heappush(self._events, (when, self._event_number, None, function, arguments))

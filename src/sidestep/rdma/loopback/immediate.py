@@ -100,7 +100,6 @@ class ImmediateQueuePair(LoopbackQueuePair):
             self._unsignaled += 1
 
     def _post(self, request: SendRequest) -> None:
-        """The long way: every request, every state, every fault."""
         if not self.check_post(request, self.sends_outstanding):
             return
         if self._unanswered:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidestep.rdma.cm import (
+    REJECT_CONSUMER,
     REJECT_INVALID_COMM_ID,
+    REJECT_INVALID_SERVICE_ID,
     REJECT_TIMEOUT,
     CmState,
     Connection,
@@ -29,7 +31,6 @@ from sidestep.rdma.loopback.qp import LoopbackQueuePair
 from sidestep.rdma.loopback.settings import CmKind
 from sidestep.rdma.soft.manager import SoftManager, SoftRequest
 from sidestep.rdma.verbs import QpState
-from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import ConnectionEvent, ConnectionHandler
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 class LoopbackRequest(SoftRequest):
     """A REQ that waits for its answer."""
-
-    __slots__ = ("_manager", "_req")
 
     def __init__(self, manager: LoopbackManager, listener: SoftListener, req: CmMessage) -> None:
         super().__init__(req.source)
@@ -56,7 +55,6 @@ class LoopbackRequest(SoftRequest):
         self._enter_backlog(listener)
 
     def accept(self, qp: QueuePair, private_data: bytes, handler: ConnectionHandler) -> LoopbackConnection:
-        """Answers REP."""
         manager, req = self._manager, self._req
         manager.check_private_data(private_data, manager.device.attributes.reply_private_data_max)
         own = manager.check_qp(qp)
@@ -83,32 +81,17 @@ class LoopbackRequest(SoftRequest):
         return connection
 
     def reject(self, reason: int = REJECT_CONSUMER, private_data: bytes = b"") -> None:
-        """Answers REJ."""
         self._manager.check_private_data(private_data, self._manager.device.attributes.reject_private_data_max)
         self._answer()
         if not self.withdrawn:
             self._manager.reject(self._req, reason, private_data)
 
     def forget(self) -> None:
-        """It is answered, or withdrawn."""
         del self._manager.requests[self._req.source, self._req.local_id]
 
 
 class LoopbackConnection(Connection):
     """One side of a connection."""
-
-    __slots__ = (
-        "_check_reply",
-        "_handler",
-        "_manager",
-        "_silent",
-        "_timer",
-        "local_id",
-        "qp",
-        "remote_address",
-        "remote_id",
-        "state",
-    )
 
     qp: LoopbackQueuePair
 
@@ -136,7 +119,6 @@ class LoopbackConnection(Connection):
     # The user's side.
 
     def disconnect(self) -> None:
-        """Sends DREQ, or gives the attempt up."""
         if self.state is CmState.REQUEST_SENT:
             self._silent = True
             self._manager.give_up_request(self)
@@ -155,7 +137,6 @@ class LoopbackConnection(Connection):
             self._establish(Established())
 
     def lost(self) -> None:
-        """The connection broke, and the device was told."""
         if self.state is CmState.ESTABLISHED:
             self._over(Disconnected(by_remote=True, confirmed=False))
         elif self.state in (CmState.REQUEST_SENT, CmState.REPLY_SENT):
@@ -227,20 +208,10 @@ class LoopbackConnection(Connection):
         if event is not None:
             self._tell(event)
 
-    def send(self, kind: CmKind) -> None:
-        """Sends a message without more in it."""
-        self._manager.send(kind, self.remote_address, self.local_id, self.remote_id, qp=self.qp)
+    def send(self, kind: CmKind, **fields: Any) -> None:
+        self._manager.send(kind, self.remote_address, self.local_id, self.remote_id, self.qp, **fields)
 
-    def send_again_and_again(
-        self,
-        kind: CmKind,
-        give_up: Callable[[], object],
-        *,
-        service_id: int = 0,
-        private_data: bytes = b"",
-        responder_resources: int = 0,
-        initiator_depth: int = 0,
-    ) -> None:
+    def send_again_and_again(self, kind: CmKind, give_up: Callable[[], object], **fields: Any) -> None:
         """Sends a message until the state changes, or it was sent often enough."""
         self._stop_timer()
         fabric = self._manager.device.fabric
@@ -253,17 +224,7 @@ class LoopbackConnection(Connection):
                 return
             left -= 1
             self._timer = fabric.call_later(fabric.timing.cm_timeout_s, send)
-            self._manager.send(
-                kind,
-                self.remote_address,
-                self.local_id,
-                self.remote_id,
-                qp=self.qp,
-                service_id=service_id,
-                private_data=private_data,
-                responder_resources=responder_resources,
-                initiator_depth=initiator_depth,
-            )
+            self.send(kind, **fields)
 
         send()
 
@@ -321,8 +282,6 @@ TRANSITIONS: Final[dict[tuple[CmState, CmKind], _On]] = {
 class LoopbackManager(SoftManager[LoopbackQueuePair]):
     """The connection manager of one device."""
 
-    __slots__ = ("by_remote", "connections", "requests")
-
     device: LoopbackDevice
 
     def __init__(self, device: LoopbackDevice) -> None:
@@ -334,16 +293,9 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
     # The user's side.
 
     def connect(
-        self,
-        address: str,
-        service_id: int,
-        qp: QueuePair,
-        private_data: bytes,
-        handler: ConnectionHandler,
-        *,
+        self, address: str, service_id: int, qp: QueuePair, private_data: bytes, handler: ConnectionHandler, *,
         check_reply: Callable[[bytes], bool] | None = None,
-    ) -> LoopbackConnection:
-        """Sends REQ."""
+    ) -> LoopbackConnection:  # fmt: skip
         attributes = self.device.attributes
         self.check_private_data(private_data, attributes.request_private_data_max)
         connection = LoopbackConnection(self, self.check_qp(qp), address, handler, check_reply)
@@ -379,7 +331,6 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
         self.by_remote.pop((connection.remote_address, connection.remote_id), None)
 
     def reject(self, message: CmMessage, reason: int, private_data: bytes = b"") -> None:
-        """Answers a REQ or REP with REJ."""
         padded = self.padded(private_data, self.device.attributes.reject_private_data_max)
         self.send(CmKind.REJ, message.source, message.remote_id, message.local_id, reason=reason, private_data=padded)
 
@@ -388,35 +339,15 @@ class LoopbackManager(SoftManager[LoopbackQueuePair]):
         self.send(CmKind.REJ, connection.remote_address, connection.local_id, 0, reason=REJECT_TIMEOUT)
 
     def send(
-        self,
-        kind: CmKind,
-        address: str,
-        local_id: int,
-        remote_id: int,
-        *,
-        qp: LoopbackQueuePair | None = None,
-        service_id: int = 0,
-        private_data: bytes = b"",
-        responder_resources: int = 0,
-        initiator_depth: int = 0,
-        reason: int = 0,
-    ) -> None:
-        """Sends a message; it may be lost."""
+        self, kind: CmKind, address: str, local_id: int, remote_id: int, qp: LoopbackQueuePair | None = None,
+        **fields: Any,
+    ) -> None:  # fmt: skip
+        """Sends a message, which may be lost; `fields` are those of `CmMessage` that not every kind has."""
         fabric = self.device.fabric
         message = CmMessage(
-            at=fabric.now,
-            kind=kind,
-            source=self.device.name,
-            target=address,
-            local_id=local_id,
-            remote_id=remote_id,
-            service_id=service_id,
-            qp_number=0 if qp is None else qp.number,
-            responder_resources=responder_resources,
-            initiator_depth=initiator_depth,
-            reason=reason,
-            private_data=private_data,
-        )
+            at=fabric.now, kind=kind, source=self.device.name, target=address, local_id=local_id, remote_id=remote_id,
+            qp_number=0 if qp is None else qp.number, **fields,
+        )  # fmt: skip
         if fabric.observer is not None:
             fabric.observer.cm_message(message)
         if not self.device.port_active or (qp is not None and qp.link.cut) or _is_lost(fabric, kind):

@@ -11,11 +11,11 @@ end is settled there before the answer goes out.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.loopback.observer import Kind, Placed, QpMessage
-from sidestep.rdma.soft.memory import Refusal
+from sidestep.rdma.soft.memory import AccessRefusal
 from sidestep.rdma.soft.qp import (
     FLUSHED,
     OP_RECEIVE,
@@ -38,13 +38,11 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.fabric import Timer
     from sidestep.rdma.loopback.manager import LoopbackConnection
     from sidestep.rdma.soft.init import QpInit
-    from sidestep.rdma.work import Gather, RKey, SendRequest
+    from sidestep.rdma.work import Gather, SendRequest
 
 
-class Link:
+class LoopbackLink:
     """What joins two queue pairs."""
-
-    __slots__ = ("cut", "ends")
 
     def __init__(self, *ends: LoopbackQueuePair) -> None:
         self.ends = ends
@@ -54,15 +52,7 @@ class Link:
 class LoopbackQueuePair(SoftQueuePair):
     """What both modes have in common."""
 
-    __slots__ = (
-        "_silence_timer",
-        "_slow",
-        "_takes_connection_along",
-        "completes_early",
-        "fabric",
-        "link",
-        "peer",
-    )
+    __slots__ = ("_silence_timer", "_slow", "_takes_connection_along", "completes_early", "fabric", "link", "peer")
 
     device: LoopbackDevice
     connection: LoopbackConnection | None
@@ -71,7 +61,7 @@ class LoopbackQueuePair(SoftQueuePair):
         super().__init__(device.fabric.next_qp_number(), device, init)
         self.fabric = device.fabric
         self.peer: LoopbackQueuePair | None = None
-        self.link = Link(self)
+        self.link = LoopbackLink(self)
         self._slow = True  # not in RTS, or somebody watches, or faults are about: the short way is closed
         self._silence_timer: Timer | None = None
         self._takes_connection_along = self.device.attributes.error_disconnects
@@ -100,12 +90,10 @@ class LoopbackQueuePair(SoftQueuePair):
     # The connection manager's side.
 
     def join(self, peer: LoopbackQueuePair) -> None:
-        """Both ends know each other from now on."""
         self.peer, peer.peer = peer, self
-        self.link = peer.link = Link(self, peer)
+        self.link = peer.link = LoopbackLink(self, peer)
 
     def ready_to_receive(self) -> None:
-        """INIT to RTR: messages may come."""
         self._set_state(RTR)
 
     def ready_to_send(self) -> None:
@@ -113,7 +101,6 @@ class LoopbackQueuePair(SoftQueuePair):
             self._set_state(RTS)
 
     def connection_reset(self) -> None:
-        """The connection broke, and this end was told."""
         if self.hears:
             self.end()
             self.tell(EventKind.QP_FATAL, "the connection was reset")
@@ -157,7 +144,7 @@ class LoopbackQueuePair(SoftQueuePair):
         revoked = None
         if request.invalidate is not None:
             found = self.domain.may_be_invalidated(request.invalidate, self)
-            revoked = None if isinstance(found, Refusal) else found
+            revoked = None if isinstance(found, AccessRefusal) else found
             if revoked is None:
                 self.break_off(EventKind.QP_ACCESS_ERROR, "a message was to void a key that is none")
                 return Status.REMOTE_ACCESS_ERROR
@@ -173,7 +160,6 @@ class LoopbackQueuePair(SoftQueuePair):
         return SUCCESS
 
     def take_write(self, request: RdmaWrite, length: int) -> Status:
-        """An RDMA Write arrived: checks and places; nobody here is told."""
         if self.state is RTR:
             self._communication_established()
         room = self._grant(request.rkey, request.remote_va, length, REMOTE_WRITE)
@@ -184,7 +170,6 @@ class LoopbackQueuePair(SoftQueuePair):
         return SUCCESS
 
     def grant_read(self, request: RdmaRead, length: int) -> memoryview | Status:
-        """An RDMA Read arrived: the bytes that it may have."""
         if self.state is RTR:
             self._communication_established()
         return self._grant(request.rkey, request.remote_va, length, REMOTE_READ)
@@ -200,7 +185,7 @@ class LoopbackQueuePair(SoftQueuePair):
             self.break_off(EventKind.QP_REQUEST_ERROR, "the other end may not do this on this queue pair")
             return Status.REMOTE_INVALID_REQUEST
         granted = self.domain.grant(key, va, length, right, self)
-        if isinstance(granted, Refusal):
+        if isinstance(granted, AccessRefusal):
             why = f"the other end named memory that it may not use so: {granted.name}"
             self.break_off(EventKind.QP_ACCESS_ERROR, why)
             return Status.REMOTE_ACCESS_ERROR
@@ -233,7 +218,6 @@ class LoopbackQueuePair(SoftQueuePair):
             self._silence_timer = self.fabric.call_later(self.fabric.timing.retry_timeout_s, self._give_up)
 
     def stop_waiting(self) -> None:
-        """Nothing is outstanding any more."""
         if self._silence_timer is not None:
             self._silence_timer.cancel()
             self._silence_timer = None
@@ -298,15 +282,10 @@ class LoopbackQueuePair(SoftQueuePair):
         assert self.fabric.observer is not None
         self.fabric.observer.placed(
             Placed(
-                at=self.fabric.now,
-                kind=kind,
-                target=self.device.name,
-                target_qp=self.number,
-                source_address=source,
-                target_address=target,
-                length=count,
+                at=self.fabric.now, kind=kind, target=self.device.name, target_qp=self.number, source_address=source,
+                target_address=target, length=count,
             )
-        )
+        )  # fmt: skip
 
     # Being seen.
 
@@ -314,56 +293,28 @@ class LoopbackQueuePair(SoftQueuePair):
         if self.fabric.observer is None:
             return
         if isinstance(request, Send):
-            self._saw(
-                Kind.SEND,
-                request.gather,
-                length,
-                solicited=request.solicited,
-                invalidate=request.invalidate,
-            )
+            self._saw(Kind.SEND, request.gather, length, solicited=request.solicited, invalidate=request.invalidate)
         elif isinstance(request, RdmaWrite):
             self._saw(Kind.WRITE, request.gather, length, remote_va=request.remote_va, rkey=request.rkey)
         else:
             self._saw(Kind.READ_REQUEST, (), length, remote_va=request.remote_va, rkey=request.rkey)
 
     def saw_response(self, data: memoryview | bytes) -> None:
-        """Tells the observer that this end answers an RDMA Read."""
         if self.fabric.observer is not None:
             self._saw(Kind.READ_RESPONSE, (data,), len(data))
 
     def saw_ack(self, status: Status) -> None:
-        """Tells the observer that this end acknowledges or refuses a request."""
+        """This end acknowledges or refuses a request."""
         if self.fabric.observer is not None:
             self._saw(Kind.ACK, (), 0, status=status)
 
-    def _saw(
-        self,
-        kind: Kind,
-        payload: Gather,
-        length: int,
-        *,
-        remote_va: int = 0,
-        rkey: RKey | None = None,
-        solicited: bool = False,
-        invalidate: RKey | None = None,
-        status: Status | None = None,
-    ) -> None:
+    def _saw(self, kind: Kind, payload: Gather, length: int, **fields: Any) -> None:
+        """Tells the observer; `fields` are those of `QpMessage` that not every kind has."""
         assert self.fabric.observer is not None
         assert self.peer is not None
         self.fabric.observer.qp_message(
             QpMessage(
-                at=self.fabric.now,
-                kind=kind,
-                source=self.device.name,
-                target=self.peer.device.name,
-                source_qp=self.number,
-                target_qp=self.peer.number,
-                payload=payload,
-                length=length,
-                remote_va=remote_va,
-                rkey=rkey,
-                solicited=solicited,
-                invalidate=invalidate,
-                status=status,
+                at=self.fabric.now, kind=kind, source=self.device.name, target=self.peer.device.name,
+                source_qp=self.number, target_qp=self.peer.number, payload=payload, length=length, **fields,
             )
-        )
+        )  # fmt: skip

@@ -36,26 +36,19 @@ class _Sent:
 
     __slots__ = ("length", "request", "status")
 
-    def __init__(self, request: SendRequest, length: int, status: Status | None = None) -> None:
+    def __init__(self, request: SendRequest, length: int) -> None:
         self.request = request
         self.length = length
-        self.status = status
+        self.status: Status | None = None
 
 
 class TimedQueuePair(LoopbackQueuePair):
     """Requests and answers travel."""
 
     __slots__ = (
-        "_answers_leave",
-        "_answers_pending",
-        "_answers_until",
-        "_reads",
-        "_refusing",
-        "_requests_until",
-        "_sent",
-        "_unsignaled",
-        "_waiting",
-    )
+        "_answers_leave", "_answers_pending", "_answers_until", "_reads", "_refusing", "_requests_until", "_sent",
+        "_unsignaled", "_waiting",
+    )  # fmt: skip
 
     peer: TimedQueuePair | None
 
@@ -80,7 +73,6 @@ class TimedQueuePair(LoopbackQueuePair):
         return bool(self._sent)
 
     def take_unfinished(self) -> list[SendRequest]:
-        """Those that left, then those that wait."""
         unfinished = [sent.request for sent in self._sent]
         unfinished += self._waiting
         self._sent.clear()

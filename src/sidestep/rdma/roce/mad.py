@@ -13,18 +13,18 @@ from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
 from typing import ClassVar, Final, Self
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, Rules
 
 MAD_LEN: Final = 256
 _HEADER: Final = Struct(">BBBBHHQHHI")
 _CLASS_CM: Final = 0x07
 _METHOD_SEND: Final = 0x03
 
-RULES: Final = {
-    "mad_length": "a management datagram is 256 bytes",
-    "mad_class": "it is one of the connection manager: class 7, version 2, method Send",
-    "mad_attribute": "its attribute is a message of the connection manager",
-}
+RULES: Final = Rules(
+    mad_length="a management datagram is 256 bytes",
+    mad_class="it is one of the connection manager: class 7, version 2, method Send",
+    mad_attribute="its attribute is a message of the connection manager",
+)
 
 REJECT_REASONS: Final = {
     1: "no queue pair", 3: "no resources", 4: "timeout", 5: "unsupported request", 6: "invalid communication ID",
@@ -37,7 +37,6 @@ REJECT_REASONS: Final = {
 
 
 def gid(address: IPv4Address | IPv6Address) -> bytes:
-    """The GID of an address: IPv4 is mapped into IPv6."""
     return address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
 
 
@@ -46,7 +45,7 @@ def address_of(wire: bytes) -> IPv4Address | IPv6Address:
     return address.ipv4_mapped or address
 
 
-class CmMessage:
+class CmMad:
     """Base of the messages."""
 
     __slots__ = ()
@@ -57,12 +56,10 @@ class CmMessage:
     private_data: bytes
 
     def head(self) -> bytes:
-        """The fields in front of the private data."""
         raise NotImplementedError
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        """From the 232 bytes."""
         raise NotImplementedError
 
     def encode(self) -> bytes:
@@ -80,12 +77,8 @@ class CmMessage:
         return message[cls.PRIVATE_OFFSET : cls.PRIVATE_OFFSET + cls.PRIVATE_LEN]
 
 
-def _u24(message: bytes, offset: int) -> int:
-    return int.from_bytes(message[offset : offset + 3])
-
-
 @dataclass(frozen=True, slots=True)
-class Req(CmMessage):
+class Req(CmMad):
     """Asks for a connection."""
 
     ATTRIBUTE: ClassVar[int] = 0x0010
@@ -118,64 +111,36 @@ class Req(CmMessage):
     hop_limit: int = 64
     ack_timeout: int = 14
 
+    _LAYOUT: ClassVar[Struct] = Struct(">I4xQQ8xIIIIHBBHH16s16sIBBxB")  # up to the end of the primary path
+
     def head(self) -> bytes:
-        """Up to the end of the primary path; there is no alternate one."""
-        return struct.pack(
-            ">I4xQQ4x4xIIIIHBBHH16s16sIBBBB",
-            self.local_comm_id,
-            self.service_id,
-            self.ca_guid,
-            self.qpn << 8 | self.responder_resources,
-            self.initiator_depth,
-            self.remote_timeout << 3 | self.flow_control,
-            self.starting_psn << 8 | self.local_timeout << 3 | self.retry_count,
-            self.pkey,
-            self.mtu_code << 4 | self.rnr_retry,
-            self.cm_retries << 4 | self.srq << 3,
-            self.local_lid,
-            self.remote_lid,
-            self.local_gid,
-            self.remote_gid,
-            self.flow_label << 12,
-            self.traffic_class,
-            self.hop_limit,
-            0,
+        return self._LAYOUT.pack(
+            self.local_comm_id, self.service_id, self.ca_guid, self.qpn << 8 | self.responder_resources,
+            self.initiator_depth, self.remote_timeout << 3 | self.flow_control,
+            self.starting_psn << 8 | self.local_timeout << 3 | self.retry_count, self.pkey,
+            self.mtu_code << 4 | self.rnr_retry, self.cm_retries << 4 | self.srq << 3, self.local_lid, self.remote_lid,
+            self.local_gid, self.remote_gid, self.flow_label << 12, self.traffic_class, self.hop_limit,
             self.ack_timeout << 3,
-        )
+        )  # fmt: skip
 
     @classmethod
     def read(cls, message: bytes) -> Self:
+        (
+            comm_id, service_id, ca_guid, qpn, depth, timeout, psn, pkey, mtu, retries, local_lid, remote_lid,
+            local_gid, remote_gid, flow_label, traffic_class, hop_limit, ack_timeout,
+        ) = cls._LAYOUT.unpack_from(message)  # fmt: skip
         return cls(
-            local_comm_id=int.from_bytes(message[0:4]),
-            service_id=int.from_bytes(message[8:16]),
-            ca_guid=int.from_bytes(message[16:24]),
-            qpn=_u24(message, 32),
-            responder_resources=message[35],
-            initiator_depth=message[39],
-            remote_timeout=message[43] >> 3,
-            flow_control=message[43] & 1 == 1,
-            starting_psn=_u24(message, 44),
-            local_timeout=message[47] >> 3,
-            retry_count=message[47] & 7,
-            pkey=int.from_bytes(message[48:50]),
-            mtu_code=message[50] >> 4,
-            rnr_retry=message[50] & 7,
-            cm_retries=message[51] >> 4,
-            srq=message[51] >> 3 & 1 == 1,
-            local_lid=int.from_bytes(message[52:54]),
-            remote_lid=int.from_bytes(message[54:56]),
-            local_gid=message[56:72],
-            remote_gid=message[72:88],
-            flow_label=int.from_bytes(message[88:92]) >> 12,
-            traffic_class=message[92],
-            hop_limit=message[93],
-            ack_timeout=message[95] >> 3,
-            private_data=cls.private_of(message),
-        )
+            comm_id, service_id, qpn >> 8, psn >> 8, local_gid, remote_gid, cls.private_of(message), ca_guid,
+            responder_resources=qpn & 0xFF, initiator_depth=depth & 0xFF, remote_timeout=timeout >> 3 & 0x1F,
+            local_timeout=psn >> 3 & 0x1F, flow_control=timeout & 1 == 1, retry_count=psn & 7, rnr_retry=mtu & 7,
+            cm_retries=retries >> 4, mtu_code=mtu >> 4, srq=retries >> 3 & 1 == 1, pkey=pkey, local_lid=local_lid,
+            remote_lid=remote_lid, flow_label=flow_label >> 12, traffic_class=traffic_class, hop_limit=hop_limit,
+            ack_timeout=ack_timeout >> 3,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Rep(CmMessage):
+class Rep(CmMad):
     """Accepts."""
 
     ATTRIBUTE: ClassVar[int] = 0x0013
@@ -195,40 +160,26 @@ class Rep(CmMessage):
     rnr_retry: int = 7
     srq: bool = False
 
+    _LAYOUT: ClassVar[Struct] = Struct(">II4xI4xIBBBBQ")
+
     def head(self) -> bytes:
-        return struct.pack(
-            ">II4xI4xIBBBBQ",
-            self.local_comm_id,
-            self.remote_comm_id,
-            self.qpn << 8,
-            self.starting_psn << 8,
-            self.responder_resources,
-            self.initiator_depth,
-            self.ack_delay << 3 | self.flow_control,
-            self.rnr_retry << 5 | self.srq << 4,
+        return self._LAYOUT.pack(
+            self.local_comm_id, self.remote_comm_id, self.qpn << 8, self.starting_psn << 8, self.responder_resources,
+            self.initiator_depth, self.ack_delay << 3 | self.flow_control, self.rnr_retry << 5 | self.srq << 4,
             self.ca_guid,
-        )
+        )  # fmt: skip
 
     @classmethod
     def read(cls, message: bytes) -> Self:
+        local, remote, qpn, psn, resources, depth, delay, retry, ca_guid = cls._LAYOUT.unpack_from(message)
         return cls(
-            local_comm_id=int.from_bytes(message[0:4]),
-            remote_comm_id=int.from_bytes(message[4:8]),
-            qpn=_u24(message, 12),
-            starting_psn=_u24(message, 20),
-            responder_resources=message[24],
-            initiator_depth=message[25],
-            ack_delay=message[26] >> 3,
-            flow_control=message[26] & 1 == 1,
-            rnr_retry=message[27] >> 5,
-            srq=message[27] >> 4 & 1 == 1,
-            ca_guid=int.from_bytes(message[28:36]),
-            private_data=cls.private_of(message),
-        )
+            local, remote, qpn >> 8, psn >> 8, cls.private_of(message), ca_guid, resources, depth, delay >> 3,
+            delay & 1 == 1, retry >> 5, retry >> 4 & 1 == 1,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _OfConnection(CmMessage):
+class _OfConnection(CmMad):
     """A message that names its connection and says no more."""
 
     PRIVATE_OFFSET: ClassVar[int] = 8
@@ -262,7 +213,7 @@ class Drep(_OfConnection):
 
 
 @dataclass(frozen=True, slots=True)
-class Dreq(CmMessage):
+class Dreq(CmMad):
     """Ends a connection."""
 
     ATTRIBUTE: ClassVar[int] = 0x0015
@@ -279,12 +230,12 @@ class Dreq(CmMessage):
 
     @classmethod
     def read(cls, message: bytes) -> Self:
-        local, remote = struct.unpack_from(">II", message)
-        return cls(local, remote, _u24(message, 8), cls.private_of(message))
+        local, remote, qpn = struct.unpack_from(">III", message)
+        return cls(local, remote, qpn >> 8, cls.private_of(message))
 
 
 @dataclass(frozen=True, slots=True)
-class Rej(CmMessage):
+class Rej(CmMad):
     """Refuses."""
 
     ATTRIBUTE: ClassVar[int] = 0x0012
@@ -308,7 +259,7 @@ class Rej(CmMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Mra(CmMessage):
+class Mra(CmMad):
     """Asks for patience."""
 
     ATTRIBUTE: ClassVar[int] = 0x0011
@@ -332,9 +283,7 @@ class Mra(CmMessage):
         return cls(local, remote, received >> 6, timeout >> 3, cls.private_of(message))
 
 
-MESSAGES: Final[dict[int, type[CmMessage]]] = {
-    record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep)
-}
+MESSAGES: Final[dict[int, type[CmMad]]] = {record.ATTRIBUTE: record for record in (Req, Mra, Rej, Rep, Rtu, Dreq, Drep)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,10 +291,9 @@ class Mad:
     """A datagram: the message, and the transaction that it belongs to."""
 
     transaction_id: int
-    message: CmMessage
+    message: CmMad
 
     def encode(self) -> bytes:
-        """Its 256 bytes."""
         header = _HEADER.pack(
             1, _CLASS_CM, 2, _METHOD_SEND, 0, 0, self.transaction_id, self.message.ATTRIBUTE, 0, 0
         )  # fmt: skip
@@ -356,14 +304,10 @@ class Mad:
         """Read a datagram; `PeerViolation` if it is not one of the connection manager."""
         datagram = bytes(datagram)
         if len(datagram) != MAD_LEN:
-            raise _violation("mad_length", f"{len(datagram)} bytes")
+            raise RULES.broken("mad_length", f"{len(datagram)} bytes")
         _, management, version, method, _, _, transaction_id, attribute, _, _ = _HEADER.unpack_from(datagram)
         if (management, version, method) != (_CLASS_CM, 2, _METHOD_SEND):
-            raise _violation("mad_class", f"class {management:#04x} version {version}, method {method:#04x}")
+            raise RULES.broken("mad_class", f"class {management:#04x} version {version}, method {method:#04x}")
         if attribute not in MESSAGES:
-            raise _violation("mad_attribute", f"attribute {attribute:#06x}")
+            raise RULES.broken("mad_attribute", f"attribute {attribute:#06x}")
         return cls(transaction_id, MESSAGES[attribute].read(datagram[_HEADER.size :]))
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

@@ -12,7 +12,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import ClassVar, Final, Self, TypeVar
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, Rules
 
 UDP_PORT: Final = 4791  # RoCEv2
 ETHERTYPE: Final = 0x8915  # RoCEv1
@@ -23,12 +23,12 @@ QKEY_GSI: Final = 0x8001_0000
 QP_GSI: Final = 1  # where management datagrams go
 MTU_CODES: Final = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}  # bytes of payload a packet
 
-RULES: Final = {
-    "ib_short": "a packet holds its base header and the headers of its opcode",
-    "ib_version": "the transport header's version is 0",
-    "ib_opcode": "the opcode is one of RC, UD or CNP",
-    "ib_pad": "padding is part of the packet",
-}
+RULES: Final = Rules(
+    ib_short="a packet holds its base header and the headers of its opcode",
+    ib_version="the transport header's version is 0",
+    ib_opcode="the opcode is one of RC, UD or CNP",
+    ib_pad="padding is part of the packet",
+)
 
 
 class Op(IntEnum):
@@ -87,7 +87,6 @@ class Bth:
     _LAYOUT: ClassVar[Struct] = Struct(">BBHII")
 
     def encode(self) -> bytes:
-        """Its 12 bytes."""
         second = self.solicited << 7 | self.migrated << 6 | self.pad << 4
         return self._LAYOUT.pack(
             self.opcode, second, self.pkey, self.becn << 30 | self.dest_qp, self.ack_req << 31 | self.psn
@@ -96,12 +95,12 @@ class Bth:
     @classmethod
     def decode(cls, packet: memoryview) -> Self:
         if len(packet) < cls.LENGTH:
-            raise _violation("ib_short", f"{len(packet)} bytes")
+            raise RULES.broken("ib_short", f"{len(packet)} bytes")
         opcode, second, pkey, third, fourth = cls._LAYOUT.unpack_from(packet)
         if opcode not in _OPCODES:
-            raise _violation("ib_opcode", f"opcode {opcode:#04x}")
+            raise RULES.broken("ib_opcode", f"opcode {opcode:#04x}")
         if second & 0xF:
-            raise _violation("ib_version", f"version {second & 0xF}")
+            raise RULES.broken("ib_version", f"version {second & 0xF}")
         return cls(
             opcode=Op(opcode),
             dest_qp=third & 0xFF_FFFF,
@@ -126,7 +125,6 @@ class Extension:
 
     @classmethod
     def decode(cls, packet: memoryview, offset: int) -> Self:
-        """Read it; that it is all there has been looked at."""
         return cls(*cls.LAYOUT.unpack_from(packet, offset))
 
 
@@ -265,15 +263,14 @@ class Packet:
         found = []
         for header in EXTENSIONS.get(bth.opcode, ()):
             if len(packet) < offset + header.LAYOUT.size:
-                raise _violation("ib_short", f"{bth.opcode.name} of {len(packet)} bytes")
+                raise RULES.broken("ib_short", f"{bth.opcode.name} of {len(packet)} bytes")
             found.append(header.decode(packet, offset))
             offset += header.LAYOUT.size
         if len(packet) < offset + bth.pad:
-            raise _violation("ib_pad", f"{bth.pad} bytes of padding, {len(packet) - offset} behind the headers")
+            raise RULES.broken("ib_pad", f"{bth.pad} bytes of padding, {len(packet) - offset} behind the headers")
         return cls(bth, tuple(found), packet[offset : len(packet) - bth.pad])
 
     def find(self, kind: type[_Found]) -> _Found | None:
-        """The extension header of this kind, if it has one."""
         for one in self.extensions:
             if isinstance(one, kind):
                 return one
@@ -299,7 +296,3 @@ def nak_text(syndrome: int) -> str | None:
     if kind == 1:
         return f"RNR NAK, timer code {syndrome & 0x1F}"
     return f"NAK: {_NAKS.get(syndrome, f'syndrome {syndrome:#04x}')}"
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

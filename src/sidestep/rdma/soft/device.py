@@ -48,20 +48,6 @@ class SoftDevice(Device):
         rng: Makes keys hard to guess: `secrets.SystemRandom()`, or a seeded one in simulations.
     """
 
-    __slots__ = (
-        "_va",
-        "address",
-        "attributes",
-        "closed",
-        "domains",
-        "keys",
-        "name",
-        "notices",
-        "region_count",
-        "srq_count",
-        "window_count",
-    )
-
     def __init__(
         self, name: str, address: str, attributes: DeviceAttributes, notices: deque[Notice], rng: Random
     ) -> None:
@@ -154,7 +140,6 @@ class SoftDevice(Device):
     # What memory asks.
 
     def next_va(self, length: int) -> int:
-        """An address for a region of so many bytes."""
         va = self._va
         self._va += length + VA_GAP
         return va
@@ -175,5 +160,4 @@ class SoftDevice(Device):
         """
 
     def forget(self, domain: Domain) -> None:
-        """A domain was deallocated."""
         self.domains.remove(domain)

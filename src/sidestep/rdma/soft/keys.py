@@ -24,10 +24,10 @@ from sidestep.errors import LimitReached, Misuse
 if TYPE_CHECKING:
     from random import Random
 
-    from sidestep.rdma.soft.memory import Region
-    from sidestep.rdma.soft.windows import Window
+    from sidestep.rdma.soft.memory import SoftRegion
+    from sidestep.rdma.soft.windows import SoftWindow
 
-Memory: TypeAlias = "Region | Window"  # what has a key
+Memory: TypeAlias = "SoftRegion | SoftWindow"  # what has a key
 PART_BITS: Final = 8
 PART_MASK: Final = (1 << PART_BITS) - 1
 _INDEX_BITS: Final = 24
@@ -40,12 +40,11 @@ class Keys:
     Args:
         rng: Decides the order of the indices and the parts that the consumer does not choose.
         index_bits: Even; fewer than 24 serve tests.
-        held_max: Keys at a time.
     """
 
-    def __init__(self, rng: Random, *, index_bits: int = _INDEX_BITS, held_max: int = limits.KEYS_MAX) -> None:
+    def __init__(self, rng: Random, *, index_bits: int = _INDEX_BITS) -> None:
         self._rng = rng
-        self._held_max = min(held_max, (1 << index_bits) - 1)
+        self._held_max = min(limits.KEYS_MAX, (1 << index_bits) - 1)
         self._half_bits = index_bits // 2
         self._half_mask = (1 << self._half_bits) - 1
         self._tables = [_random_table(rng, self._half_bits) for _ in range(_ROUNDS)]
@@ -98,7 +97,6 @@ class Keys:
         self._held[memory.rkey >> PART_BITS] = memory
 
     def offer(self, memory: Memory) -> None:
-        """The key is good from now on."""
         self._held[memory.rkey >> PART_BITS] = memory
         self._valid[memory.rkey] = memory
 
@@ -107,7 +105,6 @@ class Keys:
         del self._valid[memory.rkey]
 
     def free(self, memory: Memory) -> None:
-        """The index may be used again."""
         self.give_back(memory.rkey)
 
     def give_back(self, key: int) -> None:

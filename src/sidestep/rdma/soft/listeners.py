@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sidestep.errors import Misuse
-from sidestep.rdma.cm import Listener, PrivateDataMatch
-from sidestep.rdma.work import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID
+from sidestep.rdma.cm import REJECT_CONSUMER, REJECT_INVALID_SERVICE_ID, Listener, PrivateDataMatch
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import RequestHandler
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 class SoftListener(Listener):
     """A service id, and perhaps what the private data must have."""
-
-    __slots__ = ("_closed", "_pending", "backlog", "closed", "handler", "match", "service_id")
 
     def __init__(
         self,
@@ -36,11 +33,9 @@ class SoftListener(Listener):
 
     @property
     def pending(self) -> int:
-        """Requests that wait for an answer."""
         return self._pending
 
     def count(self, change: int) -> None:
-        """A request came, or was answered."""
         self._pending += change
 
     def close(self) -> None:
@@ -49,7 +44,7 @@ class SoftListener(Listener):
             self._closed(self)
 
 
-class Listeners:
+class ServiceListeners:
     """Those of one device."""
 
     def __init__(self) -> None:

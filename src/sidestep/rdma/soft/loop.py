@@ -88,7 +88,6 @@ class Loop:
 
     @property
     def now(self) -> float:
-        """Monotonic seconds."""
         return time.monotonic()
 
     def turn(self, timeout_s: float | None = None) -> bool:
@@ -137,7 +136,6 @@ class Loop:
         self._handlers[fd] = handler
 
     def forget(self, fd: int) -> None:
-        """The descriptor is about to be closed."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from sidestep import limits
 from sidestep.errors import Misuse
-from sidestep.rdma.cm import ConnectionManager, ConnectionRequest
-from sidestep.rdma.soft.listeners import Listeners, SoftListener
+from sidestep.rdma.cm import REJECT_INVALID_SERVICE_ID, ConnectionManager, ConnectionRequest
+from sidestep.rdma.soft.listeners import ServiceListeners, SoftListener
 from sidestep.rdma.soft.qp import SoftQueuePair
 from sidestep.rdma.verbs import QpState
-from sidestep.rdma.work import REJECT_INVALID_SERVICE_ID
 
 if TYPE_CHECKING:
     from sidestep.rdma.cm import PrivateDataMatch, RequestHandler
@@ -26,17 +25,6 @@ _Q = TypeVar("_Q", bound=SoftQueuePair)
 
 class SoftRequest(ConnectionRequest):
     """A request: it counts for its listener until it is answered, or who asked has given up."""
-
-    __slots__ = (
-        "_answered",
-        "_listener",
-        "initiator_depth",
-        "private_data",
-        "remote_address",
-        "responder_resources",
-        "service_id",
-        "withdrawn",
-    )
 
     def __init__(self, remote_address: str) -> None:
         self._answered = False
@@ -86,13 +74,11 @@ class SoftRequest(ConnectionRequest):
 class SoftManager(ConnectionManager, Generic[_Q]):
     """The connection manager of one device, whose queue pairs are of one class."""
 
-    __slots__ = ("device", "listeners")
-
     device: SoftDevice
 
     def __init__(self, device: SoftDevice) -> None:
         self.device = device
-        self.listeners = Listeners()
+        self.listeners = ServiceListeners()
 
     def listen(
         self,
@@ -102,7 +88,6 @@ class SoftManager(ConnectionManager, Generic[_Q]):
         match: PrivateDataMatch | None = None,
         backlog: int = limits.RDMA_BACKLOG_DEFAULT,
     ) -> SoftListener:
-        """Takes requests for a service id, or for the one that was found if any would do."""
         self.listeners.check(service_id, match, backlog)
         listener = SoftListener(self.open_service(service_id), handler, match, backlog, self.listener_closed)
         self.listeners.add(listener)

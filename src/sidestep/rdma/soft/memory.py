@@ -20,7 +20,7 @@ from sidestep.errors import LimitReached, Misuse, Unavailable
 from sidestep.rdma.address import buffer_address
 from sidestep.rdma.soft.init import QpInit
 from sidestep.rdma.soft.receives import SharedReceives
-from sidestep.rdma.soft.windows import REMOTE, Window
+from sidestep.rdma.soft.windows import REMOTE, SoftWindow
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, LKey, RKey
 
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.device import SoftDevice
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
-    from sidestep.rdma.verbs import (
-        CompletionQueue,
-        EventHandler,
-        Registered,
-        SharedReceiveQueue,
-    )
+    from sidestep.rdma.verbs import CompletionQueue, EventHandler, Registered, SharedReceiveQueue
 
 _LOCAL_WRITE: Final = int(Access.LOCAL_WRITE)
 _EVERYTHING: Final = Access.REMOTE_READ | Access.REMOTE_WRITE
@@ -45,7 +40,7 @@ _ADDRESS_LAST: Final = 0xFFFF_FFFF_FFFF_FFFF
 _NOTHING: Final = memoryview(b"")
 
 
-class Refusal(IntEnum):
+class AccessRefusal(IntEnum):
     """Why the other end may not do what it wants, in the order of the checks (RFC 5041 7.1, RFC 5040 7.2)."""
 
     INVALID_STAG = 1  # key 0, unknown, of another part of 8 bits, or voided
@@ -56,7 +51,7 @@ class Refusal(IntEnum):
     IN_USE = 6  # of an invalidation only: windows are bound to the region (verbs draft for iWARP 7.8)
 
 
-class Region(MemoryRegion):
+class SoftRegion(MemoryRegion):
     """A region; `rights` is its access as a plain number."""
 
     __slots__ = ("domain", "rights", "windows", "zero_based")
@@ -67,7 +62,7 @@ class Region(MemoryRegion):
         self, domain: Domain, view: memoryview, access: Access, key: int, va: int, *, zero_based: bool
     ) -> None:
         self.domain = domain
-        self.windows: set[Window] = set()  # bound to it
+        self.windows: set[SoftWindow] = set()  # bound to it
         self.zero_based = zero_based
         self.view = view
         self.va = va
@@ -138,26 +133,13 @@ class Domain(ProtectionDomain):
     identity of the object it is a view of: as long as a region covers all of an object, the object cannot go away.
     """
 
-    __slots__ = (
-        "_by_object",
-        "_deallocated",
-        "_lenient",
-        "device",
-        "queue_pairs",
-        "readable",
-        "regions",
-        "shared_receives",
-        "windows",
-        "writable",
-    )
-
     def __init__(self, device: SoftDevice) -> None:
         self.device = device
-        self.regions: set[Region] = set()
-        self.windows: set[Window] = set()
+        self.regions: set[SoftRegion] = set()
+        self.windows: set[SoftWindow] = set()
         self.queue_pairs: set[SoftQueuePair] = set()
         self.shared_receives: set[SharedReceives] = set()
-        self._by_object: dict[int, list[Region]] = {}  # the valid ones, by identity of what they are views of
+        self._by_object: dict[int, list[SoftRegion]] = {}  # the valid ones, by identity of what they are views of
         self._deallocated = False
         self._lenient = not device.attributes.checks_local_memory
         self.readable: set[int] = _Everything() if self._lenient else set()
@@ -171,15 +153,8 @@ class Domain(ProtectionDomain):
         return self._register(view, access, zero_based, self.part(key_part, zero_based=zero_based))
 
     def register_later(
-        self,
-        buffer: Buffer,
-        access: Access,
-        done: Registered,
-        *,
-        zero_based: bool = False,
-        key_part: int | None = None,
+        self, buffer: Buffer, access: Access, done: Registered, *, zero_based: bool = False, key_part: int | None = None
     ) -> None:
-        """Makes a region when the device says that it is time."""
         self._check_usable()
         view = self._view(buffer, access)
         part = self.part(key_part, zero_based=zero_based)
@@ -229,21 +204,20 @@ class Domain(ProtectionDomain):
         device.srq_count += 1
         return srq
 
-    def alloc_window(self) -> Window:
+    def alloc_window(self) -> SoftWindow:
         self._check_usable()
         device = self.device
         if not device.attributes.windows_max:
             raise Misuse("the device has no memory windows")
         if device.window_count >= device.attributes.windows_max:
             raise LimitReached(f"the device has {device.window_count} memory windows already")
-        window = Window(self, device.keys.take(device.keys.part()))
+        window = SoftWindow(self, device.keys.take(device.keys.part()))
         device.keys.hold(window)
         self.windows.add(window)
         device.window_count += 1
         return window
 
     def deallocate(self) -> None:
-        """Misuse while it has anything."""
         for what in (self.regions, self.windows, self.queue_pairs, self.shared_receives):
             if what:
                 raise Misuse(f"the domain has {len(what)} {type(next(iter(what))).__name__} still")
@@ -253,7 +227,7 @@ class Domain(ProtectionDomain):
 
     # For the queue pairs.
 
-    def grant(self, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> memoryview | Refusal:
+    def grant(self, key: int, va: int, length: int, right: int, qp: SoftQueuePair) -> memoryview | AccessRefusal:
         """The bytes that the other end may touch, or the first check that fails (RFC 5041 7.1, RFC 5040 7.2).
 
         To be asked for every segment, since access may end between two of one message (RFC 5042 6.2.2).
@@ -269,17 +243,17 @@ class Domain(ProtectionDomain):
             return _NOTHING
         memory = self.device.keys.get(key)
         if memory is None:
-            return Refusal.INVALID_STAG
+            return AccessRefusal.INVALID_STAG
         if memory.domain is not self or (memory.qp is not None and memory.qp is not qp):
-            return Refusal.NOT_ASSOCIATED
+            return AccessRefusal.NOT_ASSOCIATED
         if not memory.rights & right:
-            return Refusal.ACCESS
+            return AccessRefusal.ACCESS
         # A sum beyond 64 bits wraps (RFC 5041 7.1); Python's numbers do not, and no region reaches that far.
         if va + length > _ADDRESS_LAST:
-            return Refusal.WRAP
+            return AccessRefusal.WRAP
         start = va - memory.va
         if start < 0 or start + length > memory.length:
-            return Refusal.BOUNDS
+            return AccessRefusal.BOUNDS
         return memory.view[start : start + length]
 
     def covers(self, entry: memoryview, rights: int) -> bool:
@@ -290,23 +264,23 @@ class Domain(ProtectionDomain):
         # The same memory may be seen through another object: then all regions are looked at.
         return _one_covers(near, entry, rights) or _one_covers(self.regions, entry, rights)
 
-    def may_invalidate(self, key: int, qp: SoftQueuePair) -> Memory | Refusal:
+    def may_invalidate(self, key: int, qp: SoftQueuePair) -> Memory | AccessRefusal:
         """What a request with this key voids (verbs draft 7.8). What is void already may be voided again."""
         memory = self.device.keys.find(key)
         if memory is None:
-            return Refusal.INVALID_STAG
+            return AccessRefusal.INVALID_STAG
         if memory.domain is not self or (memory.qp is not None and memory.qp is not qp):
-            return Refusal.NOT_ASSOCIATED
-        if isinstance(memory, Region) and memory.windows:
-            return Refusal.IN_USE
+            return AccessRefusal.NOT_ASSOCIATED
+        if isinstance(memory, SoftRegion) and memory.windows:
+            return AccessRefusal.IN_USE
         return memory
 
-    def may_be_invalidated(self, key: int, qp: SoftQueuePair) -> Memory | Refusal:
+    def may_be_invalidated(self, key: int, qp: SoftQueuePair) -> Memory | AccessRefusal:
         """What a message of the other end voids: it and the queue pair must be open to the other end (RFC 5040 5.3)."""
         memory = self.may_invalidate(key, qp)
-        if isinstance(memory, Refusal):
+        if isinstance(memory, AccessRefusal):
             return memory
-        return memory if memory.rights & REMOTE and qp.remote_access & REMOTE else Refusal.ACCESS
+        return memory if memory.rights & REMOTE and qp.remote_access & REMOTE else AccessRefusal.ACCESS
 
     def part(self, chosen: int | None, *, zero_based: bool) -> int:
         """The low 8 bits of a key; Misuse if the device does not offer what the consumer wants."""
@@ -319,7 +293,7 @@ class Domain(ProtectionDomain):
 
     # For the regions.
 
-    def withdraw(self, region: Region) -> None:
+    def withdraw(self, region: SoftRegion) -> None:
         """A region is good for nothing any more: what covered its object is counted anew."""
         if self._lenient:
             return
@@ -333,13 +307,13 @@ class Domain(ProtectionDomain):
         if not left:
             del self._by_object[exporter]
 
-    def note(self, region: Region) -> None:
+    def note(self, region: SoftRegion) -> None:
         if self._lenient:
             return
         self._by_object.setdefault(id(region.view.obj), []).append(region)
         self._note_whole(region)
 
-    def _note_whole(self, region: Region) -> None:
+    def _note_whole(self, region: SoftRegion) -> None:
         exporter: Buffer | None = region.view.obj
         if exporter is not None and memoryview(exporter).nbytes == region.length:  # None: memory of no Python object
             self.readable.add(id(exporter))
@@ -367,7 +341,7 @@ class Domain(ProtectionDomain):
         if device.registration_fails():
             raise Unavailable("the device could not register the memory")
         va = 0 if zero_based else device.next_va(len(view))
-        region = Region(self, view, access, device.keys.take(part), va, zero_based=zero_based)
+        region = SoftRegion(self, view, access, device.keys.take(part), va, zero_based=zero_based)
         device.keys.offer(region)
         self.regions.add(region)
         device.region_count += 1
@@ -379,7 +353,7 @@ class Domain(ProtectionDomain):
             raise Misuse("the domain is deallocated")
 
 
-def _one_covers(regions: Iterable[Region], entry: memoryview, rights: int) -> bool:
+def _one_covers(regions: Iterable[SoftRegion], entry: memoryview, rights: int) -> bool:
     start = buffer_address(entry)
     end = start + len(entry)
     for region in regions:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidestep.errors import LimitReached, Misuse
-from sidestep.rdma.soft.memory import Refusal
-from sidestep.rdma.soft.windows import Window
+from sidestep.rdma.soft.memory import AccessRefusal
+from sidestep.rdma.soft.windows import SoftWindow
 from sidestep.rdma.verbs import AsyncEvent, EventKind, QpState, QueuePair
 from sidestep.rdma.work import (
     Access,
@@ -62,22 +62,9 @@ class SoftQueuePair(QueuePair):
     """A queue pair of a device made of software."""
 
     __slots__ = (
-        "_max_recv_wr",
-        "_max_send_wr",
-        "_receives",
-        "capabilities",
-        "connection",
-        "device",
-        "domain",
-        "initiator_depth",
-        "number",
-        "recv_cq",
-        "remote_access",
-        "send_cq",
-        "srq",
-        "state",
-        "windows",
-    )
+        "_max_recv_wr", "_max_send_wr", "_receives", "capabilities", "connection", "device", "domain",
+        "initiator_depth", "number", "recv_cq", "remote_access", "send_cq", "srq", "state", "windows",
+    )  # fmt: skip
 
     device: SoftDevice
     domain: Domain
@@ -97,7 +84,7 @@ class SoftQueuePair(QueuePair):
         self.srq = init.srq
         self.on_event = init.on_event
         self.initiator_depth = 0
-        self.windows: set[Window] = set()  # bound to this queue pair
+        self.windows: set[SoftWindow] = set()  # bound to this queue pair
         self._max_send_wr = init.capabilities.max_send_wr
         self._max_recv_wr = init.capabilities.max_recv_wr
         self._receives: deque[Receive] = deque() if init.srq is None else init.srq.receives
@@ -130,7 +117,6 @@ class SoftQueuePair(QueuePair):
             receives.append(receive)
 
     def next_receive(self) -> Receive | None:
-        """The one that the next message takes."""
         return self._receives[0] if self._receives else None
 
     def take_receive(self) -> Receive:
@@ -188,13 +174,13 @@ class SoftQueuePair(QueuePair):
             return SUCCESS if self.may_sink(request.scatter) else Status.LOCAL_PROTECTION_ERROR
         if isinstance(request, LocalInvalidate):
             memory = self.domain.may_invalidate(request.rkey, self)
-            if isinstance(memory, Refusal):
+            if isinstance(memory, AccessRefusal):
                 return Status.LOCAL_PROTECTION_ERROR
             memory.invalidate()
             return SUCCESS
         if isinstance(request, BindWindow):
             window = request.window
-            bound = isinstance(window, Window) and window.bind(request, self) is None
+            bound = isinstance(window, SoftWindow) and window.bind(request, self) is None
             return SUCCESS if bound else Status.WINDOW_BIND_ERROR
         return SUCCESS if self.may_read(request.gather) else Status.LOCAL_PROTECTION_ERROR
 
@@ -208,7 +194,6 @@ class SoftQueuePair(QueuePair):
     # Local memory.
 
     def may_read(self, gather: Gather) -> bool:
-        """Whether the entries of a Send or Write lie in regions."""
         domain = self.domain
         return all(
             isinstance(entry, bytes) or id(entry.obj) in domain.readable or domain.covers(entry, 0) for entry in gather
@@ -269,7 +254,6 @@ class SoftQueuePair(QueuePair):
         self.tell(kind, why)
 
     def tell(self, kind: EventKind, why: str = "") -> None:
-        """An event for this queue pair's handler, or the device's."""
         event = AsyncEvent(kind, self, why)
         if self.on_event is not None:
             self.device.notices.append(partial(self.on_event, event))

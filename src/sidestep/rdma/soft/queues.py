@@ -30,7 +30,7 @@ class Teller(Protocol):
         """An event for the device's handler."""
 
 
-class User(Protocol):
+class QueueUser(Protocol):
     """What a completion queue needs of the queue pairs that use it."""
 
     def break_off(self, kind: EventKind, why: str) -> None:
@@ -56,7 +56,7 @@ class SoftQueue(CompletionQueue):
     def __init__(self, device: Teller, capacity: int) -> None:
         self.device = device
         self.capacity = capacity
-        self.users: list[User] = []  # once for each of its two queues
+        self.users: list[QueueUser] = []  # once for each of its two queues
 
     def add(self, completion: Completion) -> None:
         raise NotImplementedError
@@ -78,18 +78,15 @@ class HandledQueue(SoftQueue):
         self._notices = device.notices
 
     def add(self, completion: Completion) -> None:
-        """The first of a batch asks for the call."""
         entries = self.entries
         if not entries:
             self._notices.append(self)
         entries.append(completion)
 
     def poll(self, max_count: int) -> list[Completion]:
-        """Misuse: the handler gets them."""
         raise Misuse("a completion queue with a handler is not polled")
 
     def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
-        """Misuse: the handler is called anyway."""
         raise Misuse("a completion queue with a handler is not armed")
 
 
@@ -106,7 +103,6 @@ class PolledQueue(SoftQueue):
         self._dead = False
 
     def add(self, completion: Completion) -> None:
-        """Keeps it, wakes who armed, or overflows."""
         if self._dead:
             return
         if len(self._entries) >= self.capacity:
@@ -118,12 +114,10 @@ class PolledQueue(SoftQueue):
             self.device.notices.append(partial(callback, self))
 
     def poll(self, max_count: int) -> list[Completion]:
-        """The oldest first; a queue that overflowed gives what it had."""
         entries = self._entries
         return [entries.popleft() for _ in range(min(max_count, len(entries)))]
 
     def arm(self, callback: Callable[[CompletionQueue], object], *, solicited_only: bool = False) -> None:
-        """One call for the next completion."""
         self._solicited_only = solicited_only and (self._armed is None or self._solicited_only)
         self._armed = callback
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class SharedReceives(SharedReceiveQueue):
     """A shared receive queue: its queue pairs take receives out of `receives`, and say so by `taken`."""
 
-    __slots__ = ("_limit", "destroyed", "domain", "max_wr", "receives", "users")
-
     domain: Domain
 
     def __init__(self, domain: Domain, max_wr: int, on_event: EventHandler | None) -> None:
@@ -37,7 +35,6 @@ class SharedReceives(SharedReceiveQueue):
         return len(self.receives)
 
     def post_recv(self, receive: Receive) -> None:
-        """Posts room for one message, of any of the queue pairs."""
         if self.destroyed:
             raise Misuse("the shared receive queue is destroyed")
         if len(self.receives) >= self.max_wr:

@@ -8,7 +8,7 @@ from sidestep.rdma.verbs import MemoryWindow
 from sidestep.rdma.work import Access, RKey
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.memory import Domain, Region
+    from sidestep.rdma.soft.memory import Domain, SoftRegion
     from sidestep.rdma.soft.qp import SoftQueuePair
     from sidestep.rdma.work import BindWindow
 
@@ -17,7 +17,7 @@ _NOTHING: Final = memoryview(b"")
 _CLOSED: Final = Access.LOCAL_READ
 
 
-class Window(MemoryWindow):
+class SoftWindow(MemoryWindow):
     """A window; `rights` is its access as a plain number.
 
     It keeps its last rights when it is void, and has them before it is bound: it is meant for the other end, which
@@ -29,7 +29,7 @@ class Window(MemoryWindow):
     def __init__(self, domain: Domain, key: int) -> None:
         self.domain = domain
         self.qp: SoftQueuePair | None = None  # whose it is while it is bound
-        self.region: Region | None = None
+        self.region: SoftRegion | None = None
         self.view = _NOTHING
         self.access = _CLOSED
         self.rights = REMOTE
@@ -77,7 +77,6 @@ class Window(MemoryWindow):
         return None
 
     def invalidate(self) -> None:
-        """Nobody has access any more; it can be bound again."""
         if self.valid:
             assert self.qp is not None
             assert self.region is not None

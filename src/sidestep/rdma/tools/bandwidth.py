@@ -99,7 +99,6 @@ class Bandwidth(Talk):
     # --- what happens ---
 
     def sent(self, completion: Completion) -> None:
-        """One of this end's is done: the next."""
         self._under_way -= 1
         self.out.messages += 1
         if self.terms.op is Op.READ:
@@ -155,7 +154,6 @@ class Bandwidth(Talk):
             self._under_way += 1
 
     def _finish(self) -> None:
-        """Everything that was begun is done: says so."""
         if not self._stopping or self._under_way or self.done is not None:
             return
         if self._active:

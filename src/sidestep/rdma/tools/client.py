@@ -18,7 +18,7 @@ from sidestep.rdma.cm import (
     Unreachable,
 )
 from sidestep.rdma.tools.bandwidth import Bandwidth
-from sidestep.rdma.tools.devices import Place
+from sidestep.rdma.tools.devices import HostPort
 from sidestep.rdma.tools.echo import Pinger
 from sidestep.rdma.tools.talk import Talk
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
@@ -39,13 +39,11 @@ class Session:
     stopped: bool = False  # by the user
 
     def failed(self, why: str) -> None:
-        """The conversation cannot go on."""
         if self.error is None:
             self.error = Unavailable(f"the conversation has ended: {why}", remedy="does the server still run?")
 
     @property
     def over(self) -> bool:
-        """Nothing more will come of it."""
         return self.error is not None or self.stopped
 
 
@@ -53,7 +51,7 @@ class NobodyListens(Unavailable):
     """At this address; perhaps at another one."""
 
 
-def connect(loop: Loop, talk: TalkT, place: Place, session: Session, timeout_s: float) -> TalkT:
+def connect(loop: Loop, talk: TalkT, place: HostPort, session: Session, timeout_s: float) -> TalkT:
     """Makes the connection; raises Unavailable with what stood against it."""
     private_data = talk.terms.encode()
 
@@ -85,7 +83,7 @@ def connect(loop: Loop, talk: TalkT, place: Place, session: Session, timeout_s: 
     return talk
 
 
-def _problem(place: Place, event: ConnectionEvent) -> Unavailable:
+def _problem(place: HostPort, event: ConnectionEvent) -> Unavailable:
     if isinstance(event, Rejected):
         if event.reason == REJECT_INVALID_SERVICE_ID:
             return NobodyListens(f"nobody listens at {place}", remedy="start 'sidestep rdma server' there")
@@ -115,12 +113,7 @@ class Pings:
         if not found:
             return {}
         p99 = found[min(len(found) - 1, -(-len(found) * 99 // 100) - 1)]
-        return {
-            "min": found[0] / 1e3,
-            "median": median(found) / 1e3,
-            "p99": p99 / 1e3,
-            "max": found[-1] / 1e3,
-        }
+        return {"min": found[0] / 1e3, "median": median(found) / 1e3, "p99": p99 / 1e3, "max": found[-1] / 1e3}
 
 
 @dataclass(frozen=True, slots=True)

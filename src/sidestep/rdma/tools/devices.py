@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep.errors import Misuse, Unavailable
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.iwarp.settings import Settings
-from sidestep.rdma.iwarp.startup.terms import Settings as StartupSettings
+from sidestep.rdma.iwarp.settings import IwarpSettings
+from sidestep.rdma.iwarp.startup.terms import MpaSettings
 from sidestep.rdma.soft.loop import READ, Loop
 
 if TYPE_CHECKING:
@@ -24,22 +24,22 @@ ToolDevice: TypeAlias = IwarpDevice  # what tools can open: a `verbs.Device` tha
 
 
 def _iwarp(address: str, loop: Loop, *, crc: bool, markers: bool, name: str) -> IwarpDevice:
-    startup = StartupSettings(peer_to_peer=True, crc=crc, markers=markers)
-    return IwarpDevice(address, loop, Settings(startup=startup), name=name)
+    startup = MpaSettings(peer_to_peer=True, crc=crc, markers=markers)
+    return IwarpDevice(address, loop, IwarpSettings(startup=startup), name=name)
 
 
 DEVICES: Final = {"iwarp": _iwarp}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPort:
     """Where somebody is, or listens."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str, default_port: int) -> Place:
+    def parse(cls, text: str, default_port: int) -> HostPort:
         """`HOST`, `HOST:PORT`, `[ADDRESS]:PORT`, or an IPv6 address as it is; raises Misuse."""
         host, port = text, ""
         if text.startswith("["):

@@ -23,7 +23,7 @@ Served: TypeAlias = Echo | Bandwidth | Rping
 _BUSY: Final = f"{limits.RDMA_TOOL_CLIENTS_MAX} clients are served already".encode()
 
 
-class Server:
+class ToolServer:
     """Listens at one device.
 
     Args:

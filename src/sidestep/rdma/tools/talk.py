@@ -85,7 +85,6 @@ class Talk:
             self._failed(why)
 
     def close(self) -> None:
-        """Gives everything back, and ends the connection if there is one."""
         self._over = True
         self._closing.close()
 
@@ -148,7 +147,6 @@ def holds(slot: bytearray, length: int, expected: bytes) -> bool:
 
 
 def receives_of(terms: Terms) -> int:
-    """Slots for payload that an end posts."""
     if terms.op is Op.SEND:
         return 2 * terms.depth
     return 2 if terms.op is Op.PING else 0

@@ -89,7 +89,6 @@ class Terms:
 
 
 def speaks(private_data: bytes) -> bool:
-    """Whether it is of a client of these tools."""
     return private_data[: len(_MAGIC)] == _MAGIC
 
 
@@ -114,7 +113,6 @@ class Note:
     LENGTH: ClassVar[int] = _LAYOUT.size
 
     def encode(self) -> bytes:
-        """Its bytes."""
         return self._LAYOUT.pack(_MAGIC, self.kind, self.count, self.wrong, self.cpu_us)
 
     @classmethod

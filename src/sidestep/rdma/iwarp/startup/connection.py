@@ -24,7 +24,6 @@ class Starting(ABC):
     _unsent: bytes
 
     def on_readable(self) -> None:
-        """The other end's frame, or some of it; or the end."""
         try:
             piece = self._tcp.read(_FRAMES_MAX)
         except OSError:
@@ -55,7 +54,8 @@ class Starting(ABC):
         self._tcp.watch(write=bool(self._unsent))
 
     def _leave(self) -> None:
-        """Orderly: what was sent is to arrive."""
+        """Orderly: what there is to send is sent, and is to arrive."""
+        self._send()
         self._stop_timer()
         self._tcp.end_writing()
         self._tcp.close()

@@ -11,7 +11,7 @@ from enum import Enum, IntFlag
 from struct import Struct
 from typing import ClassVar, Final, Self
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, Rules
 
 PRIVATE_DATA_MAX: Final = 512  # bytes, the enhanced ones included (RFC 5044 7.1.1)
 ENHANCED_LEN: Final = 4  # bytes in front of the private data (RFC 6581 9)
@@ -19,14 +19,14 @@ DEPTH_MAX: Final = 0x3FFE  # RDMA Reads that the field can tell (RFC 6581 9.1)
 
 _NOT_NEGOTIATED: Final = 0x3FFF  # instead of a number: the users agree about it by themselves
 
-RULES: Final = {
-    "mpa_key": "an MPA connection begins with the key of a Request or a Reply",
-    "mpa_private_data": "private data are 512 bytes at most",
-    "mpa_enhanced": "who sets S puts four bytes in front of the private data, and a Reply has S if the Request had it",
-}
+RULES: Final = Rules(
+    mpa_key="an MPA connection begins with the key of a Request or a Reply",
+    mpa_private_data="private data are 512 bytes at most",
+    mpa_enhanced="who sets S puts four bytes in front of the private data, and a Reply has S if the Request had it",
+)
 
 
-class Role(Enum):
+class MpaRole(Enum):
     """Whose frame it is, with its key."""
 
     REQUEST = b"MPA ID Req Frame"
@@ -37,7 +37,7 @@ class Role(Enum):
 class StartFrame:
     """A Request or a Reply."""
 
-    role: Role
+    role: MpaRole
     private_data: bytes = b""  # the enhanced part included
     markers: bool = False  # the sender wants them in what it receives
     crc: bool = True
@@ -57,19 +57,19 @@ class StartFrame:
     @classmethod
     def decode(cls, stream: bytes | bytearray) -> tuple[Self, int] | None:
         """The frame at the start of a stream and its length; None if there is not all of it yet."""
-        key = bytes(stream[: len(Role.REQUEST.value)])
-        if not any(role.value.startswith(key) for role in Role):
-            raise _violation("mpa_key", f"it begins with {key.hex()}")
+        key = bytes(stream[: len(MpaRole.REQUEST.value)])
+        if not any(role.value.startswith(key) for role in MpaRole):
+            raise RULES.broken("mpa_key", f"it begins with {key.hex()}")
         if len(stream) < cls.LENGTH:
             return None
         _, flags, revision, private_len = cls._LAYOUT.unpack_from(stream)
         if private_len > PRIVATE_DATA_MAX:
-            raise _violation("mpa_private_data", f"{private_len} bytes")
+            raise RULES.broken("mpa_private_data", f"{private_len} bytes")
         end = cls.LENGTH + private_len
         if len(stream) < end:
             return None
         frame = cls(
-            role=Role(key),
+            role=MpaRole(key),
             private_data=bytes(stream[cls.LENGTH : end]),
             markers=flags & 0x80 != 0,
             crc=flags & 0x40 != 0,
@@ -81,7 +81,6 @@ class StartFrame:
 
     @property
     def upper_data(self) -> bytes:
-        """The private data of whoever uses MPA."""
         return self.private_data[ENHANCED_LEN:] if self.enhanced else self.private_data
 
     @property
@@ -122,11 +121,7 @@ class Enhanced:
     def decode(cls, private_data: bytes) -> Self:
         """Read them from the front of private data; `PeerViolation` if they are not there."""
         if len(private_data) < ENHANCED_LEN:
-            raise _violation("mpa_enhanced", f"{len(private_data)} bytes with S")
+            raise RULES.broken("mpa_enhanced", f"{len(private_data)} bytes with S")
         word = int.from_bytes(private_data[:ENHANCED_LEN])
         ird, ord_ = (None if number == _NOT_NEGOTIATED else number for number in (word >> 16 & 0x3FFF, word & 0x3FFF))
         return cls(ird, ord_, word >> 31 == 1, Rtr(word & (Rtr.SEND | Rtr.WRITE | Rtr.READ)))
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES[rule]}", rule=rule)

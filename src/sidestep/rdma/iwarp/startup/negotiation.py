@@ -28,7 +28,7 @@ What the standards leave open, and where other ends do not keep to them:
 - Any first FPDU opens the responder's direction, not only an RTR: siw does the same.
 - Revision 0 (RDMA Consortium) is answered by a rejection of revision 1 and a close (RFC 5044 C).
 - Who does not know revision 2 closes, or answers with 1; then `retry_revision` says that a new TCP connection
-  with `Settings.older()` is worth a try (RFC 6581 10).
+  with `MpaSettings.older()` is worth a try (RFC 6581 10).
 - The standards ask for timers and give no numbers. The first two are siw's. The user's decision must come before siw
   has given up. An RTR needs no user, so it gets a timer; a first message does, so it gets none unless asked for.
 
@@ -44,10 +44,10 @@ from collections import deque
 from dataclasses import replace
 from typing import Final
 
-from sidestep.errors import Misuse, PeerViolation
+from sidestep.errors import Misuse, PeerViolation, Rules
 from sidestep.rdma.iwarp.ddp import QUEUE_READ, RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.mpa import fpdu
-from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, NO_RTR, PRIVATE_DATA_MAX, Enhanced, Role, Rtr, StartFrame
+from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, NO_RTR, PRIVATE_DATA_MAX, Enhanced, MpaRole, Rtr, StartFrame
 from sidestep.rdma.iwarp.startup.frame import RULES as FRAME_RULES
 from sidestep.rdma.iwarp.startup.terms import (
     CONSORTIUM_REVISION,
@@ -56,23 +56,24 @@ from sidestep.rdma.iwarp.startup.terms import (
     TRANSITIONS,
     Agreed,
     Asked,
-    Cause,
-    Event,
     Failed,
+    MpaCause,
+    MpaEvent,
+    MpaSettings,
+    MpaState,
+    MpaStimulus,
     Opened,
     ReadDepths,
     Refused,
-    Settings,
-    State,
-    Stimulus,
 )
-from sidestep.rdma.iwarp.terminate import CONDITIONS, Condition, Terminate, code_text
+from sidestep.rdma.iwarp.terminate import Condition, Terminate, code_text
 
 RULES: Final = {
     "mpa_revision": "MPA is of revision 1 or 2",
     "mpa_role": "an initiator waits for a Reply and a responder for a Request: two of a kind cannot start",
     "mpa_early": "nothing follows a Request before the Reply to it",
 }
+_RULES: Final = Rules(FRAME_RULES | RULES)
 
 
 # ---- ready to receive ----
@@ -105,7 +106,7 @@ def rtr_of(segment: Segment) -> Rtr:
 class _CannotAgreeError(Exception):
     """Both frames are good, and do not go together."""
 
-    def __init__(self, cause: Cause, condition: Condition, text: str) -> None:
+    def __init__(self, cause: MpaCause, condition: Condition, text: str) -> None:
         super().__init__(text)
         self.cause, self.condition, self.text = cause, condition, text
 
@@ -113,14 +114,14 @@ class _CannotAgreeError(Exception):
 class _Startup:
     """What both ends have in common."""
 
-    _EXPECTED: Role
+    _EXPECTED: MpaRole
 
-    def __init__(self, settings: Settings, state: State) -> None:
+    def __init__(self, settings: MpaSettings, state: MpaState) -> None:
         self.settings = settings
         self.state = state
         self._unread = bytearray()
         self._unsent = bytearray()
-        self._events: deque[Event] = deque()
+        self._events: deque[MpaEvent] = deque()
         self._deadline: float | None = None
 
     def poll_send(self) -> bytes:
@@ -129,7 +130,7 @@ class _Startup:
         self._unsent.clear()
         return piece
 
-    def poll_event(self) -> Event | None:
+    def poll_event(self) -> MpaEvent | None:
         """What has happened, the oldest first; None if nothing."""
         return self._events.popleft() if self._events else None
 
@@ -139,28 +140,28 @@ class _Startup:
 
     def handle_closed(self, *, lost: bool = False) -> None:
         """The other end has closed the TCP connection, or it is lost (reset, timed out)."""
-        if self.state not in OVER and self.state is not State.FULL:
+        if self.state not in OVER and self.state is not MpaState.FULL:
             text = f"the connection was {'lost' if lost else 'closed'}: {self.state.value}"
-            self._fail(Cause.ENDED, Condition.TCP_LOST, text, retry_revision=self._retry_after_end())
+            self._fail(MpaCause.ENDED, Condition.TCP_LOST, text, retry_revision=self._retry_after_end())
 
     def handle_timeout(self, *, now: float) -> None:
         if self._deadline is not None and now >= self._deadline:
             self._expire()
 
     def _expire(self) -> None:
-        self._fail(Cause.SILENT, Condition.TCP_LOST, f"nothing came in time: {self.state.value}")
+        self._fail(MpaCause.SILENT, Condition.TCP_LOST, f"nothing came in time: {self.state.value}")
 
     def _retry_after_end(self) -> int | None:
         return None
 
     def _receive(self, piece: bytes | memoryview) -> tuple[StartFrame, bytes] | None:
         """The frame that is waited for and what is behind it; None if there is not all of it yet."""
-        if self.state not in (State.WAIT_REPLY, State.WAIT_REQUEST):
+        if self.state not in (MpaState.WAIT_REPLY, MpaState.WAIT_REQUEST):
             raise Misuse("the bytes behind the start-up are the stream's")
         self._unread += piece
         key = bytes(self._unread[: len(self._EXPECTED.value)])
-        if not self._EXPECTED.value.startswith(key) and any(role.value.startswith(key) for role in Role):
-            raise _violation("mpa_role", "the other end has the same part")
+        if not self._EXPECTED.value.startswith(key) and any(role.value.startswith(key) for role in MpaRole):
+            raise _RULES.broken("mpa_role", "the other end has the same part")
         if (found := StartFrame.decode(self._unread)) is None:
             return None
         frame, end = found
@@ -171,21 +172,21 @@ class _Startup:
     def _arm(self, now: float, after_s: float | None) -> None:
         self._deadline = None if after_s is None else now + after_s
 
-    def _move(self, stimulus: Stimulus) -> None:
+    def _move(self, stimulus: MpaStimulus) -> None:
         self.state = TRANSITIONS[self.state, stimulus]
         self._deadline = None
 
     def _fail(
-        self, cause: Cause, condition: Condition, text: str, *, rule: str = "", retry_revision: int | None = None
+        self, cause: MpaCause, condition: Condition, text: str, *, rule: str = "", retry_revision: int | None = None
     ) -> None:
-        self._move(Stimulus.FAILURE)
-        code = CONDITIONS[condition].code
+        self._move(MpaStimulus.FAILURE)
+        code = condition.code
         self._events.append(Failed(cause=cause, text=text, code=code, rule=rule, retry_revision=retry_revision))
 
     def _fail_by(self, broken: PeerViolation, *, retry_revision: int | None = None) -> None:
         # RFC 5044 8: for a bad frame the connection is closed at once. The code is for the report at this end.
         self._fail(
-            Cause.VIOLATION, Condition.START_FRAME, broken.message, rule=broken.rule, retry_revision=retry_revision
+            MpaCause.VIOLATION, Condition.START_FRAME, broken.message, rule=broken.rule, retry_revision=retry_revision
         )
 
 
@@ -196,14 +197,14 @@ class Initiator(_Startup):
         Misuse: More private data than fits.
     """
 
-    _EXPECTED = Role.REPLY
+    _EXPECTED = MpaRole.REPLY
 
-    def __init__(self, settings: Settings, private_data: bytes = b"", *, now: float) -> None:
-        super().__init__(settings, State.WAIT_REPLY)
+    def __init__(self, settings: MpaSettings, private_data: bytes = b"", *, now: float) -> None:
+        super().__init__(settings, MpaState.WAIT_REPLY)
         self._told = self._wishes() if settings.revision == 2 and settings.enhanced else None
         self._agreed: Agreed | None = None
         self._unsent += _frame(
-            Role.REQUEST, private_data, self._told, settings.revision, crc=settings.crc, markers=settings.markers
+            MpaRole.REQUEST, private_data, self._told, settings.revision, crc=settings.crc, markers=settings.markers
         ).encode()
         self._arm(now, settings.reply_s)
 
@@ -234,7 +235,7 @@ class Initiator(_Startup):
         condition = Condition.START_LOCAL if self._told is not None else Condition.USER
         if self._agreed is not None:
             self._terminate(condition, crc=self._agreed.crc, markers=self._agreed.markers_out)
-        self._fail(Cause.ABANDONED, condition, why)
+        self._fail(MpaCause.ABANDONED, condition, why)
 
     def _wishes(self) -> Enhanced:
         settings, depths = self.settings, self.settings.depths
@@ -255,12 +256,12 @@ class Initiator(_Startup):
 
     def _judge(self, reply: StartFrame, behind: bytes) -> None:
         if reply.revision not in REVISIONS:
-            raise _violation("mpa_revision", f"revision {reply.revision}")
+            raise _RULES.broken("mpa_revision", f"revision {reply.revision}")
         if reply.rejected:
             self._refuse(reply)
         elif reply.enhanced != (self._told is not None):
             found = f"a Reply {'with' if reply.enhanced else 'without'} S"
-            self._fail_by(_violation("mpa_enhanced", found), retry_revision=None if reply.enhanced else 1)
+            self._fail_by(_RULES.broken("mpa_enhanced", found), retry_revision=None if reply.enhanced else 1)
         else:
             self._accept(reply, behind)
 
@@ -268,7 +269,7 @@ class Initiator(_Startup):
         # siw rejects with S and without the four bytes when it is the frame that it does not like
         short = reply.enhanced and len(reply.private_data) < ENHANCED_LEN
         remote = Enhanced() if short else reply.enhanced_data or Enhanced()
-        self._move(Stimulus.REJECT)
+        self._move(MpaStimulus.REJECT)
         self._events.append(
             Refused(
                 private_data=reply.upper_data, remote_ird=remote.ird, remote_ord=remote.ord,
@@ -286,7 +287,7 @@ class Initiator(_Startup):
             self._terminate(problem.condition, crc=crc, markers=reply.markers)
             self._fail(problem.cause, problem.condition, problem.text)
             return
-        self._move(Stimulus.ACCEPT)
+        self._move(MpaStimulus.ACCEPT)
         self._agreed = Agreed(
             revision=reply.revision, crc=crc, markers_in=self.settings.markers, markers_out=reply.markers,
             ird=ird, ord=ord_, remote_ird=remote.ird, remote_ord=remote.ord,
@@ -302,13 +303,13 @@ class Initiator(_Startup):
         if remote.ord is not None and told.ird is not None and remote.ord > ird:
             if remote.ord > depths.ird_max:
                 text = f"the other end wants to make {remote.ord} reads at a time, {depths.ird_max} can be held"
-                raise _CannotAgreeError(Cause.READS, Condition.START_IRD, text)
+                raise _CannotAgreeError(MpaCause.READS, Condition.START_IRD, text)
             ird = remote.ord
         if remote.ird is None or told.ord is None:
             return ird, depths.ord
         if remote.ird < depths.ord_min:
             text = f"the other end holds {remote.ird} reads at a time, {depths.ord_min} are needed"
-            raise _CannotAgreeError(Cause.READS, Condition.START_LOCAL, text)
+            raise _CannotAgreeError(MpaCause.READS, Condition.START_LOCAL, text)
         return ird, min(told.ord, remote.ird)
 
     def _rtr(self, remote: Enhanced, ord_: int) -> Rtr:
@@ -319,7 +320,7 @@ class Initiator(_Startup):
         for each in RTR_SEGMENTS:
             if each in common and (each is not Rtr.READ or ord_):
                 return each
-        raise _CannotAgreeError(Cause.NO_RTR, Condition.START_RTR, Cause.NO_RTR.value)
+        raise _CannotAgreeError(MpaCause.NO_RTR, Condition.START_RTR, MpaCause.NO_RTR.value)
 
     def _terminate(self, condition: Condition, *, crc: bool, markers: bool) -> None:
         self._unsent += fpdu(Terminate.about(condition).segment.encode(), 0, markers=markers, crc=crc)
@@ -328,10 +329,10 @@ class Initiator(_Startup):
 class Responder(_Startup):
     """The end that is asked; to be made when the TCP connection is up."""
 
-    _EXPECTED = Role.REQUEST
+    _EXPECTED = MpaRole.REQUEST
 
-    def __init__(self, settings: Settings, *, now: float) -> None:
-        super().__init__(settings, State.WAIT_REQUEST)
+    def __init__(self, settings: MpaSettings, *, now: float) -> None:
+        super().__init__(settings, MpaState.WAIT_REQUEST)
         self._request: StartFrame | None = None
         self._wanted = Enhanced()  # what the Request said
         self._agreed: Agreed | None = None
@@ -339,7 +340,7 @@ class Responder(_Startup):
 
     @property
     def may_transmit(self) -> bool:
-        return self.state is State.FULL
+        return self.state is MpaState.FULL
 
     @property
     def private_data_max(self) -> int:
@@ -356,8 +357,8 @@ class Responder(_Startup):
         if self.state in OVER or not piece:
             return
         try:
-            if self.state is State.DECIDING:
-                raise _violation("mpa_early", f"{len(piece)} bytes")
+            if self.state is MpaState.DECIDING:
+                raise _RULES.broken("mpa_early", f"{len(piece)} bytes")
             if (found := self._receive(piece)) is not None:
                 self._judge(*found, now=now)
         except PeerViolation as broken:
@@ -379,11 +380,11 @@ class Responder(_Startup):
             ird = self._own_ird(depths)
             self._send_reply(request, Enhanced(ird, depths.ord_min), b"", rejected=True)
             text = f"the other end holds {self._wanted.ird} reads at a time, {depths.ord_min} are needed"
-            self._fail(Cause.READS, Condition.START_IRD, text)
+            self._fail(MpaCause.READS, Condition.START_IRD, text)
             return
         own = self._answer(depths)
         self._send_reply(request, own, private_data)
-        self._move(Stimulus.ACCEPT)
+        self._move(MpaStimulus.ACCEPT)
         self._agreed = Agreed(
             revision=request.revision, crc=request.crc or self.settings.crc,
             markers_in=self.settings.markers, markers_out=request.markers,
@@ -394,15 +395,15 @@ class Responder(_Startup):
         self._arm(now, self.settings.rtr_s if own.peer_to_peer else self.settings.first_fpdu_s)
         self._events.append(self._agreed)
 
-    def reject(self, private_data: bytes = b"", *, depths: ReadDepths | None = None) -> None:
+    def reject(self, private_data: bytes = b"") -> None:
         """Our user does not want the connection. Does nothing if the start-up has failed meanwhile.
 
         Raises:
             Misuse: Nobody has asked, it was answered, or more private data than fits.
         """
         if (request := self._answerable(private_data)) is not None:
-            self._send_reply(request, self._answer(depths or self.settings.depths), private_data, rejected=True)
-            self._move(Stimulus.REJECT)
+            self._send_reply(request, self._answer(self.settings.depths), private_data, rejected=True)
+            self._move(MpaStimulus.REJECT)
 
     def handle_first_fpdu(self, segment: Segment) -> None:
         """The stream has received its first FPDU, and found it good: `Opened` follows, or `Failed` at a Terminate.
@@ -412,12 +413,12 @@ class Responder(_Startup):
         """
         if self.state in OVER:
             return
-        if self.state is not State.FULL_RX_ONLY or self._agreed is None:
+        if self.state is not MpaState.FULL_RX_ONLY or self._agreed is None:
             raise Misuse("a first FPDU comes once, behind the Reply")
         if segment.op is RdmapOp.TERMINATE:
             self._terminated(segment)
             return
-        self._move(Stimulus.FIRST_FPDU)
+        self._move(MpaStimulus.FIRST_FPDU)
         self._events.append(Opened(rtr=rtr_of(segment) & self._agreed.rtr))
 
     def _terminated(self, segment: Segment) -> None:
@@ -425,27 +426,27 @@ class Responder(_Startup):
         try:
             code = Terminate.decode(segment.payload).code
         except PeerViolation:
-            code = CONDITIONS[Condition.USER].code  # too short to say
-        self._move(Stimulus.FAILURE)
-        self._events.append(Failed(cause=Cause.TERMINATED, text=code_text(code), code=code))
+            code = Condition.USER.code  # too short to say
+        self._move(MpaStimulus.FAILURE)
+        self._events.append(Failed(cause=MpaCause.TERMINATED, text=code_text(code), code=code))
 
     def _expire(self) -> None:
-        if self.state is State.DECIDING and self._request is not None:
+        if self.state is MpaState.DECIDING and self._request is not None:
             self._send_reply(self._request, self._answer(self.settings.depths), b"", rejected=True)
-            self._fail(Cause.UNDECIDED, Condition.START_LOCAL, Cause.UNDECIDED.value)
+            self._fail(MpaCause.UNDECIDED, Condition.START_LOCAL, MpaCause.UNDECIDED.value)
         else:
             super()._expire()
 
     def _judge(self, request: StartFrame, behind: bytes, *, now: float) -> None:
         if behind:
-            raise _violation("mpa_early", f"{len(behind)} bytes")
+            raise _RULES.broken("mpa_early", f"{len(behind)} bytes")
         if request.revision == CONSORTIUM_REVISION:
             self._send_reply(replace(request, revision=1), Enhanced(), b"", rejected=True)
         if request.revision not in REVISIONS or request.revision > self.settings.revision:
-            raise _violation("mpa_revision", f"revision {request.revision}")
+            raise _RULES.broken("mpa_revision", f"revision {request.revision}")
         self._wanted = request.enhanced_data or Enhanced()
         self._request = request
-        self._move(Stimulus.REQUEST)
+        self._move(MpaStimulus.REQUEST)
         self._arm(now, self.settings.decision_s)
         wanted = self._wanted
         self._events.append(
@@ -456,9 +457,9 @@ class Responder(_Startup):
         )  # fmt: skip
 
     def _answerable(self, private_data: bytes) -> StartFrame | None:
-        if self.state is State.CLOSED and self._agreed is None and self._request is not None:
+        if self.state is MpaState.CLOSED and self._agreed is None and self._request is not None:
             return None  # it failed while the user was deciding, and `Failed` says so
-        if self.state is not State.DECIDING or self._request is None:
+        if self.state is not MpaState.DECIDING or self._request is None:
             raise Misuse("there is no Request to answer")
         if len(private_data) > self.private_data_max:
             raise Misuse(f"{len(private_data)} bytes of private data", remedy=f"at most {self.private_data_max}")
@@ -493,7 +494,7 @@ class Responder(_Startup):
 
     def _send_reply(self, request: StartFrame, own: Enhanced, private_data: bytes, *, rejected: bool = False) -> None:
         frame = _frame(
-            Role.REPLY, private_data, own if request.enhanced else None, request.revision,
+            MpaRole.REPLY, private_data, own if request.enhanced else None, request.revision,
             crc=request.crc or self.settings.crc, markers=self.settings.markers and not rejected,
         )  # fmt: skip
         self._unsent += replace(frame, rejected=rejected).encode()
@@ -505,11 +506,7 @@ def _within(rtr: Rtr, depth: int) -> Rtr:
 
 
 def _frame(
-    role: Role, private_data: bytes, told: Enhanced | None, revision: int, *, crc: bool, markers: bool
+    role: MpaRole, private_data: bytes, told: Enhanced | None, revision: int, *, crc: bool, markers: bool
 ) -> StartFrame:
     front = b"" if told is None else told.encode()
     return StartFrame(role, front + private_data, markers, crc, enhanced=told is not None, revision=revision)
-
-
-def _violation(rule: str, found: str) -> PeerViolation:
-    return PeerViolation(f"{found}: {RULES.get(rule) or FRAME_RULES[rule]}", rule=rule)

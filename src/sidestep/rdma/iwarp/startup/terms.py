@@ -1,4 +1,4 @@
-"""The terms of an MPA start-up: its states, what an end may want, and what it is told (theory: startup.py)."""
+"""The terms of an MPA start-up: its states, what an end may want, and what it is told (theory: negotiation.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REVISIONS: Final = (1, 2)
 CONSORTIUM_REVISION: Final = 0
 
 
-class State(Enum):
+class MpaState(Enum):
     """Of a start-up."""
 
     WAIT_REPLY = "Request sent"
@@ -26,7 +26,7 @@ class State(Enum):
     CLOSED = "failed"
 
 
-class Stimulus(Enum):
+class MpaStimulus(Enum):
     """What moves a start-up from state to state."""
 
     REQUEST = "good Request received"
@@ -36,7 +36,7 @@ class Stimulus(Enum):
     FAILURE = "timer, end of the connection, or an error"
 
 
-_S, _E = State, Stimulus
+_S, _E = MpaState, MpaStimulus
 
 TRANSITIONS: Final = {
     (_S.WAIT_REPLY, _E.ACCEPT): _S.FULL,
@@ -54,7 +54,7 @@ TRANSITIONS: Final = {
 OVER: Final = frozenset({_S.REJECTED, _S.CLOSED})
 
 
-class Cause(Enum):
+class MpaCause(Enum):
     """Why a start-up failed."""
 
     VIOLATION = "the other end broke a rule"
@@ -86,7 +86,7 @@ class ReadDepths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MpaSettings:
     """What an end wants, times in seconds. The defaults suit Linux siw and hardware RNICs, on either side."""
 
     revision: int = 2  # initiator: what it says; responder: the highest that it takes
@@ -110,7 +110,7 @@ class Settings:
         if not self.rtr:
             raise Misuse("no ready-to-receive message", remedy="name one at least")
 
-    def older(self) -> Settings:
+    def older(self) -> MpaSettings:
         """The same for another try, at an end that knows revision 1 only."""
         return replace(self, revision=1, enhanced=False, peer_to_peer=False)
 
@@ -170,11 +170,11 @@ class Refused:
 class Failed:
     """Nothing came of it. The TCP connection is to be closed, after what there is to send."""
 
-    cause: Cause
+    cause: MpaCause
     text: str
     code: int  # as a Terminate says it, whether one is sent or not
     rule: str = ""  # of a violation
     retry_revision: int | None = None  # initiator: with this one a new TCP connection is worth a try
 
 
-Event: TypeAlias = Asked | Agreed | Opened | Refused | Failed
+MpaEvent: TypeAlias = Asked | Agreed | Opened | Refused | Failed

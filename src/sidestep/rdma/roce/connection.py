@@ -1,8 +1,8 @@
-"""Makes an SDP conversation frames of RoCEv2: what a wire between two hosts would have carried.
+"""One reliable connection as frames of RoCEv2: what a wire between two hosts would have carried.
 
-A conversation over a software device has no such packets. This makes them, so that Wireshark and other tools can look
-at it: datagrams of the connection manager whose REQ and REP carry Hello and HelloAck, Sends in as many packets as the
-path MTU asks for, RDMA Reads and Writes, and every packet with its sequence number, padding and checksum.
+Datagrams of the connection manager, Sends in as many packets as the path MTU asks for, RDMA Reads and Writes, and every
+packet with its sequence number, padding and checksum. A conversation over another device is shown to Wireshark and
+other tools in this form.
 
 Not made: acknowledgements and anything lost, late or sent twice. A packet is sent when the record says so.
 """
@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Final
 
 from sidestep.errors import Misuse
-from sidestep.observe.capture.sides import Side
+from sidestep.rdma.frames import IpAddress, Side, ethernet_header, network_header
 from sidestep.rdma.roce.icrc import icrc
-from sidestep.rdma.roce.mad import CmMessage, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
+from sidestep.rdma.roce.mad import CmMad, Drep, Dreq, Mad, Rej, Rep, Req, Rtu, gid
 from sidestep.rdma.roce.packet import (
     ACK_NO_CREDITS,
     ICRC_LEN,
@@ -38,19 +38,13 @@ from sidestep.rdma.roce.packet import (
     Packet,
     Reth,
 )
-from sidestep.sdp.hello import service_id
 
-IpAddress: TypeAlias = IPv4Address | IPv6Address
-
-_IPV4: Final = Struct(">BBHHHBBH4s4s")
-_IPV6: Final = Struct(">IHBB16s16s")
 _UDP: Final = Struct(">HHHH")
 _SOURCE_PORT: Final = 0xC000
-_TTL: Final = 64
 _PROTOCOL_UDP: Final = 17
 
 
-class Kind(Enum):
+class RecordKind(Enum):
     """What is sent."""
 
     REQ = "CM REQ"  # data: Hello
@@ -67,12 +61,12 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RoceRecord:
     """One thing that was sent."""
 
     time_s: float  # since the epoch, or since whatever the conversation began with
     side: Side
-    kind: Kind
+    kind: RecordKind
     data: bytes | memoryview = b""
     rkey: int = 0
     va: int = 0
@@ -84,12 +78,12 @@ class Record:
 
 
 @dataclass
-class Ends:
+class RoceEnds:
     """Who talks to whom."""
 
     connecting: IpAddress = field(default_factory=lambda: ip_address("10.0.0.1"))
     accepting: IpAddress = field(default_factory=lambda: ip_address("10.0.0.2"))
-    port: int = 5001
+    service_id: int = 0x0001_1389
     qpn: tuple[int, int] = (0x111, 0x222)  # of the connecting and of the accepting side, as all pairs here
     comm_id: tuple[int, int] = (0xC0C0C0C0, 0xA0A0A0A0)
     starting_psn: tuple[int, int] = (0x100, 0x200)  # of packets to that side
@@ -108,7 +102,7 @@ class Ends:
 class RoceConnection:
     """Turns records into packets of one connection."""
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: RoceEnds) -> None:
         self._ends = ends
         self._mtu = self._ends.packet_max or MTU_CODES[self._ends.mtu_code]
         # Packets of one side are numbered as the other side has asked.
@@ -117,7 +111,7 @@ class RoceConnection:
         self._completed = dict.fromkeys(Side, 0)  # requests of that side
         self._reads: dict[Side, deque[tuple[int, int]]] = {side: deque() for side in Side}  # PSN and bytes
 
-    def frames(self, record: Record) -> Iterator[bytes]:
+    def frames(self, record: RoceRecord) -> Iterator[bytes]:
         """The packets of one record, as frames of Ethernet; `Misuse` if it cannot be sent."""
         for packet in self._packets(record):
             yield _frame(packet, record.side, self._ends)
@@ -128,54 +122,49 @@ class RoceConnection:
             self._reads[side].popleft()
             self._completed[side] += 1
 
-    def _packets(self, record: Record) -> Iterator[Packet]:
-        if record.kind is Kind.SEND:
+    def _packets(self, record: RoceRecord) -> Iterator[Packet]:
+        if record.kind is RecordKind.SEND:
             return self._send(record)
-        if record.kind is Kind.WRITE:
+        if record.kind is RecordKind.WRITE:
             return self._rdma_write(record)
-        if record.kind is Kind.READ_REQUEST:
+        if record.kind is RecordKind.READ_REQUEST:
             return self._read_request(record)
-        if record.kind is Kind.READ_RESPONSE:
+        if record.kind is RecordKind.READ_RESPONSE:
             return self._read_response(record)
-        if record.kind is Kind.REFUSAL:
+        if record.kind is RecordKind.REFUSAL:
             return self._refusal(record)
         return self._datagram(record)
 
-    def _datagram(self, record: Record) -> Iterator[Packet]:
+    def _datagram(self, record: RoceRecord) -> Iterator[Packet]:
         mad = Mad(self._ends.transaction_id, self._cm_message(record)).encode()
         bth = Bth(Op.UD_SEND_ONLY, QP_GSI, self._datagrams[record.side])
         self._datagrams[record.side] += 1
         yield Packet(bth, (Deth(QKEY_GSI, QP_GSI),), mad)
 
-    def _cm_message(self, record: Record) -> CmMessage:
+    def _cm_message(self, record: RoceRecord) -> CmMad:
         ends, me, data = self._ends, record.side, bytes(record.data)
         local, remote = ends.comm_id[me.value], ends.comm_id[me.other.value]
         match record.kind:
-            case Kind.REQ:
+            case RecordKind.REQ:
                 return Req(
-                    local_comm_id=local,
-                    service_id=service_id(ends.port),
-                    qpn=ends.qpn[me.value],
-                    starting_psn=ends.starting_psn[me.value],
-                    local_gid=gid(ends.address(me)),
-                    remote_gid=gid(ends.address(me.other)),
-                    private_data=data,
-                    mtu_code=ends.mtu_code,
-                )
-            case Kind.REP:
+                    local_comm_id=local, service_id=ends.service_id, qpn=ends.qpn[me.value],
+                    starting_psn=ends.starting_psn[me.value], local_gid=gid(ends.address(me)),
+                    remote_gid=gid(ends.address(me.other)), private_data=data, mtu_code=ends.mtu_code,
+                )  # fmt: skip
+            case RecordKind.REP:
                 return Rep(local, remote, ends.qpn[me.value], ends.starting_psn[me.value], data)
-            case Kind.RTU:
+            case RecordKind.RTU:
                 return Rtu(local, remote, data)
-            case Kind.REJ:
+            case RecordKind.REJ:
                 return Rej(local, remote, record.reason, int(me is Side.CONNECTING), data)
-            case Kind.DREQ:
+            case RecordKind.DREQ:
                 return Dreq(local, remote, ends.qpn[me.other.value], data)
             case _:
                 return Drep(local, remote, data)
 
     # ---- the data path ----
 
-    def _send(self, record: Record) -> Iterator[Packet]:
+    def _send(self, record: RoceRecord) -> Iterator[Packet]:
         data = memoryview(record.data)
         if record.invalidate is None:
             ops = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST, Op.SEND_ONLY)
@@ -183,21 +172,15 @@ class RoceConnection:
         ops = (Op.SEND_FIRST, Op.SEND_MIDDLE, Op.SEND_LAST_INV, Op.SEND_ONLY_INV)
         return self._request(record.side, ops, data, last=(Ieth(record.invalidate),), solicited=record.solicited)
 
-    def _rdma_write(self, record: Record) -> Iterator[Packet]:
+    def _rdma_write(self, record: RoceRecord) -> Iterator[Packet]:
         ops = (Op.WRITE_FIRST, Op.WRITE_MIDDLE, Op.WRITE_LAST, Op.WRITE_ONLY)
         where = Reth(record.va, record.rkey, len(record.data))
         return self._request(record.side, ops, memoryview(record.data), first=(where,))
 
     def _request(
-        self,
-        side: Side,
-        ops: tuple[Op, Op, Op, Op],
-        data: memoryview,
-        *,
-        first: tuple[Extension, ...] = (),
-        last: tuple[Extension, ...] = (),
-        solicited: bool = False,
-    ) -> Iterator[Packet]:
+        self, side: Side, ops: tuple[Op, Op, Op, Op], data: memoryview, *, first: tuple[Extension, ...] = (),
+        last: tuple[Extension, ...] = (), solicited: bool = False,
+    ) -> Iterator[Packet]:  # fmt: skip
         for op, piece in self._pieces(ops, data):
             begins, ends = op in (ops[0], ops[3]), op in (ops[2], ops[3])
             extensions = (first if begins else ()) + (last if ends else ())
@@ -206,14 +189,14 @@ class RoceConnection:
             )
         self._completed[side] += 1
 
-    def _read_request(self, record: Record) -> Iterator[Packet]:
+    def _read_request(self, record: RoceRecord) -> Iterator[Packet]:
         count = max(1, -(-record.length // self._mtu))  # its responses carry so many numbers
         psn = self._next_psn(record.side, count)
         self._reads[record.side].append((psn, record.length))
         where = Reth(record.va, record.rkey, record.length)
         yield self._packet(record.side, Op.READ_REQUEST, psn, (where,), ack_req=True)
 
-    def _read_response(self, record: Record) -> Iterator[Packet]:
+    def _read_response(self, record: RoceRecord) -> Iterator[Packet]:
         reader = record.side.other
         if not self._reads[reader]:
             raise Misuse("an RDMA Read Response without a request")
@@ -227,7 +210,7 @@ class RoceConnection:
             extensions = () if op is Op.READ_RESPONSE_MIDDLE else (acknowledged,)
             yield self._packet(record.side, op, psn + index & PSN_MASK, extensions, piece)
 
-    def _refusal(self, record: Record) -> Iterator[Packet]:
+    def _refusal(self, record: RoceRecord) -> Iterator[Packet]:
         requester = record.side.other
         refused = Aeth.of(record.syndrome, self._completed[requester])
         yield self._packet(record.side, Op.ACK, self._psn[requester] - 1 & PSN_MASK, (refused,))
@@ -251,51 +234,18 @@ class RoceConnection:
         return psn
 
     def _packet(
-        self,
-        side: Side,
-        op: Op,
-        psn: int,
-        extensions: tuple[Extension, ...] = (),
-        payload: memoryview | bytes = b"",
-        *,
-        ack_req: bool = False,
-        solicited: bool = False,
-    ) -> Packet:
+        self, side: Side, op: Op, psn: int, extensions: tuple[Extension, ...] = (), payload: memoryview | bytes = b"",
+        *, ack_req: bool = False, solicited: bool = False,
+    ) -> Packet:  # fmt: skip
         dest_qp = self._ends.qpn[side.other.value]
         bth = Bth(op, dest_qp, psn, ack_req=ack_req, solicited=solicited, pad=-len(payload) % 4)
         return Packet(bth, extensions, payload)
 
 
-def _frame(packet: Packet, side: Side, ends: Ends) -> bytes:
+def _frame(packet: Packet, side: Side, ends: RoceEnds) -> bytes:
     transport = packet.encode()
     source, destination = ends.address(side), ends.address(side.other)
     udp_len = _UDP.size + len(transport) + ICRC_LEN
     udp = _UDP.pack(_SOURCE_PORT, UDP_PORT, udp_len, 0)
     whole = network_header(source, destination, _PROTOCOL_UDP, udp_len) + udp + transport
     return ethernet_header(side, source.version) + whole + icrc(whole)
-
-
-def ethernet_header(side: Side, version: int) -> bytes:
-    """Of a frame that this side sends, with a packet of this version of IP."""
-    return _mac(side.other) + _mac(side) + (b"\x08\x00" if version == 4 else b"\x86\xdd")
-
-
-def network_header(source: IpAddress, destination: IpAddress, protocol: int, length: int) -> bytes:
-    """IP's, in front of so many bytes."""
-    if source.version == 6:
-        return _IPV6.pack(6 << 28, length, protocol, _TTL, source.packed, destination.packed)
-    fields = (0x45, 0, 20 + length, 0, 0x4000, _TTL, protocol)  # identification 0, which the checksum covers; DF
-    without = _IPV4.pack(*fields, 0, source.packed, destination.packed)
-    return _IPV4.pack(*fields, internet_checksum(without), source.packed, destination.packed)
-
-
-def internet_checksum(data: bytes) -> int:
-    """RFC 1071. The sum in ones' complement of 16-bit words is the remainder by 65535, but for which zero it is."""
-    if len(data) % 2:
-        data += b"\0"
-    whole = int.from_bytes(data)
-    return ~(whole % 0xFFFF or (0xFFFF if whole else 0)) & 0xFFFF
-
-
-def _mac(side: Side) -> bytes:
-    return b"\x02\0\0\0\0" + bytes([side.value + 1])  # locally administered

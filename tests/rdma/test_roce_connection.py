@@ -29,16 +29,17 @@ from pcap_file import PcapFile, RoceWriter
 
 from sidestep.errors import Misuse
 from sidestep.observe.capture.events import What
-from sidestep.observe.capture.sides import Side
-from sidestep.observe.capture.writer import Ends, Kind, Record
+from sidestep.rdma.frames import Side
+from sidestep.rdma.roce.connection import RecordKind, RoceEnds, RoceRecord
 from sidestep.rdma.roce.icrc import icrc
 from sidestep.rdma.roce.mad import Mad
 from sidestep.rdma.roce.packet import READ_RESPONSES, Aeth, Deth, Op, Packet, Reth
+from sidestep.sdp.hello import service_id
 
 
-def packets(records: list[Record], ends: Ends | None = None) -> list[tuple[Side, Packet]]:
+def packets(records: list[RoceRecord], ends: RoceEnds | None = None) -> list[tuple[Side, Packet]]:
     """Who sends, and what; the headers around each are judged here."""
-    ends = ends or Ends()
+    ends = ends or RoceEnds()
     found = []
     for frame in frames_of(written(records, ends)):
         version = 4 if frame[12:14] == b"\x08\x00" else 6
@@ -69,10 +70,10 @@ def numbers(found: list[tuple[Side, Packet]], side: Side) -> list[int]:
 def test_the_conversation_as_packets() -> None:
     found = packets(WHOLE)
     assert len(found) == len(WHOLE)
-    ends = Ends()
+    ends = RoceEnds()
     for (side, packet), record in zip(found, WHOLE, strict=True):
         assert side is record.side
-        if record.kind is Kind.SEND:
+        if record.kind is RecordKind.SEND:
             assert packet.bth.opcode is Op.SEND_ONLY
             assert packet.bth.dest_qp == ends.qpn[side.other.value]
             assert packet.bth.ack_req
@@ -100,8 +101,8 @@ def test_a_long_message_takes_several_packets(mtu_code: int) -> None:
     mtu = 128 << mtu_code
     for size in (0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 3 * mtu + 2):
         data = bytes(index & 0xFF for index in range(size))
-        record = Record(0, CONNECTING, Kind.SEND, data, solicited=True)
-        found = [packet for _, packet in packets([record], Ends(mtu_code=mtu_code))]
+        record = RoceRecord(0, CONNECTING, RecordKind.SEND, data, solicited=True)
+        found = [packet for _, packet in packets([record], RoceEnds(mtu_code=mtu_code))]
         assert b"".join(bytes(packet.payload) for packet in found) == data
         assert all(len(packet.payload) == mtu for packet in found[:-1])
         ops = [packet.bth.opcode for packet in found]
@@ -116,15 +117,15 @@ def test_a_long_message_takes_several_packets(mtu_code: int) -> None:
 
 def test_reads_and_writes() -> None:
     records = [
-        Record(0, CONNECTING, Kind.WRITE, bytes(600), rkey=0xAB, va=0x1003),
-        Record(0, CONNECTING, Kind.READ_REQUEST, rkey=0xCD, va=0x2000, length=513),
-        Record(0, CONNECTING, Kind.READ_REQUEST, rkey=0xCE, va=0x3000, length=4),
-        Record(0, ACCEPTING, Kind.READ_RESPONSE, bytes(513)),
-        Record(0, ACCEPTING, Kind.READ_RESPONSE, b"four"),
-        Record(0, CONNECTING, Kind.SEND, b"x"),
+        RoceRecord(0, CONNECTING, RecordKind.WRITE, bytes(600), rkey=0xAB, va=0x1003),
+        RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, rkey=0xCD, va=0x2000, length=513),
+        RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, rkey=0xCE, va=0x3000, length=4),
+        RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, bytes(513)),
+        RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, b"four"),
+        RoceRecord(0, CONNECTING, RecordKind.SEND, b"x"),
     ]
-    found = [packet for _, packet in packets(records, Ends(mtu_code=1))]
-    start = Ends().starting_psn[1]
+    found = [packet for _, packet in packets(records, RoceEnds(mtu_code=1))]
+    start = RoceEnds().starting_psn[1]
     expected = [
         (Op.WRITE_FIRST, 0), (Op.WRITE_MIDDLE, 1), (Op.WRITE_LAST, 2), (Op.READ_REQUEST, 3), (Op.READ_REQUEST, 6),
         (Op.READ_RESPONSE_FIRST, 3), (Op.READ_RESPONSE_MIDDLE, 4), (Op.READ_RESPONSE_LAST, 5),
@@ -140,22 +141,22 @@ def test_reads_and_writes() -> None:
 
 
 def test_numbers_wrap() -> None:
-    ends = Ends(starting_psn=(0, 0xFF_FFFE))
-    found = packets([Record(0, CONNECTING, Kind.SEND, b"x")] * 4, ends)
+    ends = RoceEnds(starting_psn=(0, 0xFF_FFFE))
+    found = packets([RoceRecord(0, CONNECTING, RecordKind.SEND, b"x")] * 4, ends)
     assert numbers(found, CONNECTING) == [0xFF_FFFE, 0xFF_FFFF, 0, 1]
 
 
 def test_what_cannot_be_is_misuse() -> None:
     writer = RoceWriter(PcapFile(io.BytesIO()))
     with pytest.raises(Misuse, match="without a request"):
-        writer.write(Record(0, ACCEPTING, Kind.READ_RESPONSE, b"x"))
-    writer.write(Record(0, CONNECTING, Kind.READ_REQUEST, length=2))
+        writer.write(RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, b"x"))
+    writer.write(RoceRecord(0, CONNECTING, RecordKind.READ_REQUEST, length=2))
     with pytest.raises(Misuse, match="1 bytes for 2"):
-        writer.write(Record(0, ACCEPTING, Kind.READ_RESPONSE, b"x"))
+        writer.write(RoceRecord(0, ACCEPTING, RecordKind.READ_RESPONSE, b"x"))
     with pytest.raises(Misuse, match="private data"):
-        writer.write(Record(0, CONNECTING, Kind.REQ, bytes(93)))
+        writer.write(RoceRecord(0, CONNECTING, RecordKind.REQ, bytes(93)))
     with pytest.raises(Misuse, match="IP versions"):
-        Ends(connecting=ip_address("::1"))
+        RoceEnds(connecting=ip_address("::1"))
 
 
 # ---- read again ----
@@ -163,11 +164,11 @@ def test_what_cannot_be_is_misuse() -> None:
 
 @pytest.mark.parametrize("mtu_code", [1, 3])
 def test_the_conversation_comes_back(mtu_code: int) -> None:
-    events = decoded(written(WHOLE, Ends(mtu_code=mtu_code)))
+    events = decoded(written(WHOLE, RoceEnds(mtu_code=mtu_code)))
     expected = [V["V01"].message, V["V02"].message, *(one.message for one in [*CONVERSATION, *EXTRAS])]
     assert messages(events) == expected
     assert [event.side for event in events if event.what is What.SDP] == [
-        CONNECTING, ACCEPTING, *(record.side for record in WHOLE if record.kind is Kind.SEND)
+        CONNECTING, ACCEPTING, *(record.side for record in WHOLE if record.kind is RecordKind.SEND)
     ]  # fmt: skip
     assert {event.connection for event in events} == {1}
     assert [text.split(":")[0] for text in texts(events, What.CM)] == [
@@ -183,9 +184,10 @@ def test_the_conversation_comes_back(mtu_code: int) -> None:
 
 
 def test_over_ipv6() -> None:
-    ends = Ends(ip_address("fe80::1"), ip_address("fe80::2"), 80)
+    ends = RoceEnds(ip_address("fe80::1"), ip_address("fe80::2"), service_id(80))
     records = [
-        Record(0, CONNECTING, Kind.REQ, V["V41"].message), Record(0, ACCEPTING, Kind.REP, V["V42"].message),
+        RoceRecord(0, CONNECTING, RecordKind.REQ, V["V41"].message),
+        RoceRecord(0, ACCEPTING, RecordKind.REP, V["V42"].message),
         *sends(CONVERSATION),
     ]  # fmt: skip
     assert [side for side, _ in packets(records, ends)] == [record.side for record in records]
@@ -199,39 +201,40 @@ def test_over_ipv6() -> None:
     st.lists(
         st.one_of(
             st.builds(
-                Record, st.just(0.0), st.sampled_from(Side), st.just(Kind.SEND), st.binary(max_size=900),
+                RoceRecord, st.just(0.0), st.sampled_from(Side), st.just(RecordKind.SEND), st.binary(max_size=900),
                 solicited=st.booleans(), invalidate=st.one_of(st.none(), st.integers(0, 0xFFFF_FFFF)),
             ),
             st.builds(
-                Record, st.just(0.0), st.sampled_from(Side), st.just(Kind.WRITE), st.binary(max_size=900),
+                RoceRecord, st.just(0.0), st.sampled_from(Side), st.just(RecordKind.WRITE), st.binary(max_size=900),
                 va=st.integers(0, 1 << 63), rkey=st.integers(0, 0xFFFF_FFFF),
             ),
             st.builds(
-                Record, st.just(0.0), st.sampled_from(Side), st.just(Kind.READ_REQUEST), length=st.integers(0, 900)
+                RoceRecord, st.just(0.0), st.sampled_from(Side), st.just(RecordKind.READ_REQUEST),
+                length=st.integers(0, 900),
             ),
         ),
         max_size=12,
     )
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_anything_comes_back(chosen: list[Record]) -> None:
+def test_anything_comes_back(chosen: list[RoceRecord]) -> None:
     """Reads are answered at once or at the end, whichever their length says; the stream of messages is the same."""
-    records, late = [*SETUP], list[Record]()
+    records, late = [*SETUP], list[RoceRecord]()
     for record in chosen:
         records.append(record)
-        if record.kind is Kind.READ_REQUEST:
-            answer = Record(0, record.side.other, Kind.READ_RESPONSE, bytes(record.length))
+        if record.kind is RecordKind.READ_REQUEST:
+            answer = RoceRecord(0, record.side.other, RecordKind.READ_RESPONSE, bytes(record.length))
             (late if record.length % 2 or late else records).append(answer)
     records += late
-    events = decoded(written([*records, *END], Ends(mtu_code=1, starting_psn=(0xFF_FFF0, 5))))
-    assert messages(events)[2:] == [record.data for record in chosen if record.kind is Kind.SEND]
+    events = decoded(written([*records, *END], RoceEnds(mtu_code=1, starting_psn=(0xFF_FFF0, 5))))
+    assert messages(events)[2:] == [record.data for record in chosen if record.kind is RecordKind.SEND]
     found = [event for event in events if event.what is What.SDP][2:]
-    assert [event.solicited for event in found] == [one.solicited for one in chosen if one.kind is Kind.SEND]
+    assert [event.solicited for event in found] == [one.solicited for one in chosen if one.kind is RecordKind.SEND]
     assert [event.note for event in found] == [
         f"invalidates RKey {one.invalidate:#010x}" if one.invalidate is not None else ""
-        for one in chosen if one.kind is Kind.SEND
+        for one in chosen if one.kind is RecordKind.SEND
     ]  # fmt: skip
-    assert len(texts(events, What.RDMA)) == sum(record.kind is not Kind.SEND for record in [*chosen]) + sum(
-        record.kind is Kind.READ_REQUEST for record in chosen
+    assert len(texts(events, What.RDMA)) == sum(record.kind is not RecordKind.SEND for record in [*chosen]) + sum(
+        record.kind is RecordKind.READ_REQUEST for record in chosen
     )
     assert texts(events, What.TRANSPORT) == []
