@@ -1,8 +1,8 @@
 /*
  * channel_module.c - sidestep.native._channel: the channel for Python, in the limited API.
  *
- * A Channel is one end of a mapped segment; a Bell is what its peer rings, a RemoteBell the peer's. Nothing here blocks.
- * Neither is made for several threads; the interpreter's lock makes each single call whole.
+ * A Channel is one end of a mapped segment; a Doorbell is what its peer rings, a RemoteDoorbell the peer's. Nothing here
+ * blocks. Neither is made for several threads; the interpreter's lock makes each single call whole.
  */
 #include "channel_module.h"
 
@@ -92,7 +92,7 @@ static int module_exec(PyObject *module)
 {
 	struct state *state = PyModule_GetState(module);
 	PyObject *type = PyType_FromModuleAndSpec(module, &channel_spec, NULL);
-	PyType_Spec *bells[] = {&own_bell_spec, &far_bell_spec};
+	PyType_Spec *doorbells[] = {&own_doorbell_spec, &remote_doorbell_spec};
 
 	state->channel_type = (PyTypeObject *)type;
 	if (!type || PyModule_AddType(module, state->channel_type) < 0 ||
@@ -104,9 +104,9 @@ static int module_exec(PyObject *module)
 	if (!state->piece_type)
 		return -1;
 	for (int i = 0; i < 2; i++) {
-		PyObject *bell_type = PyType_FromModuleAndSpec(module, bells[i], NULL);
-		int failed_type = bell_type ? PyModule_AddType(module, (PyTypeObject *)bell_type) : -1;
-		Py_XDECREF(bell_type);
+		PyObject *doorbell_type = PyType_FromModuleAndSpec(module, doorbells[i], NULL);
+		int failed_type = doorbell_type ? PyModule_AddType(module, (PyTypeObject *)doorbell_type) : -1;
+		Py_XDECREF(doorbell_type);
 		if (failed_type < 0)
 			return -1;
 	}
@@ -145,27 +145,27 @@ static int module_clear(PyObject *module)
 	return 0;
 }
 
-PyDoc_STRVAR(make_bell_doc, "make_bell($module, /)\n--\n\n"
-                            "A new eventfd for a bell, close-on-exec, which the caller closes.\n\n"
+PyDoc_STRVAR(doorbell_make_doc, "doorbell_make($module, /)\n--\n\n"
+                            "A new eventfd for a doorbell, close-on-exec, which the caller closes.\n\n"
                             "Raises OSError: EOPNOTSUPP before Linux 5.8, where nobody could ring it without fear of waiting.");
 
-static PyObject *module_make_bell(PyObject *module, PyObject *unused)
+static PyObject *module_doorbell_make(PyObject *module, PyObject *unused)
 {
 	(void)module;
 	(void)unused;
-	int fd = bell_fd_make();
+	int fd = doorbell_fd_make();
 	return fd < 0 ? raise_errno(-errno) : PyLong_FromLong(fd);
 }
 
-PyDoc_STRVAR(ring_bell_doc, "ring_bell($module, fd, /)\n--\n\n"
-                            "Wakes whoever sleeps on the eventfd of a bell, and never waits. Whether it was rung.");
+PyDoc_STRVAR(doorbell_ring_doc, "doorbell_ring($module, fd, /)\n--\n\n"
+                            "Wakes whoever sleeps on the eventfd of a doorbell, and never waits. Whether it was rung.");
 
-static PyObject *module_ring_bell(PyObject *module, PyObject *args)
+static PyObject *module_doorbell_ring(PyObject *module, PyObject *args)
 {
 	int fd;
 
 	(void)module;
-	return PyArg_ParseTuple(args, "i:ring_bell", &fd) ? PyBool_FromLong(bell_fd_ring(fd)) : NULL;
+	return PyArg_ParseTuple(args, "i:doorbell_ring", &fd) ? PyBool_FromLong(doorbell_fd_ring(fd)) : NULL;
 }
 
 PyDoc_STRVAR(give_back_doc, "give_back_free_memory()\n--\n\nGives what the C library has free back to the kernel, "
@@ -184,8 +184,8 @@ static PyObject *module_give_back(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef module_methods[] = {
-	{"make_bell", module_make_bell, METH_NOARGS, make_bell_doc},
-	{"ring_bell", module_ring_bell, METH_VARARGS, ring_bell_doc},
+	{"doorbell_make", module_doorbell_make, METH_NOARGS, doorbell_make_doc},
+	{"doorbell_ring", module_doorbell_ring, METH_VARARGS, doorbell_ring_doc},
 	{"create", module_create, METH_VARARGS, create_doc},
 	{"map", module_map, METH_VARARGS, map_doc},
 	{"give_back_free_memory", module_give_back, METH_NOARGS, give_back_doc},

@@ -20,7 +20,7 @@ struct channel {
 	PyObject_HEAD
 	struct channel_end end;
 	_Atomic uint64_t tail, head, head_seen, ring_from, ring_to, spill_base, limit, room_max; /* out of the peer's reach */
-	bool lent; /* room was shown, and nothing has been committed since: it stays where it is */
+	bool room_shown; /* room was shown, and nothing has been committed since: it stays where it is */
 	PyTypeObject *piece_type;
 	Py_ssize_t pieces; /* views in use */
 	bool closed;
@@ -42,9 +42,9 @@ static inline PyObject *raise_errno(int negative)
 /* channel_type.c: one end of a segment, and the views of its rings */
 extern PyType_Spec channel_spec, piece_spec;
 
-/* channel_bells.c: whom to wake, and who is to be woken */
-extern PyType_Spec own_bell_spec, far_bell_spec;
-int bell_fd_make(void);
-bool bell_fd_ring(int fd);
+/* channel_doorbells.c: whom to wake, and who is to be woken */
+extern PyType_Spec own_doorbell_spec, remote_doorbell_spec;
+int doorbell_fd_make(void);
+bool doorbell_fd_ring(int fd);
 
 #endif

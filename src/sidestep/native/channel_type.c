@@ -59,7 +59,7 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 	struct channel *channel = mapped(self);
 	int64_t taken = -1;
 	if (channel) {
-		if (!channel->lent)
+		if (!channel->room_shown)
 			channel_tx_settle(&channel->end);
 		taken = channel_tx_space(&channel->end, (size_t)buffer.len);
 		if (taken < 0) {
@@ -70,7 +70,7 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 			if (taken > 0) {
 				channel_tx_put(&channel->end, 0, buffer.buf, (size_t)taken);
 				channel_tx_publish(&channel->end, (size_t)taken);
-				channel->lent = false;
+				channel->room_shown = false;
 			}
 		}
 	}
@@ -247,12 +247,12 @@ static PyObject *channel_writable(PyObject *self, PyObject *unused)
 	(void)unused;
 	if (!channel)
 		return NULL;
-	if (!channel->lent)
+	if (!channel->room_shown)
 		channel_tx_settle(&channel->end);
 	int64_t room = space_of(channel);
 	if (room < 0)
 		return raise_errno((int)room);
-	channel->lent = true;
+	channel->room_shown = true;
 	return pieces_tuple(channel, pieces, room ? channel_tx_pieces(&channel->end, (size_t)room, pieces) : 0, false);
 }
 
@@ -303,7 +303,7 @@ static PyObject *channel_commit(PyObject *self, PyObject *count)
 	if (len < 0)
 		return NULL;
 	channel_tx_publish(&channel->end, (size_t)len);
-	channel->lent = false;
+	channel->room_shown = false;
 	Py_RETURN_NONE;
 }
 
@@ -327,7 +327,7 @@ static PyObject *channel_spill(PyObject *self, PyObject *unused)
 
 /* ---- the words of the two sides ---- */
 PyDoc_STRVAR(remote_doc, "remote($self, /)\n--\n\n"
-                         "The peer's words, each read once, as a tuple in the order of `layout.Words`.");
+                         "The peer's words, each read once, as a tuple in the order of `layout.PeerState`.");
 
 static PyObject *channel_remote(PyObject *self, PyObject *unused)
 {
@@ -353,7 +353,7 @@ static PyObject *channel_remote(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(publish_doc, "publish($self, name, value, /)\n--\n\n"
-                          "Stores one of our words, by its name; `notice` and `handed_on` add bits.");
+                          "Stores one of our words, by its name; `notice` and `acked` add bits.");
 
 static PyObject *channel_publish(PyObject *self, PyObject *args)
 {
@@ -373,7 +373,7 @@ static PyObject *channel_publish(PyObject *self, PyObject *args)
 		if (strcmp(name, words[i].name) != 0)
 			continue;
 		void *word = (uint8_t *)local + words[i].offset;
-		if (word == &local->notice || word == &local->handed_on)
+		if (word == &local->notice || word == &local->acked)
 			atomic_fetch_or((_Atomic uint32_t *)word, (uint32_t)value);
 		else if (words[i].size == sizeof(uint32_t))
 			atomic_store((_Atomic uint32_t *)word, (uint32_t)value);
@@ -522,7 +522,7 @@ static PyGetSetDef channel_getset[] = {
 	{"tx_most", get_tx_most, NULL, "Bytes that the peer can leave unread at most, in the ring and its spill.", NULL},
 	{"sent", get_sent, NULL, "Bytes ever written.", NULL},
 	{"received", get_received, NULL, "Bytes ever read.", NULL},
-	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its bell after making some.", NULL},
+	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its doorbell after making some.", NULL},
 	{"closed", get_closed, NULL, "Whether the segment has been unmapped.", NULL},
 	{0},
 };

@@ -29,7 +29,7 @@ REGISTRY_SIZE: Final = REGISTRY_BUCKETS_OFFSET + 4 * REGISTRY_BUCKETS
 ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
-BELL_PAGE_BELLS: Final = 64  # one 64-byte line each
+DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
 # Bytes behind each ring of a segment, for what a reader that stands still has not read: more than kernel TCP holds then
 # (tcp_wmem, and what of tcp_rmem a reader has opened). Sparse: what is not touched is no memory.
 CHANNEL_SPILL: Final = 16 << 20
@@ -48,8 +48,8 @@ EXPLICIT_NUMBERS: Final = (
 
 # Connections that a provider makes with a program in the place of another host have an end at this loopback address,
 # 127.83.68.80 ("SDP"). Who sees an end in its /24 asks the provider for the true addresses.
-NAMED_ADDRESS: Final = 0x7F534450
-NAMED_MASK: Final = 0xFFFFFF00
+TRANSLATED_ADDRESS: Final = 0x7F534450
+TRANSLATED_MASK: Final = 0xFFFFFF00
 
 
 class Rpc(IntEnum):
@@ -57,10 +57,10 @@ class Rpc(IntEnum):
 
     HELLO = 1  # shim -> provider; fds: [arena, opened read-only]
     WELCOME = 2  # provider -> shim; fds: [registry, read-only]
-    OFFER = 3  # connecting shim -> provider; fds: [segment, bell eventfd, bell page]
-    CLAIM = 4  # accepting shim -> provider; fds: [bell eventfd, bell page]
-    ATTACH = 5  # provider -> claimer; fds: [segment, bell eventfd, bell page] of the offerer
-    CLAIMED = 6  # provider -> offerer; fds: [bell eventfd, bell page] of the claimer
+    OFFER = 3  # connecting shim -> provider; fds: [segment, doorbell eventfd, doorbell page]
+    CLAIM = 4  # accepting shim -> provider; fds: [doorbell eventfd, doorbell page]
+    ATTACH = 5  # provider -> claimer; fds: [segment, doorbell eventfd, doorbell page] of the offerer
+    CLAIMED = 6  # provider -> offerer; fds: [doorbell eventfd, doorbell page] of the claimer
     REFUSED = 7  # provider -> either; `reason` says why
     WITHDRAW = 8  # shim -> provider: the offer with this token is off
     CONTROL = 9  # command -> provider; a JSON document follows the record in the same packet
@@ -94,7 +94,7 @@ class Ask(IntEnum):
     # place: an ANSWER with a remote_port says where the native socket is to connect to instead.
     CONNECT = 3
     OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
-    NAMES = 5  # what the two ends of a connection are called in truth; fds: [the native socket]; the ANSWER has them
+    ADDRESSES = 5  # the true addresses of a connection with the provider; fds: [the native socket]
 
 
 class Refusal(IntEnum):
@@ -213,11 +213,11 @@ class Seen(IntFlag):
     RESET = 2  # as it is dead: reset, or timed out
 
 
-class Handed(IntFlag):
-    """What a provider between has handed on of a shim's words (`handed_on`)."""
+class Acked(IntFlag):
+    """What a provider between has handed on of a shim's words (`acked`)."""
 
     SWITCH = 1  # tx_switch_offset
-    ASKED = 2  # Notice.DEMOTE or Notice.RECALL
+    REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
     READY = 4  # rx_ready; stored before it is handed on: without it nothing comes by ring
 
 
@@ -314,7 +314,7 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
 }
 
 
-class Words(NamedTuple):
+class PeerState(NamedTuple):
     """What a peer says of itself, in the order in which it is read: what says that another is valid comes first."""
 
     attached: int
@@ -364,10 +364,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("cookie", "Q", 1),  # SO_COOKIE of the caller's socket
         ("netns_cookie", "Q", 1),  # SO_NETNS_COOKIE of the caller's socket
         ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
-        ("bell_index", "I", 1),  # line in the bell page
+        ("doorbell_index", "I", 1),  # line in the doorbell page
         ("promote_after_calls", "I", 1),  # WELCOME: the provider's defaults for the shim
         ("promote_after_bytes", "Q", 1),
-        ("bell_page_id", "B", 16),  # random; equal ids are the same page
+        ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
         ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
         ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
@@ -384,7 +384,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("closing", "I", 1),  # 1: the provider is going away; make no offers
         ("netns_cookie", "Q", 1),
         ("secret", "Q", 1),  # seed of the bucket hash
-        ("orders", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
+        ("commands", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
         ("asks_connect", "I", 1),  # 1: connects of ordinary sockets may begin with an offload protocol: each asks first
         ("answers", "I", 1),  # moves on after an answer has been sent to anybody
         ("pad", "I", 1),
@@ -424,8 +424,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("promoted_ns", "Q", 1),  # CLOCK_MONOTONIC; 0: never
         ("segment_id", "B", 16),
         ("free_next", "I", 1),
-        ("rx_sitters", "I", 1),  # threads inside an unwatched kernel read or wait
-        ("tx_sitters", "I", 1),
+        ("rx_kernel_waiters", "I", 1),  # threads inside an unwatched kernel read or wait
+        ("tx_kernel_waiters", "I", 1),
         ("pad", "I", 1),
         # lines 2-3: sending direction
         ("tx_lock", "I", 1),
@@ -480,7 +480,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("ring_from", "Q", 1),
         ("ring_to", "Q", 1),  # + 1; 0: it goes on
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
-        ("want_space", "I", 1),  # the producer waits for room: ring its bell after making some
+        ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
         ("pad", "B", 88),
     ),
@@ -495,7 +495,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # times: each is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to
     # its end, and no word of one round is taken for that of another, as each carries its number.
     "channel_side": (
-        ("attached", "I", 1),  # holds the segment and the other's bell
+        ("attached", "I", 1),  # holds the segment and the other's doorbell
         ("rx_ready", "I", 1),  # consents: may be sent to by ring in this round
         ("tx_switched", "I", 1),  # the round for which tx_switch_offset is valid; bytes from there are in the ring
         ("shut_wr", "I", 1),  # shutdown(SHUT_WR) was called, so a FIN is no close
@@ -510,7 +510,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
-        ("handed_on", "I", 1),  # a provider: Handed, what of your words the other end has now
+        ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
         # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         ("pad", "B", 48),
@@ -529,7 +529,7 @@ _CHANNEL: Final = ("channel_producer", "channel_consumer", "channel_side")
 
 # What threads and processes touch while another changes it: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
-    "registry_header": {"closing", "orders", "asks_connect", "answers"},
+    "registry_header": {"closing", "commands", "asks_connect", "answers"},
     "arena_header": {"free_head", "slots_used"},
     **{record: {name for name, code, _ in RECORDS[record] if code != "B"} for record in ("conn_slot", *_CHANNEL)},
 }
@@ -634,18 +634,19 @@ def c_header() -> str:
     ]
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
-        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS", "NAMED_ADDRESS", "NAMED_MASK",
+        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS",
+        "TRANSLATED_MASK",
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
     lines += ["#ifndef CHANNEL_SPILL /* a test has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
     prefixes = {
-        Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Handed: "CHANNEL_HANDED", Back: "CHANNEL", TxEvent: "TX_ON",
+        Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Acked: "CHANNEL_ACKED", Back: "CHANNEL", TxEvent: "TX_ON",
         RxEvent: "RX_ON",
     }  # fmt: skip
     for enum in (
-        Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Handed, Back, Tx, TxEvent, Rx, RxEvent,
+        Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Acked, Back, Tx, TxEvent, Rx, RxEvent,
     ):  # fmt: skip
         lines += ["", f"enum {re.sub(r'(?<=.)(?=[A-Z])', '_', enum.__name__).lower()}_code {{"]
         lines += [f"\t{prefixes.get(enum, enum.__name__.upper())}_{member.name} = {member.value}," for member in enum]
@@ -666,7 +667,7 @@ def c_header() -> str:
     for record in _CHANNEL:
         names = " ".join(f"WORD(at, {name})" for name, _, _ in RECORDS[record] if name != "pad")
         lines += ["", f"#define {record.upper()}_WORDS(WORD, at) {names}"]
-    lines += ["", f"#define CHANNEL_REMOTE_WORDS(WORD) {' '.join(f'WORD({name})' for name in Words._fields[:-1])}"]
+    lines += ["", f"#define CHANNEL_REMOTE_WORDS(WORD) {' '.join(f'WORD({name})' for name in PeerState._fields[:-1])}"]
     return "\n".join([*lines, "", "#endif", ""])
 
 

@@ -35,7 +35,7 @@ struct file {
 };
 
 struct explicit;
-struct remote_bell;
+struct remote_doorbell;
 struct member;
 
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
@@ -62,8 +62,8 @@ struct conn {
 	uint32_t probe_countdown;
 	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
 	struct channel_end channel;
-	struct bell *bell;               /* ours: the peer rings it */
-	struct remote_bell *remote_bell; /* the peer's: we ring it */
+	struct doorbell *doorbell;               /* ours: the peer rings it */
+	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
 	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
 	int pending_segment_fd;          /* of an offer with the provider; else -1 */
@@ -74,10 +74,10 @@ struct conn {
 	_Atomic uint64_t full_head;      /* how far the peer had read when there was no room for somebody, */
 	_Atomic int64_t full_since;      /* and when that was seen first; see steps_stood() */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
-	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
+	_Atomic int deferred_fd;           /* the socket, for those of them that a close() left behind; else -1 */
 	uint64_t token;
 	/* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0; shim_lock to write */
-	_Atomic uint32_t lent;
+	_Atomic uint32_t delegated;
 	struct conn *next_free;
 };
 
@@ -88,7 +88,7 @@ static inline bool has_members(struct conn *conn)
 }
 
 /* A wake-up target: one word a peer reads, and an eventfd it rings. word: sleepers in bits 0-15, generation above. */
-struct bell {
+struct doorbell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
 	int fd;
@@ -99,7 +99,7 @@ struct bell {
 	_Atomic uint32_t refs;
 };
 
-struct remote_bell {
+struct remote_doorbell {
 	const _Atomic uint64_t *word;  /* in a page mapped read-only */
 	const struct hint_ring *hints; /* NULL: the peer gives none */
 	int fd;
@@ -107,9 +107,9 @@ struct remote_bell {
 	uint32_t index;
 	uint32_t refs;
 	_Atomic uint64_t rung; /* generation this process rang last */
-	int life_fd;           /* of a provider that stands between: hangs up when it dies; else -1 */
+	int liveness_fd;           /* of a provider that stands between: hangs up when it dies; else -1 */
 	_Atomic bool dead;     /* it has */
-	struct remote_bell *next;
+	struct remote_doorbell *next;
 	void *page;
 	size_t page_len;
 };
@@ -197,7 +197,7 @@ void conns_before_fork(void);
 void conns_after_fork(void);
 void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
-int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local);
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local);
 int conn_fd(struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
@@ -205,12 +205,12 @@ void conn_probe(struct conn *conn, int fd);
 size_t room_wanted(const struct conn *conn);
 bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
-void conn_leave_ring(struct conn *conn, int fd);
+void conn_drain_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);
 void conn_wake_own(struct conn *conn);
-bool conn_obey(struct conn *conn, int fd);
+bool conn_honour(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
 {
 	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
@@ -223,7 +223,7 @@ static inline bool conn_relayed(const struct conn *conn)
 bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
 bool conn_end_withheld(const struct conn *conn); /* the kernel's end is told already, the ring's is not */
 bool conn_fin_waits(struct conn *conn, int fd); /* and nothing of TCP's is left to read */
-void conn_life_look(const struct conn *conn, const struct remote_bell **last);
+void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last);
 /* Whether the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
 {
@@ -249,11 +249,11 @@ static inline bool conn_tcp_read(const struct conn *conn)
 	           word_load(conn->slot->rx_tcp_bytes);
 }
 /* Something is to be looked at before a wait: the peer's words, or our own that a provider between has to answer first. */
-static inline bool conn_heeds(const struct conn *conn)
+static inline bool conn_must_check(const struct conn *conn)
 {
 	return unlikely(conn_notice(conn)) || conn_relayed(conn);
 }
-bool conn_asked(const struct conn *conn);
+bool conn_tcp_requested(const struct conn *conn);
 bool conn_judges_end(const struct conn *conn);
 bool conn_recalled_since(const struct conn *conn);
 bool conn_promote(struct conn *conn, int fd);
@@ -279,9 +279,9 @@ static inline void conn_advance(struct conn *conn, int fd)
 		set_conn_switched(conn);
 }
 /* And does what the peer asks for. */
-static inline void conn_heed(struct conn *conn, int fd)
+static inline void conn_check(struct conn *conn, int fd)
 {
-	if (conn_heeds(conn) && conn_obey(conn, fd))
+	if (conn_must_check(conn) && conn_honour(conn, fd))
 		set_conn_switched(conn);
 }
 bool conn_receives_tcp(struct conn *conn, int fd);
@@ -307,28 +307,28 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
  * `call` as it came to the kernel, between native_rx_begin() or native_tx_begin() and its end; a thread that is cancelled
  * in it is no sitter any more.
  */
-static inline void native_rx_abandoned(struct conn **sitting)
+static inline void native_rx_cancelled(struct conn **waiting_conn)
 {
-	if (unlikely(*sitting))
-		atomic_fetch_sub(&(*sitting)->slot->rx_sitters, 1);
+	if (unlikely(*waiting_conn))
+		atomic_fetch_sub(&(*waiting_conn)->slot->rx_kernel_waiters, 1);
 }
-static inline void native_tx_abandoned(struct conn **sitting)
+static inline void native_tx_cancelled(struct conn **waiting_conn)
 {
-	if (unlikely(*sitting))
-		atomic_fetch_sub(&(*sitting)->slot->tx_sitters, 1);
+	if (unlikely(*waiting_conn))
+		atomic_fetch_sub(&(*waiting_conn)->slot->tx_kernel_waiters, 1);
 }
 #define NATIVE_RX(conn, fd, call, flags) \
 	({ \
-		struct conn *sitting __attribute__((cleanup(native_rx_abandoned))) = (conn); \
+		struct conn *waiting_conn __attribute__((cleanup(native_rx_cancelled))) = (conn); \
 		ssize_t result_of_call = (call); \
-		sitting = NULL; \
+		waiting_conn = NULL; \
 		native_rx_end(conn, fd, result_of_call, flags); \
 	})
 #define NATIVE_TX(conn, fd, call) \
 	({ \
-		struct conn *sitting __attribute__((cleanup(native_tx_abandoned))) = (conn); \
+		struct conn *waiting_conn __attribute__((cleanup(native_tx_cancelled))) = (conn); \
 		ssize_t result_of_call = (call); \
-		sitting = NULL; \
+		waiting_conn = NULL; \
 		native_tx_end(conn, fd, result_of_call); \
 	})
 ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
@@ -353,42 +353,42 @@ static inline void look_again_until(int64_t when)
 		self.full_until = when;
 }
 
-/* ---- waiting (shim_bell.c, shim_spin.c, shim_wait.c) ---- */
+/* ---- waiting (shim_doorbell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
-struct bell *bell_new_locked(void); /* shim_lock held */
+struct doorbell *doorbell_new_locked(void); /* shim_lock held */
 void thread_register(void);         /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);
 int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error);
-struct bell *bell_self(void); /* this thread's, made on first use; NULL when out of resources */
-void bell_unref(struct bell *bell);
-static inline void bell_sleep_begin(struct bell *bell)
+struct doorbell *doorbell_self(void); /* this thread's, made on first use; NULL when out of resources */
+void doorbell_unref(struct doorbell *doorbell);
+static inline void doorbell_sleep_begin(struct doorbell *doorbell)
 {
-	bell_word_sleep(bell->word);
+	doorbell_word_sleep(doorbell->word);
 }
-static inline void bell_sleep_end(struct bell *bell)
+static inline void doorbell_sleep_end(struct doorbell *doorbell)
 {
-	bell_word_wake(bell->word);
+	doorbell_word_wake(doorbell->word);
 }
-struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int life_fd);
-void remote_bell_unref(struct remote_bell *bell);
-void remote_bell_ring_slow(struct conn *conn, uint64_t generation);
+struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd);
+void remote_doorbell_unref(struct remote_doorbell *doorbell);
+void doorbell_ring_slow(struct conn *conn, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
-static inline void conn_ring(struct conn *conn) /* the caller has made a full fence since it published */
+static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
 	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_relaxed);
 	if (unlikely(number))
 		conn_hint(conn, number);
-	uint64_t word = atomic_load_explicit(conn->remote_bell->word, memory_order_relaxed);
+	uint64_t word = atomic_load_explicit(conn->remote_doorbell->word, memory_order_relaxed);
 
 	if (unlikely(word & 0xffff))
-		remote_bell_ring_slow(conn, word >> 16);
+		doorbell_ring_slow(conn, word >> 16);
 }
-int self_bell_fd(struct bell *const *bells, int bells_len); /* epoll fd to sleep on, holding these bells */
-void self_bells_clear(void);
-void self_life_watch(const struct conn *conn);
-bool conn_watch_life(const struct conn *conn, int epfd, uint64_t data);
-void bells_after_fork(void);
+int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
+void self_doorbells_clear(void);
+void self_liveness_watch(const struct conn *conn);
+bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data);
+void doorbells_after_fork(void);
 
 struct wait_clock {
 	int64_t deadline; /* ns; INT64_MAX: none */
@@ -413,7 +413,7 @@ void rpc_ensure(void);
 void rpc_introduce(void);
 void rpc_before_exec(void);
 bool rpc_reaches_far(void);
-bool rpc_lent(struct conn *conn);
+bool rpc_delegated(struct conn *conn);
 
 struct rpc_answer {
 	uint32_t error;  /* errno that the call fails with; 0: none */
@@ -427,7 +427,7 @@ bool rpc_carries_far(void);  /* the provider carries connections with other host
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
 /* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
+bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 /* ---- explicit sockets (shim_explicit.c) ---- */
 
@@ -492,20 +492,21 @@ static inline bool conn_at_once(const struct conn *conn)
 	return unlikely(conn->explicit) && !conn->backoff;
 }
 
-/* ---- connections that begin with an offload protocol (shim_reach.c) ---- */
-struct reach {
-	bool sent;                     /* the socket connects to `place` instead */
+/* ---- connections that begin with an offload protocol (shim_sdp_connect.c) ---- */
+struct sdp_connect {
+	bool redirected;               /* the socket connects to `place` instead */
 	bool insists;                  /* it has no use for TCP */
 	struct sockaddr_storage place; /* of the provider */
 	socklen_t place_len;
 	int64_t timeout_ns;            /* SO_SNDTIMEO; 0: none */
 	int64_t asked_ns;              /* CLOCK_MONOTONIC */
 };
-bool reach_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address, socklen_t len);
-int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
-                         struct reach *reach);
-int reach_connect(struct conn *conn, int fd, const struct reach *reach);
-bool names_peer_may_be(const struct sockaddr_storage *remote); /* a quick look: names_show() is worth its system calls */
+bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address,
+                        socklen_t len);
+int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
+                    struct sdp_connect *attempt);
+int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
+bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
 extern _Atomic bool has_io_uring; /* this process may move bytes past us */
 
@@ -514,7 +515,7 @@ struct set;
 void set_conn_attached(struct conn *conn);
 void set_conn_closed(struct conn *conn, int fd, bool last);
 void set_conn_arm(struct conn *conn, bool all);
-struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the conn is in, or NULL */
+struct doorbell *set_doorbell_for(struct conn *conn); /* the doorbell of the one set the conn is in, or NULL */
 void set_forget(int fd);
 int set_adopt(int epfd);
 void set_dup(int from, int to);
@@ -522,7 +523,7 @@ void sets_before_fork(void); /* shim_lock held */
 void sets_after_fork(void);
 bool set_has_ready(struct file *file);
 bool set_is_managed(struct file *file);
-int set_bells(struct file *file, struct bell **out, int room);
+int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
 

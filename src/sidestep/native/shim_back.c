@@ -5,9 +5,10 @@
 
 #include <errno.h>
 
-#define HANDED_TURNS 10000     /* milliseconds that a call that must go by TCP waits until a provider has told our offset */
-#define ASKED_TURNS 1000       /* and that the peer was asked back to TCP, which it will be in any case */
-#define READ_TURNS 200         /* and that a peer has read its ring, which nobody can be asked for any more */
+/* How many milliseconds a call waits: */
+#define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
+#define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
+#define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
 
 void conn_pin(struct conn *conn, enum reason_code reason)
 {
@@ -29,7 +30,7 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 		word_store(slot->state, STATE_PINNED);
 }
 
-int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_own own = {
@@ -41,8 +42,8 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 
 	if (failed)
 		return failed;
-	conn->remote_bell = remote;
-	conn->bell = local;
+	conn->remote_doorbell = remote;
+	conn->doorbell = local;
 	conn->probe_countdown = PROBE_EVERY;
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
@@ -58,7 +59,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 		atomic_store(&conn->channel.local->shut_wr, 1);
 	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
 	full_fence();
-	conn_ring(conn);
+	doorbell_ring(conn);
 	shim_log("fd %d attached as side %d", fd, side);
 	return 0;
 }
@@ -68,28 +69,28 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 static bool recall_fails(struct conn *conn, int fd)
 {
 	if (!relay_gone(conn)) {
-		if (!kernel_fin(fd) || relay_handed(conn, CHANNEL_HANDED_ASKED, HANDED_TURNS))
+		if (!kernel_fin(fd) || relay_acked(conn, CHANNEL_ACKED_REQUEST, ACK_TURNS))
 			return false;
 		if (!relay_gone(conn))
 			return true;
 	}
-	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET);
+	return atomic_load_explicit(&conn->remote_doorbell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET);
 }
 
 /*
  * Before the socket is passed on: ends our round, and gives the peer a moment for what the ring holds. Should it be passed on
  * there as well, nobody would be left whom it could ask to send that again.
  */
-void conn_leave_ring(struct conn *conn, int fd)
+void conn_drain_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	slot_lock(&slot->tx_lock);
-	bool moved = conn->managed && tx_by_ring(slot) && tx_handed(conn);
+	bool moved = conn->managed && tx_by_ring(slot) && tx_acked(conn);
 	if (moved) {
 		tx_back(conn, fd);
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 	}
 	slot_unlock(&slot->tx_lock);
 	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
@@ -101,7 +102,7 @@ void conn_leave_ring(struct conn *conn, int fd)
  * Both locks held. Asks the peer to send by TCP, beginning with what we have not read if that is to be recalled and can be.
  * True: it is.
  */
-static bool peer_ask(struct conn *conn, bool recall)
+static bool request_tcp(struct conn *conn, bool recall)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_side *remote = conn->channel.remote;
@@ -143,7 +144,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
-	bool stranger = recall, moved = false, asked_peer = false, relayed = false;
+	bool stranger = recall, moved = false, requested = false, relayed = false;
 	bool waits = reason != REASON_DEMOTED; /* else all calls go on to come here, and one of the next will do */
 
 	conn_pin(conn, reason);
@@ -153,36 +154,36 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		return;
 	if (conn_relayed(conn) && waits) {
 		slot_lock(&slot->tx_lock); /* who was just switching to the ring has done so */
-		bool unheard = conn->managed && tx_by_ring(slot) && !tx_handed(conn);
+		bool unheard = conn->managed && tx_by_ring(slot) && !tx_acked(conn);
 		slot_unlock(&slot->tx_lock);
 		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
-			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
+			relay_acked(conn, CHANNEL_ACKED_SWITCH, ACK_TURNS);
 	}
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
-		moved = tx_by_ring(slot) && (waits || tx_handed(conn));
+		moved = tx_by_ring(slot) && (waits || tx_acked(conn));
 		if (moved)
 			tx_back(conn, fd);
 		/* else the kernel, or somebody without a shim, sends what we do not see */
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
 			tx_recalled(conn, fd);
 		relayed = conn_relayed(conn);
-		asked_peer = rx_watches(slot);
-		if (asked_peer)
-			recall = peer_ask(conn, recall);
+		requested = rx_watches(slot);
+		if (requested)
+			recall = request_tcp(conn, recall);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and do not think of coming back by yourself */
 		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
 			word_store(slot->reason, reason);
 		word_store(slot->state, STATE_PINNED);
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 		shim_log("fd %d: demoted (%d)", fd, (int)reason);
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (asked_peer && waits && relayed && !slot_has(slot, SLOT_RESET) &&
-	    !relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS) && recall && recall_fails(conn, fd))
+	if (requested && waits && relayed && !slot_has(slot, SLOT_RESET) &&
+	    !relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS) && recall && recall_fails(conn, fd))
 		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends again what we have not read */
 	if (stranger)
 		leave_to_stranger(conn, fd);
@@ -219,7 +220,7 @@ bool conn_promote(struct conn *conn, int fd)
 			mark_promoted(conn);
 		}
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 	} else if (!stays && was_demoted && state == STATE_PINNED) {
 		word_store(slot->state, STATE_NATIVE);
 		word_store(slot->reason, REASON_YOUNG);

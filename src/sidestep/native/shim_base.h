@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "bell.h"
+#include "doorbell.h"
 #include "layout.h"
 #include "shim_real.h"
 #include "shim_slot.h"
@@ -34,7 +34,7 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
 
-struct bell;
+struct doorbell;
 
 #define DEFERRED_MAX 8 /* signals that came in a critical section; one more runs at once */
 
@@ -49,16 +49,16 @@ struct thread {
 	int64_t full_until;        /* when a reader that stands still, or bytes that nobody tells of, are to be looked at again, at
 	                            * the latest; 0: there are none */
 	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
-	struct bell *bell;
-	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
-	uint32_t bells_len;
-	uint64_t bells[32];        /* serials of the bells in bell_epfd */
-	_Atomic uint32_t bell_watched;     /* of the provider's socket there; see rpc_watch() */
-	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and bells as above */
-	uint32_t wait_bells_len;
+	struct doorbell *doorbell;
+	int doorbell_epfd;             /* edge-triggered set of the doorbells this thread sleeps on */
+	uint32_t doorbells_len;
+	uint64_t doorbells[32];        /* serials of the doorbells in doorbell_epfd */
+	_Atomic uint32_t doorbell_watched;     /* of the provider's socket there; see rpc_watch() */
+	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and doorbells as above */
+	uint32_t wait_doorbells_len;
 	_Atomic uint32_t wait_watched;
 	uint32_t watched_next;
-	uint64_t wait_bells[8];
+	uint64_t wait_doorbells[8];
 	struct {
 		uint64_t serial; /* of the conn; 0: free */
 		int fd;
@@ -141,8 +141,8 @@ static inline ssize_t raw_write(int fd, const void *buf, size_t n)
 {
 	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
 }
-/* Wakes all who sleep on a bell's eventfd, and never waits; see bell.h. */
-static inline bool raw_ring(int fd)
+/* Wakes all who sleep on a doorbell's eventfd, and never waits; see doorbell.h. */
+static inline bool raw_doorbell_ring(int fd)
 {
 	uint64_t taken;
 	struct iovec into = {&taken, sizeof(taken)};

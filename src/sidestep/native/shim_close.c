@@ -27,16 +27,16 @@ static void linger_out(int fd, int seconds)
  * The last holder closes, and the provider has not yet read the message that brings it a duplicate of the socket: for as
  * long the kernel would not take the close for one. What tcp_close() does is done here.
  */
-static void end_lent(struct conn *conn, int fd, bool exiting)
+static void close_delegated(struct conn *conn, int fd, bool exiting)
 {
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 	struct linger how = {0};
 	socklen_t len = sizeof(how);
 	int unread = 0;
 
-	/* a call asleep on the socket lives on, and so does the stream; see linger(). Who was given it may have it still. */
-	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_sitters) || word_load(conn->slot->tx_sitters) ||
-	    !rpc_lent(conn) || !conn_alone(conn))
+	/* a call asleep on the socket lives on, and so does the stream; see close_deferred(). Who was given it may have it. */
+	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_kernel_waiters) ||
+	    word_load(conn->slot->tx_kernel_waiters) || !rpc_delegated(conn) || !conn_alone(conn))
 		return;
 	real.getsockopt(fd, SOL_SOCKET, SO_LINGER, &how, &len);
 	if ((real.ioctl(fd, SIOCINQ, &unread) == 0 && unread) || (how.l_onoff && !how.l_linger)) {
@@ -52,7 +52,7 @@ static void end_lent(struct conn *conn, int fd, bool exiting)
  * The kernel lets a call that sleeps on a socket live on after close(): what comes still reaches it, and the end is told
  * when it returns. True: there is such a call, and conn_destroy() tells it.
  */
-static bool linger(struct conn *conn, int fd)
+static bool close_deferred(struct conn *conn, int fd)
 {
 	full_fence(); /* between taking the number away and looking for waiters, who do it the other way round */
 	if (!atomic_load(&conn->managed) || !atomic_load(&conn->waiters))
@@ -60,7 +60,7 @@ static bool linger(struct conn *conn, int fd)
 	int copy = own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0));
 	if (copy < 0)
 		return false;
-	atomic_store(&conn->linger_fd, copy);
+	atomic_store(&conn->deferred_fd, copy);
 	return true;
 }
 
@@ -94,10 +94,10 @@ void conn_forget(int fd, bool closing)
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	if (closing && !lasting && word_load(conn->slot->holders) <= 2) /* we, and who was given it */
 		conn_abandon(conn, fd);
-	if (closing && !lasting && !linger(conn, fd))
-		tell_close(conn, fd);
-	if (closing && !lasting && unlikely(atomic_load(&conn->lent)))
-		end_lent(conn, fd, false);
+	if (closing && !lasting && !close_deferred(conn, fd))
+		announce_close(conn, fd);
+	if (closing && !lasting && unlikely(atomic_load(&conn->delegated)))
+		close_delegated(conn, fd, false);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (has_members(conn))
 		set_conn_closed(conn, fd, last);
@@ -115,9 +115,9 @@ void conn_family_exit(void)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
-			tell_close(conn, (int)fd);
-			if (unlikely(atomic_load(&conn->lent)))
-				end_lent(conn, (int)fd, true);
+			announce_close(conn, (int)fd);
+			if (unlikely(atomic_load(&conn->delegated)))
+				close_delegated(conn, (int)fd, true);
 			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
 			if (foreign_pids)
 				atomic_fetch_sub(&conn->slot->holders, 1);

@@ -67,7 +67,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	word_store(conn->serial, atomic_fetch_add(&conn_serials, 1) + 1);
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
-	conn->linger_fd = -1;
+	conn->deferred_fd = -1;
 	conn->spin_ns = config.spin_ns;
 	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
 	file_put(fd, &conn->file);
@@ -78,16 +78,16 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 void conn_free(struct conn *conn)
 {
 	shim_lock_take();
-	if (conn->remote_bell)
-		remote_bell_unref(conn->remote_bell);
-	if (conn->bell)
-		bell_unref(conn->bell);
-	conn->remote_bell = NULL;
-	conn->bell = NULL;
+	if (conn->remote_doorbell)
+		remote_doorbell_unref(conn->remote_doorbell);
+	if (conn->doorbell)
+		doorbell_unref(conn->doorbell);
+	conn->remote_doorbell = NULL;
+	conn->doorbell = NULL;
 	own_fd_close(conn->pending_segment_fd);
-	own_fd_close(conn->linger_fd);
+	own_fd_close(conn->deferred_fd);
 	conn->pending_segment_fd = -1;
-	conn->linger_fd = -1;
+	conn->deferred_fd = -1;
 	slot_release(conn->slot);
 	conn->next_free = free_conns;
 	free_conns = conn;
@@ -101,7 +101,7 @@ bool conn_stays(struct conn *conn, int *fd)
 
 	if (likely(conn_get(*fd) == conn))
 		return true;
-	left = atomic_load(&conn->linger_fd);
+	left = atomic_load(&conn->deferred_fd);
 	if (left >= 0)
 		*fd = left;
 	return left >= 0;
@@ -152,7 +152,7 @@ void conns_after_fork(void)
 /* A program's threads may wait for room in the ring when something else is to be looked at. */
 void conn_wake_own(struct conn *conn)
 {
-	if (!raw_ring(conn->bell->fd))
+	if (!raw_doorbell_ring(conn->doorbell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 

@@ -284,7 +284,10 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 	return 0;
 }
 
-/* Whether every TCP socket made from now on is tracked, or only those that are adopted. Nothing changes for a program that was started with the shim. */
+/*
+ * Whether every TCP socket made from now on is tracked, or only those that are adopted. Nothing changes for a program that
+ * was started with the shim.
+ */
 EXPORT void sidestep_track_all(int all)
 {
 	if (main_program)

@@ -73,8 +73,8 @@ static void fin_heard(struct conn *conn, bool known, bool told)
 	/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
 	if (known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
 		bits |= SLOT_PEER_GONE;
-		/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). One that has
-		 * recalled it has passed the socket on, and who has it now is the kernel's to judge. */
+		/* A peer that was killed could not make its kernel reset because of unread bytes; see announce_close(). One that has
+		 * recalled them has passed the socket on, and the kernel judges who has it now. */
 		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !told &&
 		    !(conn_notice(conn) & CHANNEL_RECALL) && channel_tx_unread(&conn->channel) != 0) {
 			/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
@@ -101,7 +101,7 @@ static void probe(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	bool relayed = conn_relayed(conn);
 	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
-	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
+	                             {.fd = relayed ? conn->remote_doorbell->liveness_fd : -1}};
 	uint32_t round = atomic_load(&slot->rx_round); /* before the state: it is that round's */
 	bool on_ring = rx_by_ring(slot), known = true;
 
@@ -115,7 +115,7 @@ static void probe(struct conn *conn, int fd)
 	int told_of = raw_poll(asked_of, 1 + relayed, 0);
 	short events = asked_of[0].revents;
 	if (relayed && asked_of[1].revents)
-		atomic_store(&conn->remote_bell->dead, true);
+		atomic_store(&conn->remote_doorbell->dead, true);
 	if (relayed && relay_gone(conn)) {
 		relay_lost(conn, fd);
 		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */

@@ -6,7 +6,7 @@
 
 #define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
 #define TOLD_MAX 128 /* events taken from the kernel at a time */
-#define BELLS_MAX 64 /* bells of one set that a thread can sleep on; with more it naps */
+#define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
 #define NAP_NS 1000000
 
 EXPORT int epoll_create(int size)
@@ -44,11 +44,11 @@ static void set_nest(struct set *set)
 			conn_unref(conns[i]);
 		}
 	} while (n);
-	/* The outer set would take a bell, which has rung sometime, for something to read. */
+	/* The outer set would take a doorbell, which has rung sometime, for something to read. */
 	shim_lock_take();
 	set_lock(set);
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->bells[i].bell->fd, NULL);
+	for (uint32_t i = 0; i < set->doorbells_len; i++)
+		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->fd, NULL);
 	set_unlock(set);
 	shim_lock_drop();
 }
@@ -283,8 +283,8 @@ static int set_first(struct set_wait *wait, bool once)
 		return -1;
 	}
 	int n = set_report(wait, k);
-	/* where few are asked for, a bell's edge or what is no event may come in the place of one: so often at most */
-	for (uint32_t turns = set->bells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
+	/* where few are asked for, a doorbell's edge or what is no event may come in the place of one: so often at most */
+	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
 		if ((k = set_look(wait)) <= 0)
 			break;
 		more = k == max;
@@ -321,23 +321,23 @@ static int set_spin(struct set_wait *wait)
 
 struct set_sleep {
 	struct set *set;
-	struct bell *bells[BELLS_MAX];
+	struct doorbell *doorbells[DOORBELLS_MAX];
 	uint32_t len;
-	bool truncated; /* too many kinds of bells for one sleep: a nap */
+	bool truncated; /* too many kinds of doorbells for one sleep: a nap */
 };
 
 /* set lock held. Ends with a full fence: who looks once more then misses nothing. */
 static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
 {
 	sleep->set = set;
-	sleep->truncated = set->bells_len > BELLS_MAX;
-	sleep->len = sleep->truncated ? 0 : set->bells_len;
+	sleep->truncated = set->doorbells_len > DOORBELLS_MAX;
+	sleep->len = sleep->truncated ? 0 : set->doorbells_len;
 	atomic_fetch_add(&set->sleepers, 1);
-	for (uint32_t i = 0; i < set->bells_len && !sleep->truncated; i++)
-		bell_sleep_begin(set->bells[i].bell);
+	for (uint32_t i = 0; i < set->doorbells_len && !sleep->truncated; i++)
+		doorbell_sleep_begin(set->doorbells[i].doorbell);
 	for (uint32_t i = 0; i < sleep->len; i++) {
-		sleep->bells[i] = set->bells[i].bell;
-		atomic_fetch_add(&sleep->bells[i]->refs, 1);
+		sleep->doorbells[i] = set->doorbells[i].doorbell;
+		atomic_fetch_add(&sleep->doorbells[i]->refs, 1);
 	}
 }
 
@@ -346,11 +346,11 @@ static void set_sleep_undo(void *argument)
 	struct set_sleep *sleep = argument;
 
 	for (uint32_t i = 0; i < sleep->len; i++)
-		bell_sleep_end(sleep->bells[i]);
+		doorbell_sleep_end(sleep->doorbells[i]);
 	atomic_fetch_sub(&sleep->set->sleepers, 1);
 	shim_lock_take();
 	for (uint32_t i = 0; i < sleep->len; i++)
-		bell_unref(sleep->bells[i]);
+		doorbell_unref(sleep->doorbells[i]);
 	shim_lock_drop();
 }
 
@@ -363,7 +363,7 @@ static int set_sleep(struct set_wait *wait)
 	struct set_sleep sleep;
 
 	rpc_listen();
-	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | BELL_INDEX);
+	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
 	conns_trim(wait->now);
 	set_sweep(set);
 	set_pass_begin(set, SPENT_NOTHING);
@@ -455,12 +455,12 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 		if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
 			rpc_poll();
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
-		atomic_fetch_add(&set->sitters, 1);
+		atomic_fetch_add(&set->kernel_waiters, 1);
 		if (likely(!atomic_load(&set->managed_len))) {
-			/* The program's array holds nothing but what is reported, and a bell may come to be among the events. */
+			/* The program's array holds nothing but what is reported, and a doorbell may come to be among the events. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
 			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
-			atomic_fetch_sub(&set->sitters, 1);
+			atomic_fetch_sub(&set->kernel_waiters, 1);
 			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0) {
 				if (at == told && n > 0)
 					memcpy(events, told, (size_t)n * sizeof(*events));
@@ -482,7 +482,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 					timeout_ns = 0;
 			}
 		} else {
-			atomic_fetch_sub(&set->sitters, 1);
+			atomic_fetch_sub(&set->kernel_waiters, 1);
 		}
 	}
 	set->user_pid = shim_pid;

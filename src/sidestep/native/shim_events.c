@@ -142,8 +142,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 
 	if (conn_relayed(conn))
 		kernel_bits = relay_mask(conn, fd, kernel_bits);
-	if (conn_heeds(conn)) {
-		conn_obey(conn, fd);
+	if (conn_must_check(conn)) {
+		conn_honour(conn, fd);
 		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
 	}

@@ -52,7 +52,7 @@ void conn_end_sending(struct conn *conn, int fd)
 }
 
 /* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
-void tell_close(struct conn *conn, int fd)
+void announce_close(struct conn *conn, int fd)
 {
 	const struct linger reset = {.l_onoff = 1};
 
@@ -65,5 +65,5 @@ void tell_close(struct conn *conn, int fd)
 	conn_end_sending(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
 	full_fence();
-	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+	doorbell_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }

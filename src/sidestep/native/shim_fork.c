@@ -9,7 +9,7 @@ static const struct module {
 } modules[] = {
 	{shim_lock_take, shim_lock_drop, shim_after_fork}, /* first: the others come under its lock, which is new in the child */
 	{conns_before_fork, NULL, conns_after_fork},
-	{NULL, NULL, bells_after_fork},
+	{NULL, NULL, doorbells_after_fork},
 	{sets_before_fork, NULL, sets_after_fork},
 	{NULL, NULL, provider_after_fork},
 	{NULL, NULL, answers_after_fork},

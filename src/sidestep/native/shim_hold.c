@@ -10,8 +10,8 @@ __attribute__((noinline)) static void conn_destroy(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn->linger_fd >= 0)
-		tell_close(conn, conn->linger_fd);
+	if (conn->deferred_fd >= 0)
+		announce_close(conn, conn->deferred_fd);
 	if (unlikely(conn->explicit))
 		explicit_unref(conn->explicit);
 	conn->explicit = NULL;

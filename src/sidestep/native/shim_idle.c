@@ -47,7 +47,7 @@ static bool trim(struct conn *conn, int fd)
 	uint64_t before = conn->unheard, now = conn->managed && !trimmed ? unheard(conn, fd) : 0;
 	conn->unheard = now;
 	slot_unlock(&slot->tx_lock);
-	if (idle && unlikely(now && now == before) && leave(conn, fd))
+	if (idle && unlikely(now && now == before) && leave_ring(conn, fd))
 		set_conn_switched(conn);
 	return trimmed;
 }

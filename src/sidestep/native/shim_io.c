@@ -154,12 +154,12 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 	}
 	/* timestamps and the like come with TCP's bytes, once receiving is back there */
 	if (message->msg_control && conn_receives_tcp(conn, fd)) {
-		atomic_fetch_add(&conn->slot->rx_sitters, 1); /* full fence */
+		atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1); /* full fence */
 		if (rx_over(conn->slot)) {
 			ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
 			return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
 		}
-		atomic_fetch_sub(&conn->slot->rx_sitters, 1); /* consented anew meanwhile */
+		atomic_fetch_sub(&conn->slot->rx_kernel_waiters, 1); /* consented anew meanwhile */
 	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {
@@ -323,7 +323,7 @@ static void pin_passed(const struct msghdr *message)
 			HELD conn = conn_hold(fd);
 			if (!conn)
 				continue;
-			conn_leave_ring(conn, fd);
+			conn_drain_ring(conn, fd);
 			conn_demote(conn, fd, REASON_PASSED, true);
 		}
 	}

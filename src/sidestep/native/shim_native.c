@@ -10,9 +10,9 @@ bool native_rx_begin(struct conn *conn)
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
 		return false;
 	bool mine = conn_mine(conn);
-	word_count32(&conn->slot->rx_sitters, 1, mine);
+	word_count32(&conn->slot->rx_kernel_waiters, 1, mine);
 	if (unlikely(atomic_load(&conn->managed))) {
-		word_count32(&conn->slot->rx_sitters, UINT32_MAX, mine);
+		word_count32(&conn->slot->rx_kernel_waiters, UINT32_MAX, mine);
 		return false;
 	}
 	return true;
@@ -23,9 +23,9 @@ bool native_tx_begin(struct conn *conn)
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
 		return false;
 	bool mine = conn_mine(conn);
-	word_count32(&conn->slot->tx_sitters, 1, mine);
+	word_count32(&conn->slot->tx_kernel_waiters, 1, mine);
 	if (unlikely(atomic_load(&conn->managed))) {
-		word_count32(&conn->slot->tx_sitters, UINT32_MAX, mine);
+		word_count32(&conn->slot->tx_kernel_waiters, UINT32_MAX, mine);
 		return false;
 	}
 	return true;
@@ -52,7 +52,7 @@ static void consider(struct conn *conn, int fd)
 
 /* What a native call has moved; its thread is no sitter any more. */
 static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
-                                _Atomic uint32_t *sitters, ssize_t moved)
+                                _Atomic uint32_t *kernel_waiters, ssize_t moved)
 {
 	bool mine = conn_mine(conn);
 
@@ -60,14 +60,14 @@ static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Ato
 		word_count64(bytes, (uint64_t)moved, mine);
 		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is there to be looked at */
 	}
-	word_count32(sitters, UINT32_MAX, mine);
+	word_count32(kernel_waiters, UINT32_MAX, mine);
 }
 
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_sitters, flags & MSG_PEEK ? 0 : result);
+	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_kernel_waiters, flags & MSG_PEEK ? 0 : result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;
@@ -77,7 +77,7 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_sitters, result);
+	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_kernel_waiters, result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;
@@ -85,10 +85,10 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 
 void native_wait_begin(struct conn *conn)
 {
-	atomic_fetch_add(&conn->slot->rx_sitters, 1);
+	atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1);
 }
 
 void native_wait_end(struct conn *conn)
 {
-	atomic_fetch_sub(&conn->slot->rx_sitters, 1);
+	atomic_fetch_sub(&conn->slot->rx_kernel_waiters, 1);
 }

@@ -49,8 +49,8 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 	slot->cookie = record->cookie;
 	record->token = conn->token;
 	record->protocol = conn->explicit ? conn->explicit->protocol : 0;
-	memcpy(record->bell_page_id, conn->bell->id, 16);
-	record->bell_index = conn->bell->index;
+	memcpy(record->doorbell_page_id, conn->doorbell->id, 16);
+	record->doorbell_index = conn->doorbell->index;
 	return true;
 }
 
@@ -104,7 +104,7 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 	memcpy(fds + fds_len, channel, (size_t)channel_len * sizeof(int));
 	bool sent = rpc_send(record, fds, fds_len + channel_len);
 	if (sent && wants & WELCOME_POSSESSION)
-		atomic_store(&conn->lent, provider.serial);
+		atomic_store(&conn->delegated, provider.serial);
 	if (path >= 0)
 		raw_close(path);
 	return sent;
@@ -121,7 +121,7 @@ static void offer(struct conn *conn, int fd)
 		return;
 	}
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
-	int fds[3] = {segment, conn->bell->fd, conn->bell->page_fd};
+	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};
 	if (!random_bytes(record.segment_id, 16) || !describe(conn, fd, &record) || !pending_add(conn)) {
 		raw_close(segment);
 		return;
@@ -145,7 +145,7 @@ static void offer(struct conn *conn, int fd)
 static void claim(struct conn *conn, int fd)
 {
 	struct rpc_msg record = {.type = RPC_CLAIM};
-	int fds[2] = {conn->bell->fd, conn->bell->page_fd};
+	int fds[2] = {conn->doorbell->fd, conn->doorbell->page_fd};
 
 	if (!describe(conn, fd, &record) || !pending_add(conn))
 		return;
@@ -207,30 +207,30 @@ bool offer_bearable(struct conn *conn, int fd)
 	return true;
 }
 
-/* shim_lock held, which is given up for a while. Gives the connection a bell: that of its set, or this thread's. */
-static bool bell_given(struct conn *conn)
+/* shim_lock held, which is given up for a while. Gives the connection a doorbell: that of its set, or this thread's. */
+static bool doorbell_given(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn->bell)
+	if (conn->doorbell)
 		return true;
-	conn->bell = set_bell_for(conn);
-	if (!conn->bell) {
+	conn->doorbell = set_doorbell_for(conn);
+	if (!conn->doorbell) {
 		shim_lock_drop();
-		struct bell *mine = bell_self();
+		struct doorbell *mine = doorbell_self();
 		shim_lock_take();
 		/* without the lock another thread may have come this way with this connection */
 		if (!provider.welcomed || word_load(slot->state) != STATE_NATIVE || slot_has(slot, SLOT_STAYS))
 			return false;
-		if (conn->bell)
+		if (conn->doorbell)
 			return true;
-		conn->bell = mine;
+		conn->doorbell = mine;
 	}
-	if (conn->bell)
-		atomic_fetch_add(&conn->bell->refs, 1);
+	if (conn->doorbell)
+		atomic_fetch_add(&conn->doorbell->refs, 1);
 	else
 		conn_pin(conn, REASON_NO_RESOURCES);
-	return conn->bell;
+	return conn->doorbell;
 }
 
 /* shim_lock held; the provider is there, and the connection is native. */
@@ -256,7 +256,7 @@ static void approach(struct conn *conn, int fd, const struct registry_header *pa
 		word_store(conn->calls, 0);
 	} else if (set_wants_pin(conn)) {
 		conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
-	} else if (bell_given(conn)) {
+	} else if (doorbell_given(conn)) {
 		if (slot->role == ROLE_ACTIVE) {
 			offer(conn, fd);
 		} else {

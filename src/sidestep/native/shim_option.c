@@ -151,7 +151,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 		return done;
 	}
 	/* a program that only asks moves the switch along, too */
-	conn_heed(conn, fd);
+	conn_check(conn, fd);
 	conn_advance(conn, fd);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define LOOK_EVERY_NS 20000
-#define BELLS_MAX 32
+#define DOORBELLS_MAX 32
 #define NAP_NS 1000000
 #define SMALL 64 /* descriptors a call handles without allocating */
 
@@ -14,7 +14,7 @@ extern void __chk_fail(void) __attribute__((noreturn));
 struct poller {
 	struct pollfd *fds;
 	nfds_t len;
-	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the bells */
+	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the doorbells */
 	struct conn **conns;   /* NULL: the kernel's alone */
 	struct file **sets;
 	bool others; /* some are the kernel's alone: it is asked every time */
@@ -104,7 +104,7 @@ static int poller_tell(struct poller *poller, enum look look)
 }
 
 struct sleep {
-	struct bell *bells[BELLS_MAX];
+	struct doorbell *doorbells[DOORBELLS_MAX];
 	int len;
 	bool truncated; /* there are more: nap */
 };
@@ -114,40 +114,40 @@ static void sleep_undo(void *argument)
 	struct sleep *sleep = argument;
 
 	for (int i = 0; i < sleep->len; i++)
-		bell_sleep_end(sleep->bells[i]);
+		doorbell_sleep_end(sleep->doorbells[i]);
 	shim_lock_take();
 	for (int i = 0; i < sleep->len; i++)
-		bell_unref(sleep->bells[i]);
+		doorbell_unref(sleep->doorbells[i]);
 	shim_lock_drop();
 }
 
-/* The distinct bells of what is waited for, each with a reference. */
-static void collect_bells(struct poller *poller, struct sleep *sleep)
+/* The distinct doorbells of what is waited for, each with a reference. */
+static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 {
-	struct bell **bells = sleep->bells;
+	struct doorbell **doorbells = sleep->doorbells;
 	int n = 0;
 
 	sleep->truncated = false;
 	for (nfds_t i = 0; i < poller->len; i++) {
-		struct bell *found[BELLS_MAX];
+		struct doorbell *found[DOORBELLS_MAX];
 		int len = 0;
 		if (poller->conns[i]) {
-			found[len++] = poller->conns[i]->bell;
+			found[len++] = poller->conns[i]->doorbell;
 			atomic_fetch_add(&found[0]->refs, 1);
 		} else if (poller->sets[i]) {
-			len = set_bells(poller->sets[i], found, BELLS_MAX);
+			len = set_doorbells(poller->sets[i], found, DOORBELLS_MAX);
 		}
 		for (int j = 0; j < len; j++) {
 			int at = 0;
-			while (at < n && bells[at] != found[j])
+			while (at < n && doorbells[at] != found[j])
 				at++;
-			if (at == n && n < BELLS_MAX) {
-				bells[n++] = found[j];
+			if (at == n && n < DOORBELLS_MAX) {
+				doorbells[n++] = found[j];
 				continue;
 			}
 			sleep->truncated |= at == n;
 			shim_lock_take();
-			bell_unref(found[j]);
+			doorbell_unref(found[j]);
 			shim_lock_drop();
 		}
 	}
@@ -180,13 +180,13 @@ static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
 static __thread int64_t looked_at; /* the kernel was */
 
 /* Whether providers between are still there: who never sleeps would not hear of it. */
-static void lives_look(struct poller *poller)
+static void liveness_check(struct poller *poller)
 {
-	const struct remote_bell *last = NULL;
+	const struct remote_doorbell *last = NULL;
 
 	for (nfds_t i = 0; i < poller->len; i++)
 		if (poller->conns[i])
-			conn_life_look(poller->conns[i], &last);
+			conn_liveness_check(poller->conns[i], &last);
 }
 
 /* Looks at the rings; with `kernel`, at that too. How many descriptors have something, or -1. */
@@ -196,7 +196,7 @@ static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 		return poller_tell(poller, LOOK_RINGS);
 	looked_at = wait->now;
 	self.calls += wait->looks++ != 0;
-	lives_look(poller);
+	liveness_check(poller);
 	poller_ask(poller);
 	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_tell(poller, LOOK_TOLD);
 }
@@ -242,12 +242,12 @@ static void poll_woken(struct poller *poller)
 {
 	if (!poller->kernel[poller->len].revents)
 		return;
-	self_bells_clear();
-	lives_look(poller);
+	self_doorbells_clear();
+	liveness_check(poller);
 }
 
 /*
- * One connection that is to be read, by ring: the set that a blocking receive sleeps on has its socket and its bell, and
+ * One connection that is to be read, by ring: the set that a blocking receive sleeps on has its socket and its doorbell, and
  * tells both in one call.
  */
 static bool sleeps_as_receive(const struct poller *poller)
@@ -258,7 +258,7 @@ static bool sleeps_as_receive(const struct poller *poller)
 	       (poller->kernel[0].events & POLLIN) && !(poller->kernel[0].events & ~(POLLIN | POLLRDNORM | POLLRDHUP));
 }
 
-/* Sleeps in the kernel. As its poll, but that the bells alone may have woken us. */
+/* Sleeps in the kernel. As its poll, but that the doorbells alone may have woken us. */
 static int sleep_told(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
 {
 	int64_t until = sleep_deadline(wait->deadline, wait->now);
@@ -274,13 +274,13 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 			return 0; /* stopped and continued: poll(2) goes on then, epoll_wait(2) does not */
 		return error ? -1 : 1;
 	}
-	int bell_fd = self_bell_fd(sleep->bells, sleep->len);
-	for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
+	int doorbell_fd = self_doorbell_fd(sleep->doorbells, sleep->len);
+	for (nfds_t i = 0; i < poller->len && doorbell_fd >= 0; i++)
 		if (poller->conns[i])
-			self_life_watch(poller->conns[i]);
-	poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
-	if ((bell_fd < 0 || sleep->truncated) && until - wait->now > NAP_NS)
-		until = wait->now + NAP_NS; /* no descriptor for the bells, or too many of them */
+			self_liveness_watch(poller->conns[i]);
+	poller->kernel[poller->len] = (struct pollfd){.fd = doorbell_fd, .events = POLLIN};
+	if ((doorbell_fd < 0 || sleep->truncated) && until - wait->now > NAP_NS)
+		until = wait->now + NAP_NS; /* no descriptor for the doorbells, or too many of them */
 	int k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
 	int failed = errno;
 	if (k > 0)
@@ -298,9 +298,9 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	rpc_listen();
 	conns_trim(wait->now);
 	self.full_until = 0;
-	collect_bells(poller, &sleep);
+	collect_doorbells(poller, &sleep);
 	for (int i = 0; i < sleep.len; i++)
-		bell_sleep_begin(sleep.bells[i]);
+		doorbell_sleep_begin(sleep.doorbells[i]);
 	poller_ask(poller);
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
@@ -344,7 +344,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
 		return n;
 	while (self.signals == signals) {
-		if (wait.now >= wait.deadline) /* the kernel, too, looks once more; another's turn on this CPU can outlast a short timeout */
+		if (wait.now >= wait.deadline) /* as the kernel does: another thread's turn on this CPU can outlast a short timeout */
 			return poll_look(poller, &wait, true);
 		n = poll_sleep(poller, &wait);
 		if (n > 0 && wait.slept)
@@ -356,7 +356,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	return -1;
 }
 
-/* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as sitters. */
+/* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as kernel_waiters. */
 static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 {
 	uint32_t managed = 0;

@@ -273,18 +273,18 @@ void rpc_withdraw(struct conn *conn)
  * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. It is there until the
  * provider reads on; the kernel tells whether it has. Of a connection that is lost, or of our parent, nobody tells.
  */
-bool rpc_lent(struct conn *conn)
+bool rpc_delegated(struct conn *conn)
 {
 	int queued = 0;
 
-	if (likely(!atomic_load(&conn->lent)))
+	if (likely(!atomic_load(&conn->delegated)))
 		return false;
 	shim_lock_take();
-	uint32_t serial = atomic_load(&conn->lent); /* the answer may have come in between */
-	bool lent =
-	    serial && (serial != provider.serial || provider.fd < 0 || real.ioctl(provider.fd, SIOCOUTQ, &queued) < 0 || queued > 0);
+	uint32_t serial = atomic_load(&conn->delegated); /* the answer may have come in between */
+	bool delegated = serial && (serial != provider.serial || provider.fd < 0 ||
+	                            real.ioctl(provider.fd, SIOCOUTQ, &queued) < 0 || queued > 0);
 	shim_lock_drop();
-	return lent;
+	return delegated;
 }
 
 /* In a child: the connection and what is pending on it are the parent's. */

@@ -5,7 +5,7 @@
 #include "shim.h"
 
 #define PENDING_MAX 64               /* offers and claims of this process with the provider; more wait for a later call */
-#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, bell, bell page */
+#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, doorbell, doorbell page */
 /* Of peers at other addresses: in another namespace of this host, or on another host. */
 #define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
 
@@ -41,12 +41,12 @@ void rpc_lost(void);
 void provider_after_fork(void);
 
 /* ---- shim_answer.c: guarded by shim_lock ---- */
-#define ORDERS_MAX 64                /* orders of the provider taken in at a time */
-extern struct order {
+#define COMMANDS_MAX 64 /* commands of the provider that are kept at a time */
+extern struct command {
 	uint16_t type;
 	uint64_t slot_generation;
-} orders[ORDERS_MAX]; /* taken in, not followed yet */
-extern _Atomic int orders_len;
+} commands[COMMANDS_MAX]; /* received and not run yet */
+extern _Atomic int commands_len;
 
 #define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
 /*

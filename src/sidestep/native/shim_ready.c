@@ -159,7 +159,7 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 {
 	int n = 0;
 	bool rung = false;
-	const struct remote_bell *last = NULL;
+	const struct remote_doorbell *last = NULL;
 
 	for (int i = 0; i < len; i++) {
 		if (told[i].data.u64 >> NAME_BITS != set->secret) {
@@ -168,8 +168,8 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 		}
 		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
-		rung |= index == BELL_INDEX;
-		if (index == BELL_INDEX || !member || member->pass == set->pass ||
+		rung |= index == DOORBELL_INDEX;
+		if (index == DOORBELL_INDEX || !member || member->pass == set->pass ||
 		    member_name(member) != (uint32_t)told[i].data.u64)
 			continue;
 		struct epoll_event event;
@@ -188,11 +188,11 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 		}
 	}
 	for (uint32_t i = 0; rung && i < set->managed_len; i++)
-		conn_life_look(set->managed[i]->conn, &last);
+		conn_liveness_check(set->managed[i]->conn, &last);
 	/* The edge was ours alone. Threads that sleep on are rung again for what comes after the look that follows. */
 	if (rung && atomic_load(&set->sleepers)) {
-		for (uint32_t i = 0; i < set->bells_len; i++)
-			atomic_fetch_add(set->bells[i].bell->word, 1u << 16);
+		for (uint32_t i = 0; i < set->doorbells_len; i++)
+			atomic_fetch_add(set->doorbells[i].doorbell->word, 1u << 16);
 		full_fence();
 	}
 	return n;
@@ -200,7 +200,7 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 
 /*
  * set lock held; `n` events are told, of `max` that could be. Whether another thread that sleeps has to look: there may be
- * more than can be told, and what is told of a level is true for the others as well. The bell's edge was taken by one of
+ * more than can be told, and what is told of a level is true for the others as well. The doorbell's edge was taken by one of
  * them only, who may read less than all and not come back.
  */
 bool concerns_others(struct set *set, int n, int max)

@@ -270,10 +270,10 @@ static enum turn native_recv(struct call *call)
 	struct conn_slot *slot = call->conn->slot;
 	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 
-	atomic_fetch_add(&slot->rx_sitters, 1);
+	atomic_fetch_add(&slot->rx_kernel_waiters, 1);
 	full_fence();
 	if (rx_consented(slot)) { /* declared meanwhile: back to watching both */
-		atomic_fetch_sub(&slot->rx_sitters, 1);
+		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
 		return TURN_AGAIN;
 	}
 	ssize_t n = real.recvmsg(call->fd, &message, call->flags);
@@ -288,7 +288,7 @@ void rx_finish(struct conn *conn)
 {
 	full_fence(); /* between publishing head and reading want_space */
 	if (unlikely(atomic_load_explicit(&conn->channel.rx_peer_line->want_space, memory_order_relaxed)))
-		conn_ring(conn);
+		doorbell_ring(conn);
 }
 
 /* The stream, or the connection, has ended behind what the call has. */
@@ -315,7 +315,7 @@ static enum turn recv_short(struct call *call, size_t target, size_t seen)
 
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
-	conn_heed(call->conn, call->fd);
+	conn_check(call->conn, call->fd);
 	if (would_not_block(call->fd, call->flags)) {
 		call->look = true;
 		return TURN_AGAIN;

@@ -5,7 +5,7 @@
  * segment (provider/carry/remote_relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
  *   - TCP's end is the end only once the provider has published tx_fin; it is asked by fin_seen, and answers always.
  *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either. A reset waits the same way.
- *   - Going back to TCP has to wait until the provider has handed our offset on (handed_on): else the peer, who does not
+ *   - Going back to TCP has to wait until the provider has handed our offset on (acked): else the peer, who does not
  *     know of the ring yet, would read what TCP brings before what the ring holds. Until then we stay on the ring, and one
  *     of our next calls goes back. Only a call that nothing of ours follows, or that the kernel has to answer, waits itself.
  *   - Who asks the peer back to TCP waits the same way: else the peer's next bytes would still go to the ring, and come
@@ -22,7 +22,7 @@
 
 bool relay_gone(const struct conn *conn)
 {
-	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) ||
+	return atomic_load_explicit(&conn->remote_doorbell->dead, memory_order_relaxed) ||
 	       (atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & (CHANNEL_RESET | CHANNEL_OVER));
 }
 
@@ -38,16 +38,16 @@ bool conn_relay_news(const struct conn *conn)
 }
 
 /* Asks whether the provider is still there; once for those that follow each other with the same one. */
-void conn_life_look(const struct conn *conn, const struct remote_bell **last)
+void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last)
 {
-	struct remote_bell *bell = conn->remote_bell;
+	struct remote_doorbell *doorbell = conn->remote_doorbell;
 
-	if (!conn_relayed(conn) || bell == *last)
+	if (!conn_relayed(conn) || doorbell == *last)
 		return;
-	*last = bell;
-	struct pollfd life = {.fd = bell->life_fd};
+	*last = doorbell;
+	struct pollfd life = {.fd = doorbell->liveness_fd};
 	if (raw_poll(&life, 1, 0) > 0)
-		atomic_store(&bell->dead, true);
+		atomic_store(&doorbell->dead, true);
 }
 
 /* TCP's end has come: has the provider said that the ring's has, too? It is told to look. */
@@ -58,7 +58,7 @@ bool relay_ended(struct conn *conn)
 	slot_set(conn->slot, SLOT_NATIVE_FIN);
 	if (~atomic_fetch_or(&conn->channel.local->fin_seen, seen) & seen) {
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 	}
 	return atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 }
@@ -106,10 +106,10 @@ bool conn_fin_waits(struct conn *conn, int fd)
  * Whether bytes that go by TCP from now on are read behind those of the ring: a provider between has handed our offset on,
  * or nobody reads the ring, as it was recalled.
  */
-bool tx_handed(const struct conn *conn)
+bool tx_acked(const struct conn *conn)
 {
 	return likely(!conn_relayed(conn)) ||
-	       (atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & CHANNEL_HANDED_SWITCH) ||
+	       (atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & CHANNEL_ACKED_SWITCH) ||
 	       atomic_load(&conn->channel.local->tx_back) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
 }
 
@@ -133,7 +133,7 @@ void relay_lost(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	/* all of it is in our ring once the provider has published how that ends */
 	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
-	bool invited = atomic_load(&conn->channel.remote->handed_on) & CHANNEL_HANDED_READY;
+	bool invited = atomic_load(&conn->channel.remote->acked) & CHANNEL_ACKED_READY;
 	/* or it is decided how it ends; who is just recalling the rest looks himself whether it comes: conn_demote() */
 	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
 	bool receives = rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended;
@@ -150,16 +150,16 @@ void relay_lost(struct conn *conn, int fd)
 }
 
 /* No lock held. Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. */
-bool relay_handed(struct conn *conn, uint32_t what, int turns)
+bool relay_acked(struct conn *conn, uint32_t what, int turns)
 {
-	struct remote_bell *bell = conn->remote_bell;
-	struct pollfd life = {.fd = bell->life_fd};
+	struct remote_doorbell *doorbell = conn->remote_doorbell;
+	struct pollfd life = {.fd = doorbell->liveness_fd};
 
 	for (int turn = 0; turn < turns; turn++) {
-		if (likely(atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & what))
+		if (likely(atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & what))
 			return true;
 		if (raw_poll(&life, 1, 1) > 0)
-			atomic_store(&bell->dead, true);
+			atomic_store(&doorbell->dead, true);
 		if (relay_gone(conn))
 			break;
 	}

@@ -1,9 +1,9 @@
 /*
  * shim_rpc.c - when the provider is heard, and when it is asked or offered something.
  *
- * Answers are picked up by whatever hooked call comes next. Who asks for an explicit socket waits, for a bounded time. All
- * this is in one file as each leads to the others: an order may make an offer, that needs addresses, for which the provider
- * is asked, and whoever waits for an answer hears of orders.
+ * Answers are picked up by whatever hooked call comes next. A question of an explicit socket waits, for a bounded time. All
+ * this is in one file because each part leads to the others: a command may make an offer, an offer needs addresses, the
+ * provider is asked for these, and whoever waits for an answer runs the commands that arrive meanwhile.
  */
 #include "shim_provider.h"
 #include "shim_address.h"
@@ -19,18 +19,18 @@
 #define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
 
-static _Atomic uint32_t orders_heard;  /* the registry's word when they were last asked for */
+static _Atomic uint32_t commands_seen;  /* the registry's word when they were last asked for */
 static _Atomic bool inherited;         /* by fork(): the provider does not know yet that we hold connections */
-static bool following;                 /* a thread follows them, in their order */
+static bool running;                 /* a thread runs them, in the order in which they came */
 
-static void follow_order(const struct order *order)
+static void command_run(const struct command *command)
 {
 	int fd;
-	HELD conn = conn_find((uint32_t)(order->slot_generation >> 32), (uint32_t)order->slot_generation, &fd);
+	HELD conn = conn_find((uint32_t)(command->slot_generation >> 32), (uint32_t)command->slot_generation, &fd);
 
 	if (!conn)
 		return; /* another process of the family has it, or it has ended */
-	if (order->type == RPC_DEMOTE) {
+	if (command->type == RPC_DEMOTE) {
 		conn_demote(conn, fd, REASON_DEMOTED, false);
 	} else if (conn_promote(conn, fd)) {
 		conn->backoff = 0;
@@ -39,25 +39,25 @@ static void follow_order(const struct order *order)
 	}
 }
 
-/* One thread after the other, or a later order might be followed before an earlier one. False: there was nothing to do. */
-static bool orders_follow(void)
+/* One thread at a time, or a later command might be run before an earlier one. False: there was nothing to do. */
+static bool commands_run(void)
 {
-	if (likely(!atomic_load_explicit(&orders_len, memory_order_relaxed)))
+	if (likely(!atomic_load_explicit(&commands_len, memory_order_relaxed)))
 		return false;
 	critical_enter(); /* a handler must not jump out of it */
 	shim_lock_take();
-	bool mine = !following && orders_len;
-	while (mine && orders_len) {
-		struct order some[ORDERS_MAX];
-		int some_len = orders_len;
-		memcpy(some, orders, sizeof(some));
-		orders_len = 0;
-		following = true;
+	bool mine = !running && commands_len;
+	while (mine && commands_len) {
+		struct command some[COMMANDS_MAX];
+		int some_len = commands_len;
+		memcpy(some, commands, sizeof(some));
+		commands_len = 0;
+		running = true;
 		shim_lock_drop();
 		for (int i = 0; i < some_len; i++)
-			follow_order(&some[i]);
+			command_run(&some[i]);
 		shim_lock_take();
-		following = false;
+		running = false;
 	}
 	shim_lock_drop();
 	critical_leave();
@@ -75,19 +75,19 @@ static bool rpc_hear(void)
 	shim_lock_take();
 	/* before the socket: the word moves on once more after what it stands for has been sent */
 	const struct registry_header *page = atomic_load(&provider.registry);
-	uint32_t told = page ? atomic_load((const _Atomic uint32_t *)&page->orders) : 0;
+	uint32_t told = page ? atomic_load((const _Atomic uint32_t *)&page->commands) : 0;
 	while (more && provider.fd >= 0 && done_len < PENDING_MAX) {
 		struct conn *conn = rpc_receive(&more);
 		if (conn)
 			done[done_len++] = conn;
 	}
-	full = orders_len == ORDERS_MAX;
+	full = commands_len == COMMANDS_MAX;
 	if (!more && !full && page)
-		atomic_store(&orders_heard, told);
+		atomic_store(&commands_seen, told);
 	let_go(done, done_len);
-	bool followed = orders_follow();
+	bool ran = commands_run();
 	errno = saved;
-	return full && followed;
+	return full && ran;
 }
 
 void rpc_poll(void)
@@ -155,8 +155,8 @@ void rpc_listen(void)
 	provider_check();
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
-	if (likely(page) && likely(atomic_load_explicit((const _Atomic uint32_t *)&page->orders, memory_order_acquire) ==
-	                           atomic_load_explicit(&orders_heard, memory_order_relaxed)))
+	if (likely(page) && likely(atomic_load_explicit((const _Atomic uint32_t *)&page->commands, memory_order_acquire) ==
+	                           atomic_load_explicit(&commands_seen, memory_order_relaxed)))
 		return;
 	if (unlikely(!page && atomic_load(&inherited)) && atomic_exchange(&inherited, false))
 		rpc_ensure();
@@ -179,7 +179,7 @@ void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data)
 	shim_lock_take();
 	word_store(*watched, provider.serial);
 	if (provider.fd >= 0 && real.epoll_ctl(epfd, EPOLL_CTL_ADD, provider.fd, &event) < 0 && errno != EEXIST)
-		shim_log("orders of the provider will not wake set %d: %d", epfd, errno);
+		shim_log("commands of the provider will not wake set %d: %d", epfd, errno);
 	shim_lock_drop();
 	errno = saved;
 }
@@ -258,7 +258,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 			item.events |= sent ? 0 : POLLOUT;
 		}
 		let_go(done, done_len);
-		orders_follow();
+		commands_run();
 		if (failed == -EAGAIN)
 			raw_poll(&item, 1, ASK_LOOK_MS);
 	}
@@ -269,20 +269,20 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 /* ---- addresses: the provider knows those that the kernel does not ---- */
 
 /* Whether the two ends may be those of a connection with the provider. */
-static bool may_be_named(const uint8_t local[16], const uint8_t remote[16])
+static bool may_translate(const uint8_t local[16], const uint8_t remote[16])
 {
 	if (address_mapped(remote))
-		return address_named(remote) || address_named(local);
+		return address_translated(remote) || address_translated(local);
 	return memcmp(local, remote, 16) == 0 && !address_near(remote) && rpc_carries_far();
 }
 
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
+bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
 {
 	struct sockaddr_storage ends[2];
 	socklen_t lens[2] = {sizeof(ends[0]), sizeof(ends[1])};
 	uint8_t addrs[2][16];
 	uint16_t port;
-	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_NAMES};
+	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_ADDRESSES};
 	struct rpc_answer answer;
 	bool shown = false;
 
@@ -292,7 +292,7 @@ bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage 
 	if (real.getsockname(fd, (struct sockaddr *)&ends[0], &lens[0]) == 0 &&
 	    address_split((struct sockaddr *)&ends[0], lens[0], addrs[0], &port) &&
 	    real.getpeername(fd, (struct sockaddr *)&ends[1], &lens[1]) == 0 &&
-	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_be_named(addrs[0], addrs[1])) {
+	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_translate(addrs[0], addrs[1])) {
 		int failed = rpc_ask(&record, &fd, 1, &answer);
 		shim_log("names of fd %d: %d, error %u", fd, failed, failed ? 0 : answer.error);
 		int family = ends[0].ss_family;
@@ -317,7 +317,7 @@ void conn_set_addresses(struct conn *conn, int fd)
 	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
 	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
 		return;
-	names_show(fd, &local, &remote);
+	address_translate(fd, &local, &remote);
 	shim_lock_take();
 	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
 		uint16_t port = 0;
@@ -339,7 +339,7 @@ static bool is_due(struct conn *conn)
 	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes);
 	uint32_t after = conn_at_once(conn) ? 0 : config.promote_after_calls;
 
-	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
+	/* A command to promote may come in another thread while connect() is under way: its role stands before this flag. */
 	if (!(atomic_load_explicit(&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
 		return false;
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
@@ -373,7 +373,7 @@ void rpc_consider(struct conn *conn, int fd)
 			conn_set_addresses(conn, fd);
 		if (word_load(slot->local_port)) { /* else it is not connected any more */
 			offer_make(conn, fd);
-			orders_follow();
+			commands_run();
 		}
 	}
 	errno = saved;
@@ -382,5 +382,5 @@ void rpc_consider(struct conn *conn, int fd)
 void rpc_after_fork(void)
 {
 	atomic_store(&inherited, true);
-	following = false;
+	running = false;
 }

@@ -26,8 +26,8 @@ again:
 		return STEP_EMPTY;
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
 		/* Its FIN may be of somebody without a shim, to whom it has passed the socket on: what it recalled goes first. */
-		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_asked(conn)) {
-			obey(conn, fd);
+		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_tcp_requested(conn)) {
+			tx_honour(conn, fd);
 			goto again;
 		}
 		if (!tx_by_ring(slot) && !(flags & SLOT_RESET))
@@ -46,8 +46,8 @@ again:
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
-		if (asked(conn))
-			obey(conn, fd);
+		if (tx_request_pending(conn))
+			tx_honour(conn, fd);
 		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || !tx_by_ring(slot))
 			goto again;
 	}
@@ -85,7 +85,7 @@ static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last
 		channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
 		channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 		from += PUBLISH_CHUNK;
 		len -= PUBLISH_CHUNK;
 	}
@@ -136,12 +136,12 @@ static enum turn native_send(struct call *call)
 	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 	size_t most = call->total;
 
-	atomic_fetch_add(&slot->tx_sitters, 1);
+	atomic_fetch_add(&slot->tx_kernel_waiters, 1);
 	full_fence();
 	uint32_t state = word_load(slot->tx_state);
 	if (state == TX_RESEND || (state == TX_LEFT && !tx_follows(conn)) ||
 	    ((state == TX_SWITCHING || tx_by_ring(slot)) && !slot_has(slot, SLOT_PEER_GONE))) {
-		atomic_fetch_sub(&slot->tx_sitters, 1);
+		atomic_fetch_sub(&slot->tx_kernel_waiters, 1);
 		return TURN_AGAIN; /* the bytes do not go by TCP any more */
 	}
 	if (unlikely(call->done)) {
@@ -175,7 +175,7 @@ static enum turn send_short(struct call *call)
 	struct conn_slot *slot = conn->slot;
 	size_t left = call->total - call->done;
 
-	conn_heed(conn, call->fd);
+	conn_check(conn, call->fd);
 	if (would_not_block(call->fd, call->flags)) {
 		if (unlikely(conn_make_room(conn)))
 			return TURN_AGAIN;
@@ -211,8 +211,8 @@ static inline enum turn send_turn(struct call *call)
 		step = tx_step(call, &moved);
 		moved_over = on_ring != tx_by_ring(slot);
 		if (likely(step == STEP_DONE)) {
-			full_fence(); /* between publishing tail and reading the bell */
-			conn_ring(conn);
+			full_fence(); /* between publishing tail and reading the doorbell */
+			doorbell_ring(conn);
 		}
 	}
 	int error = errno;
@@ -225,7 +225,7 @@ static inline enum turn send_turn(struct call *call)
 		set_conn_switched(conn);
 	/* a recall may have crossed this message: it must go out again */
 	if (unlikely(notice) && conn_stays(conn, &call->fd))
-		conn_heed(conn, call->fd);
+		conn_check(conn, call->fd);
 	if (likely(step == STEP_DONE)) {
 		if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
 			atomic_store_explicit(&trim_due, true, memory_order_relaxed);

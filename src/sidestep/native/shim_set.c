@@ -3,11 +3,11 @@
  *
  * A set without managed members is the kernel's alone: calls pass through. When a member is managed, its kernel entry
  * keeps its place (so that FIN and RST arrive) without OUT once it sends by ring, and carries the shim's own data; the
- * set's bell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
+ * set's doorbell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
  * exactly one a registration, with the events and the data the program gave.
  *
- * The shim's data is `secret << 32 | age << 24 | index`; a program's value that looks like it makes the set choose another secret
- * (before the kernel has any entry with it) or pins the registration's set (after).
+ * The shim's data is `secret << 32 | age << 24 | index`. A program's value that looks like it makes the set choose another
+ * secret (before the kernel has any entry with it) or pins the registration's set (after).
  */
 #include "shim_set.h"
 
@@ -86,7 +86,7 @@ int set_created(int epfd)
 	if (set) {
 		*at = set->next_free;
 		memset((uint8_t *)set + offsetof(struct set, next_free), 0, sizeof(*set) - offsetof(struct set, next_free));
-		set->managed_len = set->sitters = set->refs = 0;
+		set->managed_len = set->kernel_waiters = set->refs = 0;
 	}
 	shim_lock_drop();
 	if (!set) {
@@ -249,30 +249,30 @@ int kernel_plain(struct member *member, int op)
 	return set_ctl(set, op, member->fd, &event);
 }
 
-static bool bell_enter(struct set *set, struct bell *bell)
+static bool doorbell_enter(struct set *set, struct doorbell *doorbell)
 {
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		if (set->bells[i].bell == bell) {
-			set->bells[i].refs++;
+	for (uint32_t i = 0; i < set->doorbells_len; i++)
+		if (set->doorbells[i].doorbell == doorbell) {
+			set->doorbells[i].refs++;
 			return true;
 		}
-	struct epoll_event event = {.events = BELL_EDGES, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
-	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
-	    (set_ctl(set, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
+	struct epoll_event event = {.events = DOORBELL_EDGES, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
+	if (!grow(&set->doorbells, &set->doorbells_cap, set->doorbells_len + 1, sizeof(*set->doorbells)) ||
+	    (set_ctl(set, EPOLL_CTL_ADD, doorbell->fd, &event) < 0 && errno != EEXIST))
 		return false;
-	set->bells[set->bells_len++] = (struct set_bell){bell, 1};
-	atomic_fetch_add(&bell->refs, 1);
+	set->doorbells[set->doorbells_len++] = (struct set_doorbell){doorbell, 1};
+	atomic_fetch_add(&doorbell->refs, 1);
 	return true;
 }
 
-static void bell_exit(struct set *set, struct bell *bell)
+static void doorbell_exit(struct set *set, struct doorbell *doorbell)
 {
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		if (set->bells[i].bell == bell && --set->bells[i].refs == 0) {
+	for (uint32_t i = 0; i < set->doorbells_len; i++)
+		if (set->doorbells[i].doorbell == doorbell && --set->doorbells[i].refs == 0) {
 			if (set->owner_pid == shim_pid)
-				set_ctl(set, EPOLL_CTL_DEL, bell->fd, NULL);
-			set->bells[i] = set->bells[--set->bells_len];
-			bell_unref(bell);
+				set_ctl(set, EPOLL_CTL_DEL, doorbell->fd, NULL);
+			set->doorbells[i] = set->doorbells[--set->doorbells_len];
+			doorbell_unref(doorbell);
 			return;
 		}
 }
@@ -293,16 +293,16 @@ bool member_manage(struct member *member, int op)
 	/* before the kernel can report our data to a thread that is just returning from it */
 	atomic_store(&set->managed_ever, true);
 	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
-	    !bell_enter(set, conn->bell))
+	    !doorbell_enter(set, conn->doorbell))
 		return false;
 	if (kernel_set(member, op) < 0) {
 		int failed = errno;
-		bell_exit(set, conn->bell);
+		doorbell_exit(set, conn->doorbell);
 		errno = failed;
 		return false;
 	}
-	/* its death is an edge, as a bell's ring is; the entry goes with the descriptor */
-	if (!conn_watch_life(conn, set->epfd, set->secret << NAME_BITS | BELL_INDEX))
+	/* its death is an edge, as a doorbell's ring is; the entry goes with the descriptor */
+	if (!conn_liveness_watch(conn, set->epfd, set->secret << NAME_BITS | DOORBELL_INDEX))
 		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
 	member_by_tcp(member, !conn_switched(conn));
@@ -334,7 +334,7 @@ static void member_unmanage(struct member *member)
 	set->managed[member->at] = set->managed[last];
 	set->managed[member->at]->at = member->at;
 	member->managed = false;
-	bell_exit(set, member->conn->bell);
+	doorbell_exit(set, member->conn->doorbell);
 }
 
 struct member *member_find(struct set *set, struct conn *conn, int fd)
@@ -451,7 +451,7 @@ static void sweep(struct set *set)
 	set_unlock(set);
 }
 
-/* Their bells would be heard here, though they may be in another set by now. */
+/* Their doorbells would be heard here, though they may be in another set by now. */
 void set_sweep(struct set *set)
 {
 	if (likely(!set->away_len))
@@ -467,10 +467,10 @@ void set_sweep(struct set *set)
 void wake_set(struct set *set)
 {
 	full_fence();
-	if (!(atomic_load(&set->sitters) || atomic_load(&set->sleepers)) || !set->bells_len)
+	if (!(atomic_load(&set->kernel_waiters) || atomic_load(&set->sleepers)) || !set->doorbells_len)
 		return;
 	self.calls++;
-	if (!raw_ring(set->bells[0].bell->fd))
+	if (!raw_doorbell_ring(set->doorbells[0].doorbell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 
@@ -556,16 +556,16 @@ void set_conn_closed(struct conn *conn, int fd, bool last)
 	errno = saved;
 }
 
-/* shim_lock held. The one set's bell, made on first use: a busy server is then rung once, not once a connection. */
-struct bell *set_bell_for(struct conn *conn)
+/* shim_lock held. The one set's doorbell, made on first use: a busy server is then rung once, not once a connection. */
+struct doorbell *set_doorbell_for(struct conn *conn)
 {
 	struct member *member = conn->members;
 
 	if (!member || member->next)
 		return NULL;
-	if (!member->set->bell)
-		member->set->bell = bell_new_locked();
-	return member->set->bell;
+	if (!member->set->doorbell)
+		member->set->doorbell = doorbell_new_locked();
+	return member->set->doorbell;
 }
 
 bool set_wants_pin(struct conn *conn)
@@ -603,22 +603,22 @@ void set_forget(int fd)
 		for (uint32_t i = 1; i < set->members_len; i++)
 			if (set->members[i])
 				member_free(set->members[i]);
-		if (set->bell)
-			bell_unref(set->bell);
+		if (set->doorbell)
+			doorbell_unref(set->doorbell);
 		free(set->members);
 		free(set->managed);
-		free(set->bells);
+		free(set->doorbells);
 		free(set->hot);
 		free(set->feeds);
 		set_unlock(set);
 		pthread_mutex_destroy(&set->lock);
 		/* A thread may still sit in epoll_wait on it: the struct itself is kept for a later set. */
-		set->members_len = set->bells_len = 0;
+		set->members_len = set->doorbells_len = 0;
 		set->members = set->managed = set->hot = NULL;
 		set->hot_len = set->feeds_len = 0;
 		set->feeds = NULL;
-		set->bells = NULL;
-		set->bell = NULL;
+		set->doorbells = NULL;
+		set->doorbell = NULL;
 		set->next_free = free_sets;
 		free_sets = set;
 	} else if (set->epfd == fd) {
@@ -662,7 +662,7 @@ void sets_after_fork(void)
 		if (set) {
 			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 			set->shared = true;
-			set->sitters = set->users = 0;
+			set->kernel_waiters = set->users = 0;
 		}
 	}
 }
@@ -679,15 +679,15 @@ bool set_is_managed(struct file *file)
 }
 
 /* Each comes with a reference. */
-int set_bells(struct file *file, struct bell **out, int room)
+int set_doorbells(struct file *file, struct doorbell **out, int room)
 {
 	struct set *set = (struct set *)file;
 	int n = 0;
 
 	set_lock(set);
-	for (uint32_t i = 0; i < set->bells_len && n < room; i++) {
-		atomic_fetch_add(&set->bells[i].bell->refs, 1);
-		out[n++] = set->bells[i].bell;
+	for (uint32_t i = 0; i < set->doorbells_len && n < room; i++) {
+		atomic_fetch_add(&set->doorbells[i].doorbell->refs, 1);
+		out[n++] = set->doorbells[i].doorbell;
 	}
 	set_unlock(set);
 	return n;

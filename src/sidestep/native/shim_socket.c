@@ -65,7 +65,8 @@ static int accepted(int listener, int fd, struct sockaddr_storage *from, int fla
 		option_inherit(conn, fd);
 	if (conn && unlikely(explicit))
 		explicit_accepted(explicit, conn, fd);
-	if (unlikely(names_peer_may_be(from)) && names_show(fd, NULL, from) && conn) { /* of another host, by way of the provider */
+	/* of another host, by way of the provider */
+	if (unlikely(address_may_translate(from)) && address_translate(fd, NULL, from) && conn) {
 		conn_pin(conn, REASON_BY_SDP);
 		conn_set_addresses(conn, fd);
 	}
@@ -126,16 +127,16 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 	HELD conn = conn_hold(fd);
 	HELD_EXPLICIT explicit = explicit_hold(fd);
 	struct sockaddr_storage copy;
-	struct reach reach = {0};
+	struct sdp_connect attempt = {0};
 
 	if (unlikely(explicit))
 		address = explicit_address(address, len, &copy);
-	if (unlikely(conn || explicit) && reach_wanted(conn, explicit, address, len)) {
-		if (reach_before_connect(conn, explicit, fd, address, len, &reach) < 0)
+	if (unlikely(conn || explicit) && sdp_connect_wanted(conn, explicit, address, len)) {
+		if (sdp_connect_ask(conn, explicit, fd, address, len, &attempt) < 0)
 			return -1;
-		if (reach.sent) {
-			int result = reach_connect(conn, fd, &reach);
-			if (result == 0 || reach.insists || errno == EINPROGRESS || errno == EINTR)
+		if (attempt.redirected) {
+			int result = sdp_connect_start(conn, fd, &attempt);
+			if (result == 0 || attempt.insists || errno == EINPROGRESS || errno == EINTR)
 				return result;
 			/* the provider has lost it in this very moment: TCP then, as with any other failure */
 		}
@@ -226,7 +227,7 @@ EXPORT int shutdown(int fd, int how)
 		slot_clear(slot, bits & ~before);
 	if (managed && wr) {
 		if (conn->managed)
-			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the bell */
+			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the doorbell */
 		slot_unlock(&slot->tx_lock);
 	}
 	if (managed)

@@ -96,7 +96,7 @@ bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
 		return false;
 	spin->end = spin->now + budget;
 	spin->crowded = crowded();
-	spin->alone_until = spin->lent = 0;
+	spin->alone_until = spin->away = 0;
 	spin->shares = spin->crowded || cpu_now() == peer_cpu;
 	return true;
 }
@@ -106,8 +106,8 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	uint32_t cpu = cpu_now();
 	int64_t before = spin->now;
 
-	if (unlikely(spin->lent)) /* and it was not the peer who made something of it */
-		return spin_lost(spin, spin->lent);
+	if (unlikely(spin->away)) /* and it was not the peer who made something of it */
+		return spin_lost(spin, spin->away);
 	if (!spin->shares) {
 		for (int i = 0; i < 8; i++)
 			cpu_relax();
@@ -125,9 +125,9 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	if (spin->shares && away < NOBODY_NS)
 		spin->alone_until = spin->now + ALONE_NS;
 	else if (spin->shares && away > SHARED_NS)
-		spin->lent = away;
+		spin->away = away;
 	spin->shares = (spin->crowded || cpu == peer_cpu) && spin->now >= spin->alone_until;
-	return spin->lent || spin->now < spin->end;
+	return spin->away || spin->now < spin->end;
 }
 
 /*

@@ -10,13 +10,13 @@ static void thread_gone(void *unused)
 {
 	(void)unused;
 	shim_lock_take();
-	if (self.bell)
-		bell_unref(self.bell);
-	self.bell = NULL;
-	if (self.bell_epfd > 0)
-		own_fd_close(self.bell_epfd);
-	self.bell_epfd = 0;
-	self.bells_len = 0;
+	if (self.doorbell)
+		doorbell_unref(self.doorbell);
+	self.doorbell = NULL;
+	if (self.doorbell_epfd > 0)
+		own_fd_close(self.doorbell_epfd);
+	self.doorbell_epfd = 0;
+	self.doorbells_len = 0;
 	if (self.wait_epfd > 0)
 		own_fd_close(self.wait_epfd);
 	self.wait_epfd = 0;

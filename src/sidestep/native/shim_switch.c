@@ -2,10 +2,10 @@
  * shim_switch.c - the switch-over: directions go to the ring, and back.
  *
  * Switch-over of one direction, by consent:
- *   receiver: RX_OPENING, fence, no thread in an unwatched kernel read or wait (rx_sitters), kernel's byte count equal
+ *   receiver: RX_OPENING, fence, no thread in an unwatched kernel read or wait (rx_kernel_waiters), kernel's byte count equal
  *             to ours -> publishes rx_ready. From then on its reads look at TCP and at the segment, both.
- *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_sitters), counts equal -> publishes the
- *             offset, then tx_switched; bytes from that offset go to the ring.
+ *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_kernel_waiters), counts equal -> publishes
+ *             the offset, then tx_switched; bytes from that offset go to the ring.
  *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
  * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
  * looks at the count second: with a full fence between, one of them sees the other.
@@ -41,7 +41,7 @@ static enum rx_event_code rx_settled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (atomic_load(&slot->rx_sitters) != 0) {
+	if (atomic_load(&slot->rx_kernel_waiters) != 0) {
 		waits_for(slot, REASON_WAITER_IN_KERNEL);
 		return RX_ON_UNSETTLED;
 	}
@@ -79,7 +79,7 @@ static void rx_open(struct conn *conn, int fd)
 	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
 	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
 	full_fence();
-	conn_ring(conn);
+	doorbell_ring(conn);
 }
 
 /* rx_lock held. Declares rx_ready if that can be. True: TCP and the segment are watched, both. */
@@ -133,7 +133,7 @@ bool tx_switch(struct conn *conn, int fd)
 	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	tx_move(slot, TX_ON_INVITED); /* full fence */
-	enum count count = atomic_load(&slot->tx_sitters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
+	enum count count = atomic_load(&slot->tx_kernel_waiters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
 	if (count != COUNT_EQUAL) {
 		tx_move(slot, TX_ON_UNSETTLED);
 		if (count == COUNT_DIFFERS) {
@@ -157,7 +157,7 @@ bool tx_switch(struct conn *conn, int fd)
 	}
 	mark_promoted(conn);
 	full_fence();
-	conn_ring(conn);
+	doorbell_ring(conn);
 	shim_log("fd %d: sends by ring from byte %llu, round %u", fd, (unsigned long long)slot->tx_switch_offset, round);
 	return true;
 }
@@ -240,7 +240,7 @@ bool rx_ring_among(const struct conn *conn, size_t queued)
 	const struct channel_side *remote = conn->channel.remote;
 
 	return !rx_over(conn->slot) && conn_peer_switched(conn) &&
-	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) - word_load(conn->slot->rx_tcp_bytes) <= queued;
+	       word_load(remote->tx_switch_offset) - word_load(conn->slot->rx_tcp_bytes) <= queued;
 }
 
 /*
@@ -289,7 +289,7 @@ void tx_back(struct conn *conn, int fd)
 
 	if (unused && (tx_is(slot, TX_RESEND) || !tx_invited(conn)))
 		return;
-	if (!unused && unlikely(!tx_handed(conn))) { /* conn_demote() has waited long enough */
+	if (!unused && unlikely(!tx_acked(conn))) { /* conn_demote() has waited long enough */
 		relay_lost(conn, fd);
 		return;
 	}
@@ -361,14 +361,14 @@ bool tx_follows(struct conn *conn)
  * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to, and could not as long as a
  * provider between had not told the peer: it rings when it has.
  */
-bool conn_asked(const struct conn *conn)
+bool conn_tcp_requested(const struct conn *conn)
 {
 	bool by_peer = conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL);
 
 	if (likely(!by_peer && !(conn_relayed(conn) && slot_has(conn->slot, SLOT_STAYS))))
 		return false;
 	if (tx_by_ring(conn->slot))
-		return tx_handed(conn);
+		return tx_acked(conn);
 	if (tx_is(conn->slot, TX_RESEND))
 		return false;
 	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
@@ -376,23 +376,23 @@ bool conn_asked(const struct conn *conn)
 }
 
 /* What the peer asks for has not been done yet. */
-bool asked(const struct conn *conn)
+bool tx_request_pending(const struct conn *conn)
 {
-	return conn_asked(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
+	return conn_tcp_requested(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
 }
 
 /* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
-void obey(struct conn *conn, int fd)
+void tx_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn_asked(conn)) {
+	if (conn_tcp_requested(conn)) {
 		tx_back(conn, fd);
 		if (!slot_has(slot, SLOT_STAYS | SLOT_RESET))
 			word_store(slot->reason, REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 	}
 	if (conn_recalled_since(conn))
 		tx_recalled(conn, fd);
@@ -401,17 +401,17 @@ void obey(struct conn *conn, int fd)
 }
 
 /* Does what the peer asks for. True: sending moved, tell the sets. */
-bool conn_obey(struct conn *conn, int fd)
+bool conn_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
 	bool moved = false;
 
-	if (!asked(conn) || !slot_trylock(&slot->tx_lock))
+	if (!tx_request_pending(conn) || !slot_trylock(&slot->tx_lock))
 		return false;
-	if (conn->managed && asked(conn)) {
+	if (conn->managed && tx_request_pending(conn)) {
 		moved = tx_by_ring(slot);
-		obey(conn, fd);
+		tx_honour(conn, fd);
 	}
 	slot_unlock(&slot->tx_lock);
 	errno = saved;
@@ -422,13 +422,13 @@ bool conn_obey(struct conn *conn, int fd)
  * The peer can be killed without a sign, and who has no room left then would wait for ever: our direction goes back to TCP,
  * where the kernel knows. True: it did now.
  */
-bool leave(struct conn *conn, int fd)
+bool leave_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	bool moved = false;
 	int saved = errno;
 
-	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_handed(conn))
+	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_acked(conn))
 		return false;
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && tx_by_ring(slot)) {
@@ -438,7 +438,7 @@ bool leave(struct conn *conn, int fd)
 		                                                                     : (uint64_t)(now_ns() + RETRY_AFTER_NS));
 		word_store(slot->reason, REASON_UNHEARD);
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 		conn_wake_own(conn);
 		shim_log("fd %d: the peer's end would not be heard; ours goes on by TCP", fd);
 	}
@@ -479,7 +479,7 @@ void conn_refuse(struct conn *conn)
 	if (conn->managed) {
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
 		full_fence();
-		conn_ring(conn);
+		doorbell_ring(conn);
 	}
 	slot_unlock(&conn->slot->rx_lock);
 }

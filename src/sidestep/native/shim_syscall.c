@@ -1,4 +1,4 @@
-/* shim_syscall.c - ways into the kernel that pass by the calls we stand before: raw system calls, io_uring, asynchronous I/O. */
+/* shim_syscall.c - ways into the kernel that bypass the hooked calls: raw system calls, io_uring, asynchronous I/O. */
 #include "shim.h"
 
 #include <aio.h>

@@ -150,15 +150,15 @@ static int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *p
 		channel_tx_publish(&conn->channel, len);
 		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
 		word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
-		full_fence(); /* between publishing tail and reading the bell */
-		conn_ring(conn);
+		full_fence(); /* between publishing tail and reading the doorbell */
+		doorbell_ring(conn);
 		unreserve(conn);
 		done = true;
 	}
 	slot_unlock(&slot->tx_lock);
 	if (!done)
 		return -ENOTCONN;
-	conn_heed(conn, fd); /* a recall may have crossed it, as in conn_send() */
+	conn_check(conn, fd); /* a recall may have crossed it, as in conn_send() */
 	if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
 		atomic_store_explicit(&trim_due, true, memory_order_relaxed);
 	return 0;

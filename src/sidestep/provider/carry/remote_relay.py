@@ -11,7 +11,7 @@ Bytes stay in A's ring until the link has told that B has *read* them, and never
 for. So whatever arrives is put into B's ring at once, straight from the link: no word waits behind bytes that nobody
 reads, and all that B recalls, or that a broken link has swallowed, A still has and can send by TCP.
 
-What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by a HANDED.
+What A has said and only counts once B's host has done its part (`acked`, channel.h) is confirmed by a HANDED.
 
 The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
 has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
@@ -30,7 +30,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.native.layout import Back, Handed, Notice, Seen, Words
+from sidestep.native.layout import Acked, Back, Notice, PeerState, Seen
 from sidestep.provider.carry.direction import (
     AGAIN,
     AWAITED,
@@ -134,7 +134,7 @@ class Far(Directions, Joint):
             self._hub.mark(self.side)
 
     def _look(self, side: Side) -> None:
-        side.words = words = Words(*side.channel.remote())
+        side.words = words = PeerState(*side.channel.remote())
         self._tell_attached(side, words)
         if self.leaving is Leaving.FOLLOWS and self._free:
             self._hub.drop(self)
@@ -147,7 +147,7 @@ class Far(Directions, Joint):
             self._hear_fin(words.fin_seen)
         if words.rx_ready and self.into is In.TCP and self._invites:
             self.into = moved(self.into, InEvent.CONSENT)
-            side.channel.publish("handed_on", Handed.READY)
+            side.channel.publish("acked", Acked.READY)
             self.link.say(Say.READY)
         if words.tx_switched and self.out in BEFORE:
             self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
@@ -188,7 +188,7 @@ class Far(Directions, Joint):
         if not (self.lost or self.taken or self.side.closed):
             self.reset("link_lost")
 
-    def _tell_attached(self, side: Side, words: Words) -> None:
+    def _tell_attached(self, side: Side, words: PeerState) -> None:
         if words.attached and self.into is In.APART:
             self.into = moved(self.into, InEvent.ATTACHED)
             self.link.say(Say.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
@@ -231,7 +231,7 @@ class Far(Directions, Joint):
                 break
             side.ask(wanted=wanted)  # then look once more
 
-    def _recall(self, side: Side, words: Words) -> None:
+    def _recall(self, side: Side, words: PeerState) -> None:
         """Our application wants by TCP what it has not read."""
         if self.recall is not Recall.NOT:  # all that has not come before is wanted already
             if words.rx_frozen != self.recalled_at:
@@ -256,7 +256,7 @@ class Far(Directions, Joint):
         side = self.side
         return self.out is Out.RECALLED or side.channel.received + side.held == side.words.tail
 
-    def _tell_end(self, side: Side, words: Words) -> None:
+    def _tell_end(self, side: Side, words: PeerState) -> None:
         """How our application's direction ends, behind its last byte."""
         if side.closed and (self.ending is Ending.OPEN or self.ending is Ending.SHUT):
             self.ending = moved(self.ending, EndEvent.CLOSED)
@@ -299,7 +299,7 @@ class Far(Directions, Joint):
         """Ends the ring to our application; False: it has recalled bytes that cannot be sent again."""
         side = self.side
         stands = side.channel.decide(True, how)
-        if stands == Back.RECALLED and Words(*side.channel.remote()).rx_frozen != side.channel.sent:
+        if stands == Back.RECALLED and PeerState(*side.channel.remote()).rx_frozen != side.channel.sent:
             self.reset("recall")
         elif stands not in (how, Back.RECALLED, Back.BACK):
             self.reset("violation")
@@ -372,7 +372,7 @@ class Far(Directions, Joint):
             if self.lost or self.recall is not Recall.NOT:
                 return
             side.channel.commit(length)
-            side.bell.ring()
+            side.doorbell.ring()
             self._tell_read(side)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
@@ -394,7 +394,7 @@ class Far(Directions, Joint):
         self.into = moved(self.into, InEvent.SWITCHED)
         self.far_switched_at = count
         side.tell(tx_switch_offset=count, tx_switched=1)
-        self.link.say(Say.HANDED, Handed.SWITCH)
+        self.link.say(Say.HANDED, Acked.SWITCH)
 
     def _on_read(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -405,14 +405,14 @@ class Far(Directions, Joint):
             channel.consume(passed)
             side.held -= passed
             if channel.wanted:
-                side.bell.ring()
+                side.doorbell.ring()
 
     def _on_ask(self, side: Side, _count: int) -> None:
         if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
             return
         self.asked_answered = True
         side.tell(notice=Notice.DEMOTE)
-        self.link.say(Say.HANDED, Handed.ASKED)
+        self.link.say(Say.HANDED, Acked.REQUEST)
 
     def _on_recall(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -425,8 +425,8 @@ class Far(Directions, Joint):
             if not self.left:
                 self.reset("recall")
             return
-        side.bell.ring()
-        self.link.say(Say.HANDED, Handed.ASKED)
+        side.doorbell.ring()
+        self.link.say(Say.HANDED, Acked.REQUEST)
         self.link.say(Say.RESENDS)
 
     def _on_resends(self, side: Side, _count: int) -> None:
@@ -440,14 +440,14 @@ class Far(Directions, Joint):
         """Our application reads TCP behind what has come by ring."""
         side.channel.publish("tx_back_at", side.channel.sent)
         if self._decide(Back.BACK):
-            side.bell.ring()
+            side.doorbell.ring()
 
     def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
         """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
         channel = side.channel
         channel.publish("rx_frozen", count)
         stands = channel.decide(False, Back.RECALLED)
-        if stands != Back.RECALLED and Words(*channel.remote()).tail != count:
+        if stands != Back.RECALLED and PeerState(*channel.remote()).tail != count:
             return False
         self.out = recalled
         channel.publish("notice", Notice.RECALL | Notice.DEMOTE)
@@ -496,15 +496,15 @@ class Far(Directions, Joint):
             piece[: len(part)] = part
             kept = kept[len(part) :]
             side.channel.commit(len(part))
-        side.bell.ring()
+        side.doorbell.ring()
 
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
-        side.words = Words(*side.channel.remote())
+        side.words = PeerState(*side.channel.remote())
         side.gone |= not side.final
 
     def _on_handed(self, side: Side, count: int) -> None:
-        side.tell(handed_on=count & (Handed.SWITCH | Handed.ASKED))
+        side.tell(acked=count & (Acked.SWITCH | Acked.REQUEST))
 
     def _on_arrived(self, side: Side, count: int) -> None:
         if not self.unconfirmed or count != side.words.tail:
@@ -578,7 +578,7 @@ class Far(Directions, Joint):
                 self.reset("link_lost")
             else:
                 # nobody will hear of what it says from now on, and so it need not wait for that
-                side.tell(handed_on=Handed.SWITCH | Handed.ASKED, notice=Notice.DEMOTE)
+                side.tell(acked=Acked.SWITCH | Acked.REQUEST, notice=Notice.DEMOTE)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
         return not self.lost

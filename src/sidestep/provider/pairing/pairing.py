@@ -136,11 +136,11 @@ class Pairing:
 
     def _take_offer(self, client: Client, packet: Packet, evidence: Evidence) -> None:
         message, key = packet.message, evidence.key
-        segment, bell, bell_page = packet.descriptors.numbers
+        segment, doorbell, doorbell_page = packet.descriptors.numbers
         segment_len = memory.sealed_size(segment, "segment")
         if not _geometry_ok(message.ring_size, segment_len):
             raise PeerViolation(f"a segment of {segment_len} bytes for rings of {message.ring_size}", rule="malformed")
-        _check_bell(message, bell, bell_page)
+        _check_doorbell(message, doorbell, doorbell_page)
         refusal = self._offer_refusal(client, message, evidence)
         if not refusal:
             request = Request(
@@ -162,7 +162,7 @@ class Pairing:
         route = None if verdict.protocol.capabilities.self_routing else verdict.route
         offer = Offer(
             client.client_id, message.token, key, message.ring_size, message.segment_id,
-            client.bell_name(message.bell_page_id), message.bell_index, verdict.protocol.name,
+            client.doorbell_name(message.doorbell_page_id), message.doorbell_index, verdict.protocol.name,
             Brought(packet.descriptors.take(), bucket, evidence, route), client.uid,
         )  # fmt: skip
         if refusal := self._offers.handle_offer(offer, now=self._clock()):
@@ -187,7 +187,7 @@ class Pairing:
         """CLAIM: the other end has seen that there may be an offer for it."""
         evidence = self._examiner.take(packet, 2)
         try:
-            _check_bell(packet.message, *packet.descriptors.numbers)
+            _check_doorbell(packet.message, *packet.descriptors.numbers)
             key = evidence.key
             offer = self._offers.find(key)
             elsewhere = self._offers.find_elsewhere(key) if offer is None else []
@@ -299,8 +299,8 @@ class Pairing:
             token=message.token,
             ring_size=offer.ring_size,
             segment_id=offer.segment_id,
-            bell_page_id=offer.bell_page_id,
-            bell_index=offer.bell_index,
+            doorbell_page_id=offer.doorbell_page_id,
+            doorbell_index=offer.doorbell_index,
         )
         if not self._send(claimer, attach, offer.brought.descriptors.numbers):
             return  # the offer stays for a claimer that lives, unless it was its own and went with it
@@ -310,15 +310,15 @@ class Pairing:
         claimed = Message(
             type=Rpc.CLAIMED,
             token=offer.token,
-            bell_page_id=claimer.bell_name(message.bell_page_id),
-            bell_index=message.bell_index,
+            doorbell_page_id=claimer.doorbell_name(message.doorbell_page_id),
+            doorbell_index=message.doorbell_index,
         )
         if self._send(self._clients[offer.client], claimed, packet.descriptors.numbers):
             self._counters.add("claim_matched")
 
     def open(self, offer: Offer[Brought], claimer: Client, packet: Packet) -> tuple[Stream, Stream]:
         """Hands each end a channel with the provider; raises Unavailable."""
-        segment, *offerer_bell = offer.brought.descriptors.numbers
+        segment, *offerer_doorbell = offer.brought.descriptors.numbers
         second_id = blake2b(offer.segment_id, digest_size=16).digest()
         if offer.key.netns_cookie != self._netns_cookie or packet.message.netns_cookie != self._netns_cookie:
             raise Unavailable("who stands in between cannot tell who holds a socket of another network namespace")
@@ -326,7 +326,7 @@ class Pairing:
             raise Unavailable("the budget for channel memory is used up")
         self._second_segments.add(second_id)
         try:
-            return self._open(offer, claimer, packet, segment, offerer_bell, second_id)
+            return self._open(offer, claimer, packet, segment, offerer_doorbell, second_id)
         except BaseException:
             self._release_second(second_id)
             raise
@@ -341,37 +341,37 @@ class Pairing:
         if offer not in self._offers:
             raise Unavailable("the connection does not wait any more")
         offerer = self._clients[offer.client]
-        segment, *bell = offer.brought.descriptors.numbers
+        segment, *doorbell = offer.brought.descriptors.numbers
         self._need_home(offer.key)
         try:
-            own_bell = self._relays.descriptors()
+            own_doorbell = self._relays.descriptors()
             end = self._end(
                 segment,
                 1,
                 offerer,
                 offer.key,
                 offer.brought.evidence.cookie,
-                offer.bell_page_id,
-                offer.bell_index,
-                bell,
+                offer.doorbell_page_id,
+                offer.doorbell_index,
+                doorbell,
             )
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
         far = fars.enter(self._relays, end, protocol=offer.protocol, on_drop=_nothing, link=link,
                         segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
-        self.tell_offerer(offer, self._relays.bell_id, own_bell)
+        self.tell_offerer(offer, self._relays.doorbell_id, own_doorbell)
         return far
 
-    def tell_offerer(self, offer: Offer[Brought], bell_id: bytes, bell: Sequence[int]) -> bool:
-        """Its channel has another end, which that bell rings; False: the offer, or its maker, is gone."""
+    def tell_offerer(self, offer: Offer[Brought], doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """Its channel has another end, which that doorbell rings; False: the offer, or its maker, is gone."""
         if offer not in self._offers:
             return False
         offerer = self._clients[offer.client]
         self._offers.handle_claimed(offer)
         self._registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
-        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=bell_id)
-        if not self._send(offerer, claimed, bell):
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, doorbell_page_id=doorbell_id)
+        if not self._send(offerer, claimed, doorbell):
             return False
         self._counters.add("remote_joined", "connect")
         return True
@@ -382,7 +382,7 @@ class Pairing:
             raise Unavailable("the connection does not wait any more")
         self._need_home(offer.key)
         end = LentEnd(
-            offer.key, offer.brought.evidence.cookie, 1, offer.segment_id, offer.bell_page_id, offer.bell_index
+            offer.key, offer.brought.evidence.cookie, 1, offer.segment_id, offer.doorbell_page_id, offer.doorbell_index
         )
         return LentOffer(self, offer, end, self._clients[offer.client])
 
@@ -448,15 +448,16 @@ class Pairing:
         segment_id, made = self._make_segment(client.uid)
         try:
             try:
-                own_bell = self._relays.descriptors()
-                end = self._end(made, 0, client, key, message.cookie, client.bell_name(message.bell_page_id),
-                                message.bell_index, packet.descriptors.numbers)  # fmt: skip
+                own_doorbell = self._relays.descriptors()
+                end = self._end(made, 0, client, key, message.cookie, client.doorbell_name(message.doorbell_page_id),
+                                message.doorbell_index, packet.descriptors.numbers)  # fmt: skip
                 far = fars.enter(
                     self._relays, end, protocol=sought.carrier.name,
                     on_drop=lambda: self._release_second(segment_id), link=link,
                     segment_id=segment_id, uid=client.uid,
                 )  # fmt: skip
-                if not self.tell_claimer(client, message.token, segment_id, made, self._relays.bell_id, own_bell):
+                own_id = self._relays.doorbell_id
+                if not self.tell_claimer(client, message.token, segment_id, made, own_id, own_doorbell):
                     self._relays.drop(far)
                     raise Unavailable("the end that claimed it has gone")
             finally:
@@ -483,14 +484,14 @@ class Pairing:
         return segment_id, made
 
     def tell_claimer(
-        self, client: Client, token: int, segment_id: bytes, segment: int, bell_id: bytes, bell: Sequence[int]
+        self, client: Client, token: int, segment_id: bytes, segment: int, doorbell_id: bytes, doorbell: Sequence[int]
     ) -> bool:
-        """Gives an end that accepted a connection its channel, whose other end that bell rings; False: it is gone."""
+        """Gives an end that accepted a connection its channel and the doorbell to ring; False: it is gone."""
         attach = Message(
             type=Rpc.ATTACH, token=token, flags=Attach.RELAYED, ring_size=self._ring_size, segment_id=segment_id,
-            bell_page_id=bell_id,
+            doorbell_page_id=doorbell_id,
         )  # fmt: skip
-        if not self._send(client, attach, (segment, *bell)):
+        if not self._send(client, attach, (segment, *doorbell)):
             return False
         self._counters.add("remote_joined", "accept")
         return True
@@ -502,8 +503,9 @@ class Pairing:
             raise Unavailable("that very claim is served already")
         segment_id, made = self._make_segment(client.uid)
         end = LentEnd(
-            sought.key, message.cookie, 0, segment_id, client.bell_name(message.bell_page_id), message.bell_index
-        )
+            sought.key, message.cookie, 0, segment_id, client.doorbell_name(message.doorbell_page_id),
+            message.doorbell_index,
+        )  # fmt: skip
         lent = LentClaim(self, end, client, message.token, rpc.Descriptors([made]), packet.descriptors.take())
         self._lent[client.client_id, message.token] = lent
         return lent
@@ -536,7 +538,7 @@ class Pairing:
         claimer: Client,
         packet: Packet,
         segment: int,
-        offerer_bell: Sequence[int],
+        offerer_doorbell: Sequence[int],
         second_id: bytes,
     ) -> tuple[Stream, Stream]:
         message, offerer = packet.message, self._clients[offer.client]
@@ -545,13 +547,14 @@ class Pairing:
         except OSError as error:
             raise Unavailable(f"no memory for a channel: {error.strerror}") from error
         try:
-            bell, page, life = self._relays.descriptors()
+            doorbell, page, life = self._relays.descriptors()
             streams = open_relay(
                 self._relays,
                 self._end(segment, 1, offerer, offer.key, offer.brought.evidence.cookie,
-                          offer.bell_page_id, offer.bell_index, offerer_bell),
+                          offer.doorbell_page_id, offer.doorbell_index, offerer_doorbell),
                 self._end(made, 0, claimer, offer.key.mirrored(), message.cookie,
-                          claimer.bell_name(message.bell_page_id), message.bell_index, packet.descriptors.numbers),
+                          claimer.doorbell_name(message.doorbell_page_id), message.doorbell_index,
+                          packet.descriptors.numbers),
                 protocol=offer.protocol, on_drop=lambda: self._release_second(second_id),
             )  # fmt: skip
             attach = Message(
@@ -560,9 +563,9 @@ class Pairing:
                 flags=Attach.RELAYED,
                 ring_size=offer.ring_size,
                 segment_id=second_id,  # so that whoever looks sees that the ends share no channel
-                bell_page_id=self._relays.bell_id,
+                doorbell_page_id=self._relays.doorbell_id,
             )
-            if not self._send(claimer, attach, (made, bell, page, life)):
+            if not self._send(claimer, attach, (made, doorbell, page, life)):
                 streams[0].close()
                 raise Unavailable("the end that claimed it has gone")
         except OSError as error:
@@ -572,8 +575,9 @@ class Pairing:
         self._offers.handle_claimed(offer)
         self._registry.handle_removed(offer.brought.bucket)
         offer.brought.close()
-        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=self._relays.bell_id)
-        if self._send(offerer, claimed, (bell, page, life)):
+        own_id = self._relays.doorbell_id
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, doorbell_page_id=own_id)
+        if self._send(offerer, claimed, (doorbell, page, life)):
             self._counters.add("claim_matched")
         return streams
 
@@ -584,12 +588,12 @@ class Pairing:
         client: Client,
         key: ConnectionKey,
         cookie: int,
-        bell_name: bytes,
-        bell_index: int,
-        bell: Sequence[int],
+        doorbell_name: bytes,
+        doorbell_index: int,
+        doorbell: Sequence[int],
     ) -> End:
         return End(
-            _channel.map(segment, side), bell_name, bell_index, bell[0], bell[1],
+            _channel.map(segment, side), doorbell_name, doorbell_index, doorbell[0], doorbell[1],
             held=lambda: self._prover.holds(key, cookie), received=lambda: self._prover.received(key, cookie),
             client_open=lambda: client.open,
         )  # fmt: skip
@@ -675,7 +679,7 @@ def _geometry_ok(ring_size: tuple[int, int], segment_len: int) -> bool:
     )
 
 
-def _check_bell(message: Message, bell: int, bell_page: int) -> None:
-    memory.check_eventfd(bell, "bell")
-    if not memory.sealed_size(bell_page, "bell page") or message.bell_index >= layout.BELL_PAGE_BELLS:
-        raise PeerViolation(f"bell {message.bell_index} of an impossible bell page", rule="malformed")
+def _check_doorbell(message: Message, doorbell: int, doorbell_page: int) -> None:
+    memory.check_eventfd(doorbell, "doorbell")
+    if not memory.sealed_size(doorbell_page, "doorbell page") or message.doorbell_index >= layout.DOORBELLS_PER_PAGE:
+        raise PeerViolation(f"doorbell {message.doorbell_index} of an impossible doorbell page", rule="malformed")

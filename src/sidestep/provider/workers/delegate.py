@@ -26,8 +26,8 @@ class LentEnd:
     cookie: int
     side: int  # of the segment, that of who carries it
     segment_id: bytes
-    bell_name: bytes
-    bell_index: int
+    doorbell_name: bytes
+    doorbell_index: int
 
 
 class Lent(Protocol):
@@ -42,10 +42,10 @@ class Lent(Protocol):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Segment, bell and page of bells of the application; none any more once `taken` or `refuse` was called."""
+        """The application's segment, doorbell and its page; none any more once `taken` or `refuse` was called."""
 
-    def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
-        """It is carried by who is rung by that bell: its application is told; False: it does not want that any more."""
+    def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """Its application is told whose doorbell to ring from now on; False: it does not want that any more."""
 
     def refuse(self) -> None:
         """It stays on TCP; does nothing once it has been `taken`."""
@@ -71,9 +71,9 @@ class LentOffer:
     def fds(self) -> tuple[int, ...]:
         return self.offer.brought.descriptors.numbers
 
-    def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
+    def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
         """Its application is told."""
-        return self.pairing.tell_offerer(self.offer, bell_id, bell)
+        return self.pairing.tell_offerer(self.offer, doorbell_id, doorbell)
 
     def refuse(self) -> None:
         """It stays on TCP."""
@@ -92,7 +92,7 @@ class LentClaim:
     client: Client
     token: int
     segment: rpc.Descriptors
-    bell: rpc.Descriptors
+    doorbell: rpc.Descriptors
     waits: bool = True  # its application has not been answered
 
     @property
@@ -101,15 +101,15 @@ class LentClaim:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The segment, which we have made, and the application's bell."""
-        return (*self.segment.numbers, *self.bell.numbers)
+        """The segment, which we have made, and the application's doorbell."""
+        return (*self.segment.numbers, *self.doorbell.numbers)
 
-    def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
+    def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
         """Its application is told."""
         if not self.waits:
             return False
         (segment,) = self.segment.numbers
-        told = self.pairing.tell_claimer(self.client, self.token, self.end.segment_id, segment, bell_id, bell)
+        told = self.pairing.tell_claimer(self.client, self.token, self.end.segment_id, segment, doorbell_id, doorbell)
         self.withdraw()
         return told
 
@@ -125,7 +125,7 @@ class LentClaim:
             self.waits = False
             self.pairing.handle_lent(self)
             self.segment.close()
-            self.bell.close()
+            self.doorbell.close()
 
     def over(self) -> None:
         """Its memory is given back."""

@@ -1,5 +1,5 @@
 /*
- * shim_reach.c - connections that begin with an offload protocol, and what their ends are called.
+ * shim_sdp_connect.c - connections that begin with an offload protocol, and what their ends are called.
  *
  * The descriptor is TCP's socket, as ever. Before it connects the provider is asked, which opens the connection with the
  * other host and says where, on this host, it takes the socket in. If it knows nothing yet and the program insists, that is
@@ -20,10 +20,10 @@
 #include <string.h>
 #include <sys/time.h>
 
-#define REACH_WAIT_MS 1200       /* for a verdict: longer than a port mapper that is silent takes to be known as such */
-#define REACH_WAIT_NONBLOCK_MS 200 /* of a socket that does not block; a handshake takes a few milliseconds, on a busy machine many */
-#define REACH_SYNS 3             /* retransmissions, some 15 s: the provider gives up after REACH_S of limits.py */
-#define FIRST_WAIT_NS 1000000    /* SO_SNDTIMEO cannot be less without being none */
+#define SDP_CONNECT_WAIT_MS 1200 /* for a verdict: longer than a silent port mapper takes to be known as such */
+#define SDP_CONNECT_WAIT_NONBLOCK_MS 200 /* for a socket that does not block; a handshake takes a few milliseconds */
+#define SDP_CONNECT_SYNS 3       /* retransmissions, some 15 s: the provider gives up after REACH_S of limits.py */
+#define FIRST_WAIT_NS 1000000    /* the least SO_SNDTIMEO: 0 would be none */
 
 /* ---- names ---- */
 
@@ -48,11 +48,11 @@ static bool worth_a_look(const struct sockaddr *address, socklen_t room, bool ow
 	if (!address_split(address, room, addr, &port) || !port)
 		return false;
 	if (address_mapped(addr)) /* the end that the program has may be any loopback address */
-		return own ? addr[12] == 127 : address_named(addr);
+		return own ? addr[12] == 127 : address_translated(addr);
 	return !address_near(addr);
 }
 
-bool names_peer_may_be(const struct sockaddr_storage *remote)
+bool address_may_translate(const struct sockaddr_storage *remote)
 {
 	return worth_a_look((const struct sockaddr *)remote, sizeof(*remote), false);
 }
@@ -63,7 +63,8 @@ EXPORT int getpeername(int fd, struct sockaddr *restrict address, socklen_t *res
 	socklen_t room = len ? *len : 0;
 	int result = real.getpeername(fd, address, len);
 
-	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, false)) && names_show(fd, NULL, &name))
+	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, false)) &&
+	    address_translate(fd, NULL, &name))
 		tell(address, room, &name);
 	return result;
 }
@@ -74,13 +75,15 @@ EXPORT int getsockname(int fd, struct sockaddr *restrict address, socklen_t *res
 	socklen_t room = len ? *len : 0;
 	int result = real.getsockname(fd, address, len);
 
-	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, true)) && names_show(fd, &name, NULL))
+	if (unlikely(result == 0 && worth_a_look(address, room < *len ? room : *len, true)) &&
+	    address_translate(fd, &name, NULL))
 		tell(address, room, &name);
 	return result;
 }
 
 /* ---- connecting ---- */
-bool reach_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address, socklen_t len)
+bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address,
+                        socklen_t len)
 {
 	uint8_t addr[16];
 	uint16_t port;
@@ -108,7 +111,8 @@ static bool begins(const struct conn *conn, int fd)
 		return false;
 	/* An attempt that has failed, of which the kernel has not told yet by connect(), has still the address it was made from. */
 	return real.getsockname(fd, (struct sockaddr *)&local, &local_len) == 0 &&
-	       address_split((struct sockaddr *)&local, local_len, addr, &port) && (!address_near(addr) || address_unspecified(addr));
+	       address_split((struct sockaddr *)&local, local_len, addr, &port) &&
+	       (!address_near(addr) || address_unspecified(addr));
 }
 
 /* Bound to one interface, from where this host's provider is not reached; or connecting with the first data only. */
@@ -145,23 +149,23 @@ static bool bind_first(int fd, struct rpc_msg *record)
 	       address_split((struct sockaddr *)&local, len, record->local_addr, &record->local_port);
 }
 
-static uint32_t wait_ms(int fd, struct reach *reach)
+static uint32_t wait_ms(int fd, struct sdp_connect *attempt)
 {
 	struct timeval limit = {0};
 	socklen_t len = sizeof(limit);
 
 	if (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)
-		return REACH_WAIT_NONBLOCK_MS;
-	if (real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0 && limit.tv_sec < REACH_WAIT_MS)
-		reach->timeout_ns = limit.tv_sec * 1000000000ll + limit.tv_usec * 1000;
-	if (!reach->timeout_ns)
-		return REACH_WAIT_MS;
-	int64_t ms = reach->timeout_ns / (reach->insists ? 1000000 : 2000000); /* TCP is to have time as well */
-	return ms < REACH_WAIT_MS ? (uint32_t)ms : REACH_WAIT_MS;
+		return SDP_CONNECT_WAIT_NONBLOCK_MS;
+	if (real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0 && limit.tv_sec < SDP_CONNECT_WAIT_MS)
+		attempt->timeout_ns = limit.tv_sec * 1000000000ll + limit.tv_usec * 1000;
+	if (!attempt->timeout_ns)
+		return SDP_CONNECT_WAIT_MS;
+	int64_t ms = attempt->timeout_ns / (attempt->insists ? 1000000 : 2000000); /* TCP is to have time as well */
+	return ms < SDP_CONNECT_WAIT_MS ? (uint32_t)ms : SDP_CONNECT_WAIT_MS;
 }
 
-int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
-                         struct reach *reach)
+int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
+                    struct sdp_connect *attempt)
 {
 	struct rpc_msg record = {0};
 	struct rpc_answer answer;
@@ -169,7 +173,7 @@ int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, c
 	bool opens = !unfit(fd);
 	static const struct explicit ordinary;
 
-	reach->insists = explicit && explicit->protocol;
+	attempt->insists = explicit && explicit->protocol;
 	if (!begins(conn, fd) || !address_split(address, len, record.remote_addr, &record.remote_port) ||
 	    (!explicit && !opens)) {
 		errno = saved;
@@ -177,8 +181,8 @@ int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, c
 	}
 	if (address_near(record.remote_addr) || !record.remote_port)
 		opens = false;
-	reach->asked_ns = now_ns();
-	record.wait_ms = wait_ms(fd, reach);
+	attempt->asked_ns = now_ns();
+	record.wait_ms = wait_ms(fd, attempt);
 	if (opens && rpc_carries_far())
 		opens = bind_first(fd, &record);
 	else
@@ -189,11 +193,12 @@ int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, c
 		return -1;
 	}
 	if (answer.remote_port) {
-		int family = 0, syns = 0, fewer = REACH_SYNS;
+		int family = 0, syns = 0, fewer = SDP_CONNECT_SYNS;
 		socklen_t family_len = sizeof(family), syns_len = sizeof(syns);
 		real.getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &family_len);
-		reach->sent = address_join(family, answer.remote_addr, answer.remote_port, &reach->place, &reach->place_len);
-		if (reach->insists && real.getsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &syns, &syns_len) == 0 && syns > REACH_SYNS)
+		attempt->redirected =
+		    address_join(family, answer.remote_addr, answer.remote_port, &attempt->place, &attempt->place_len);
+		if (attempt->insists && real.getsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &syns, &syns_len) == 0 && syns > SDP_CONNECT_SYNS)
 			real.setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &fewer, sizeof(fewer));
 	} else if (explicit && conn && answer.reason && answer.reason != EXPLICIT_NOBODY_ANSWERED) {
 		conn_pin(conn, rpc_refusal_reason(answer.reason));
@@ -202,21 +207,21 @@ int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, c
 	return 0;
 }
 
-int reach_connect(struct conn *conn, int fd, const struct reach *reach)
+int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt)
 {
-	const struct sockaddr *place = (const struct sockaddr *)&reach->place;
+	const struct sockaddr *place = (const struct sockaddr *)&attempt->place;
 	struct timeval limit;
 	socklen_t len = sizeof(limit);
-	bool limited = reach->timeout_ns && real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0;
+	bool limited = attempt->timeout_ns && real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0;
 
 	if (limited) { /* what the question has left of it */
-		int64_t left = reach->timeout_ns - (now_ns() - reach->asked_ns);
+		int64_t left = attempt->timeout_ns - (now_ns() - attempt->asked_ns);
 		if (left < FIRST_WAIT_NS)
 			left = FIRST_WAIT_NS;
 		struct timeval rest = {left / 1000000000, left % 1000000000 / 1000};
 		real.setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &rest, sizeof(rest));
 	}
-	int result = real.connect(fd, place, reach->place_len), saved = errno;
+	int result = real.connect(fd, place, attempt->place_len), saved = errno;
 	if (limited)
 		real.setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 	shim_log("fd %d is sent to port %d of the provider: %d", fd, ntohs(((const struct sockaddr_in *)place)->sin_port),
