@@ -4,7 +4,7 @@
  * Two threads on two CPUs play rounds. In each the sleeper says that it is asleep and looks at the ring once more; the
  * sender puts a byte there, publishes it and looks whether anybody is asleep. A wake-up is lost when the sleeper saw no
  * byte and the sender saw no sleeper. Store-buffering hardware does that unless both sides fence between their store and
- * their load. The moves are the shim's own: doorbell_sleep_begin(), channel_tx_publish(), full_fence(), the look of
+ * their load. The moves are the shim's own: doorbell_word_sleep(), channel_tx_publish(), full_fence(), the look of
  * doorbell_ring().
  *
  * usage: litmus both|no-sleeper-fence|no-sender-fence ROUNDS SECONDS

@@ -4,11 +4,9 @@
 #include "channel_module.h"
 
 #include <fcntl.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "doorbell.h"
@@ -46,13 +44,16 @@ struct own_doorbell {
 
 static void own_doorbell_release(struct own_doorbell *doorbell)
 {
-	if (!doorbell->word)
-		return;
-	munmap((void *)doorbell->word, DOORBELL_WORDS_LEN);
+	int *fds[] = {&doorbell->wait_fd, &doorbell->fd, &doorbell->page_fd};
+
+	if (doorbell->word)
+		munmap((void *)doorbell->word, DOORBELL_WORDS_LEN);
 	doorbell->word = NULL;
-	close(doorbell->wait_fd);
-	close(doorbell->fd);
-	close(doorbell->page_fd);
+	for (int i = 0; i < 3; i++) {
+		if (*fds[i] >= 0)
+			close(*fds[i]);
+		*fds[i] = -1;
+	}
 }
 
 static PyObject *own_doorbell_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -61,41 +62,25 @@ static PyObject *own_doorbell_new(PyTypeObject *type, PyObject *args, PyObject *
 
 	if (!PyArg_ParseTupleAndKeywords(args, keywords, ":Doorbell", none))
 		return NULL;
-	int page = memfd_create("sidestep-doorbells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int fd = page < 0 ? -1 : doorbell_fd_make();
-	int wait_fd = fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+	struct own_doorbell *doorbell = object_new(type);
+	if (!doorbell)
+		return NULL;
+	int page = doorbell->page_fd = memfd_create("sidestep-doorbells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = doorbell->fd = page < 0 ? -1 : doorbell_fd_make();
+	int wait_fd = doorbell->wait_fd = fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
 	struct epoll_event event = {.events = DOORBELL_EDGES};
 	void *base = MAP_FAILED;
 	if (wait_fd >= 0 && epoll_ctl(wait_fd, EPOLL_CTL_ADD, fd, &event) == 0 && epoll_wait(wait_fd, &event, 1, 0) >= 0 &&
 	    ftruncate(page, DOORBELL_WORDS_LEN) == 0)
 		base = mmap(NULL, DOORBELL_WORDS_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
+	doorbell->word = base == MAP_FAILED ? NULL : base;
 	/* from here on only our mapping can write it */
-	if (base == MAP_FAILED ||
+	if (!doorbell->word ||
 	    fcntl(page, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0) {
 		int failed = errno;
-		if (base != MAP_FAILED)
-			munmap(base, DOORBELL_WORDS_LEN);
-		if (wait_fd >= 0)
-			close(wait_fd);
-		if (fd >= 0)
-			close(fd);
-		if (page >= 0)
-			close(page);
+		Py_DECREF(doorbell);
 		return raise_errno(-failed);
 	}
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct own_doorbell *doorbell = (struct own_doorbell *)alloc(type, 0);
-	if (!doorbell) {
-		munmap(base, DOORBELL_WORDS_LEN);
-		close(wait_fd);
-		close(fd);
-		close(page);
-		return NULL;
-	}
-	doorbell->word = base;
-	doorbell->fd = fd;
-	doorbell->wait_fd = wait_fd;
-	doorbell->page_fd = page;
 	return (PyObject *)doorbell;
 }
 
@@ -109,13 +94,10 @@ static struct own_doorbell *open_doorbell(PyObject *self)
 	return NULL;
 }
 
-PyDoc_STRVAR(sleep_doc, "sleep($self, /)\n--\n\nWhoever has news rings from now on: look once more, and only then wait.");
-
-static PyObject *own_doorbell_sleep(PyObject *self, PyObject *unused)
+static PyObject *own_doorbell_sleep(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct own_doorbell *doorbell = open_doorbell(self);
 
-	(void)unused;
 	if (!doorbell)
 		return NULL;
 	if (!doorbell->asleep)
@@ -124,13 +106,10 @@ static PyObject *own_doorbell_sleep(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(wake_doc, "wake($self, /)\n--\n\nNobody needs to ring any more: look after this.");
-
-static PyObject *own_doorbell_wake(PyObject *self, PyObject *unused)
+static PyObject *own_doorbell_wake(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct own_doorbell *doorbell = open_doorbell(self);
 
-	(void)unused;
 	if (!doorbell)
 		return NULL;
 	if (doorbell->asleep)
@@ -139,14 +118,11 @@ static PyObject *own_doorbell_wake(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(hear_doc, "hear($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one.");
-
-static PyObject *own_doorbell_hear(PyObject *self, PyObject *unused)
+static PyObject *own_doorbell_hear(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct own_doorbell *doorbell = open_doorbell(self);
 	struct epoll_event event;
 
-	(void)unused;
 	if (!doorbell)
 		return NULL;
 	if (epoll_wait(doorbell->wait_fd, &event, 1, 0) < 0)
@@ -154,52 +130,38 @@ static PyObject *own_doorbell_hear(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static PyObject *own_doorbell_close(PyObject *self, PyObject *unused)
+static PyObject *own_doorbell_close(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	own_doorbell_release((struct own_doorbell *)self);
 	Py_RETURN_NONE;
 }
 
-static PyObject *own_doorbell_fd(PyObject *self, void *unused)
+static PyObject *own_doorbell_fd(PyObject *self, void *offset)
 {
-	(void)unused;
-	return open_doorbell(self) ? PyLong_FromLong(((struct own_doorbell *)self)->fd) : NULL;
-}
-
-static PyObject *own_doorbell_wait_fd(PyObject *self, void *unused)
-{
-	(void)unused;
-	return open_doorbell(self) ? PyLong_FromLong(((struct own_doorbell *)self)->wait_fd) : NULL;
-}
-
-static PyObject *own_doorbell_page(PyObject *self, void *unused)
-{
-	(void)unused;
-	return open_doorbell(self) ? PyLong_FromLong(((struct own_doorbell *)self)->page_fd) : NULL;
+	return open_doorbell(self) ? PyLong_FromLong(*(int *)((char *)self + (size_t)offset)) : NULL;
 }
 
 static void own_doorbell_dealloc(PyObject *self)
 {
-	PyTypeObject *type = Py_TYPE(self);
-
 	own_doorbell_release((struct own_doorbell *)self);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-	Py_DECREF(type);
+	object_free(self);
 }
 
 static PyMethodDef own_doorbell_methods[] = {
-	{"sleep", own_doorbell_sleep, METH_NOARGS, sleep_doc},
-	{"wake", own_doorbell_wake, METH_NOARGS, wake_doc},
-	{"hear", own_doorbell_hear, METH_NOARGS, hear_doc},
+	{"sleep", own_doorbell_sleep, METH_NOARGS,
+	 "sleep($self, /)\n--\n\nWhoever has news rings from now on: look once more, and only then wait."},
+	{"wake", own_doorbell_wake, METH_NOARGS, "wake($self, /)\n--\n\nNobody needs to ring any more: look after this."},
+	{"hear", own_doorbell_hear, METH_NOARGS,
+	 "hear($self, /)\n--\n\nTakes notice of all rings so far: wait_fd is readable with the next one."},
 	{"close", own_doorbell_close, METH_NOARGS, "close($self, /)\n--\n\nCloses its descriptors; twice is allowed."},
 	{0},
 };
 
+#define FD(member) (void *)offsetof(struct own_doorbell, member)
 static PyGetSetDef own_doorbell_getset[] = {
-	{"fd", own_doorbell_fd, NULL, "The eventfd that others ring.", NULL},
-	{"wait_fd", own_doorbell_wait_fd, NULL, "Readable once it has been rung, until hear().", NULL},
-	{"page_fd", own_doorbell_page, NULL, "The page with the word that others see, as line 0.", NULL},
+	{"fd", own_doorbell_fd, NULL, "The eventfd that others ring.", FD(fd)},
+	{"wait_fd", own_doorbell_fd, NULL, "Readable once it has been rung, until hear().", FD(wait_fd)},
+	{"page_fd", own_doorbell_fd, NULL, "The page with the word that others see, as line 0.", FD(page_fd)},
 	{0},
 };
 
@@ -252,23 +214,22 @@ static PyObject *remote_doorbell_new(PyTypeObject *type, PyObject *args, PyObjec
 	if (index >= DOORBELLS_PER_PAGE || !channel_stays(page_fd) || fstat(page_fd, &st) < 0 || st.st_size < DOORBELL_WORDS_LEN)
 		return raise_errno(-EPROTO);
 	size_t len = st.st_size >= (off_t)DOORBELL_PAGE_LEN ? DOORBELL_PAGE_LEN : DOORBELL_WORDS_LEN;
+	struct remote_doorbell *doorbell = object_new(type);
+	if (!doorbell)
+		return NULL;
 	void *page = mmap(NULL, len, PROT_READ, MAP_SHARED, page_fd, 0);
-	if (page == MAP_FAILED)
-		return raise_errno(-errno);
-	int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct remote_doorbell *doorbell = copy < 0 ? NULL : (struct remote_doorbell *)alloc(type, 0);
-	if (!doorbell) {
-		munmap(page, len);
-		return copy < 0 ? raise_errno(-errno) : (close(copy), NULL);
-	}
-	doorbell->page = page;
+	doorbell->page = page == MAP_FAILED ? NULL : page;
 	doorbell->page_len = len;
+	doorbell->fd = doorbell->page ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+	if (doorbell->fd < 0) {
+		int failed = errno;
+		Py_DECREF(doorbell);
+		return raise_errno(-failed);
+	}
 	doorbell->word = doorbell_word_at(page, index);
 	doorbell->hints = len == DOORBELL_PAGE_LEN ? doorbell_hints_at(page, index) : NULL;
 	doorbell->rung = UINT64_MAX;
 	doorbell->seen = doorbell->hints ? atomic_load(&doorbell->hints->tail) : 0;
-	doorbell->fd = copy;
 	return (PyObject *)doorbell;
 }
 
@@ -282,12 +243,9 @@ static struct remote_doorbell *open_remote_doorbell(PyObject *self)
 	return NULL;
 }
 
-PyDoc_STRVAR(ring_doc, "ring($self, /)\n--\n\nWakes its owner if that sleeps; call after publishing. Whether it was rung.");
-
-static PyObject *remote_doorbell_ring(PyObject *self, PyObject *unused)
+static PyObject *remote_doorbell_ring(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct remote_doorbell *doorbell = open_remote_doorbell(self);
-	(void)unused;
 	if (!doorbell)
 		return NULL;
 	atomic_thread_fence(memory_order_seq_cst); /* between publishing and reading the word */
@@ -302,11 +260,10 @@ PyDoc_STRVAR(hints_doc, "hints($self, /)\n--\n\n"
                         "The numbers that its owner has named since the last time: its channels with news.\n\n"
                         "None: some were lost, or it names none; look at all.");
 
-static PyObject *remote_doorbell_hints(PyObject *self, PyObject *unused)
+static PyObject *remote_doorbell_hints(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct remote_doorbell *doorbell = open_remote_doorbell(self);
 
-	(void)unused;
 	if (!doorbell)
 		return NULL;
 	if (!doorbell->hints)
@@ -336,41 +293,36 @@ static PyObject *remote_doorbell_hints(PyObject *self, PyObject *unused)
 	return found;
 }
 
-static PyObject *remote_doorbell_news(PyObject *self, void *unused)
+static PyObject *remote_doorbell_news(PyObject *self, void *Py_UNUSED(unused))
 {
 	struct remote_doorbell *doorbell = open_remote_doorbell(self);
 
-	(void)unused;
 	if (!doorbell)
 		return NULL;
 	return PyBool_FromLong(!doorbell->hints ||
 	                       atomic_load_explicit(&doorbell->hints->tail, memory_order_acquire) != doorbell->seen);
 }
 
-static PyObject *remote_doorbell_gives_hints(PyObject *self, void *unused)
+static PyObject *remote_doorbell_gives_hints(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyBool_FromLong(((struct remote_doorbell *)self)->hints != NULL);
 }
 
-static PyObject *remote_doorbell_close(PyObject *self, PyObject *unused)
+static PyObject *remote_doorbell_close(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	remote_doorbell_release((struct remote_doorbell *)self);
 	Py_RETURN_NONE;
 }
 
 static void remote_doorbell_dealloc(PyObject *self)
 {
-	PyTypeObject *type = Py_TYPE(self);
-
 	remote_doorbell_release((struct remote_doorbell *)self);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-	Py_DECREF(type);
+	object_free(self);
 }
 
 static PyMethodDef remote_doorbell_methods[] = {
-	{"ring", remote_doorbell_ring, METH_NOARGS, ring_doc},
+	{"ring", remote_doorbell_ring, METH_NOARGS,
+	 "ring($self, /)\n--\n\nWakes its owner if that sleeps; call after publishing. Whether it was rung."},
 	{"hints", remote_doorbell_hints, METH_NOARGS, hints_doc},
 	{"close", remote_doorbell_close, METH_NOARGS, "close($self, /)\n--\n\nLets go of it; twice is allowed."},
 	{0},

@@ -20,12 +20,11 @@ PyDoc_STRVAR(create_doc, "create($module, tx_size, rx_size, /)\n--\n\n"
                          "tx_size is the ring of side 0, rx_size that of side 1, in bytes: powers of two, 4096 to 64 MiB.\n"
                          "Raises ValueError for other sizes and OSError where the kernel gives no memory file.");
 
-static PyObject *module_create(PyObject *module, PyObject *args)
+static PyObject *module_create(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long tx_size, rx_size;
 	PyObject *tx, *rx;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "O!O!:create", &PyLong_Type, &tx, &PyLong_Type, &rx))
 		return NULL;
 	tx_size = PyLong_AsUnsignedLong(tx);
@@ -63,8 +62,7 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 		PyErr_Format(PyExc_ValueError, "side must be 0 or 1, not %d", side);
 		return NULL;
 	}
-	allocfunc alloc = (allocfunc)PyType_GetSlot(state->channel_type, Py_tp_alloc);
-	struct channel *channel = (struct channel *)alloc(state->channel_type, 0); /* zeroed */
+	struct channel *channel = object_new(state->channel_type);
 	if (!channel)
 		return NULL;
 	struct channel_own own = {
@@ -92,7 +90,6 @@ static int module_exec(PyObject *module)
 {
 	struct state *state = PyModule_GetState(module);
 	PyObject *type = PyType_FromModuleAndSpec(module, &channel_spec, NULL);
-	PyType_Spec *doorbells[] = {&own_doorbell_spec, &remote_doorbell_spec};
 
 	state->channel_type = (PyTypeObject *)type;
 	if (!type || PyModule_AddType(module, state->channel_type) < 0 ||
@@ -101,15 +98,8 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "RING_MAX", CHANNEL_RING_MAX) < 0)
 		return -1;
 	state->piece_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &piece_spec, NULL);
-	if (!state->piece_type)
+	if (!state->piece_type || add_type(module, &own_doorbell_spec) < 0 || add_type(module, &remote_doorbell_spec) < 0)
 		return -1;
-	for (int i = 0; i < 2; i++) {
-		PyObject *doorbell_type = PyType_FromModuleAndSpec(module, doorbells[i], NULL);
-		int failed_type = doorbell_type ? PyModule_AddType(module, (PyTypeObject *)doorbell_type) : -1;
-		Py_XDECREF(doorbell_type);
-		if (failed_type < 0)
-			return -1;
-	}
 	PyObject *table = PyDict_New();
 	if (!table)
 		return -1;
@@ -149,10 +139,8 @@ PyDoc_STRVAR(doorbell_make_doc, "doorbell_make($module, /)\n--\n\n"
                             "A new eventfd for a doorbell, close-on-exec, which the caller closes.\n\n"
                             "Raises OSError: EOPNOTSUPP before Linux 5.8, where nobody could ring it without fear of waiting.");
 
-static PyObject *module_doorbell_make(PyObject *module, PyObject *unused)
+static PyObject *module_doorbell_make(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-	(void)module;
-	(void)unused;
 	int fd = doorbell_fd_make();
 	return fd < 0 ? raise_errno(-errno) : PyLong_FromLong(fd);
 }
@@ -160,21 +148,18 @@ static PyObject *module_doorbell_make(PyObject *module, PyObject *unused)
 PyDoc_STRVAR(doorbell_ring_doc, "doorbell_ring($module, fd, /)\n--\n\n"
                             "Wakes whoever sleeps on the eventfd of a doorbell, and never waits. Whether it was rung.");
 
-static PyObject *module_doorbell_ring(PyObject *module, PyObject *args)
+static PyObject *module_doorbell_ring(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	int fd;
 
-	(void)module;
 	return PyArg_ParseTuple(args, "i:doorbell_ring", &fd) ? PyBool_FromLong(doorbell_fd_ring(fd)) : NULL;
 }
 
 PyDoc_STRVAR(give_back_doc, "give_back_free_memory()\n--\n\nGives what the C library has free back to the kernel, "
                             "also from between what is in use.");
 
-static PyObject *module_give_back(PyObject *module, PyObject *unused)
+static PyObject *module_give_back(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-	(void)module;
-	(void)unused;
 #ifdef __GLIBC__
 	Py_BEGIN_ALLOW_THREADS
 	malloc_trim(0);

@@ -1,20 +1,10 @@
-/*
- * channel_module.h - what the C files of sidestep.native._channel share: its Channel, its errors, and the types it has.
- */
+/* channel_module.h - what the C files of sidestep.native._channel share: its Channel, and the types it has. */
 #ifndef SIDESTEP_CHANNEL_MODULE_H
 #define SIDESTEP_CHANNEL_MODULE_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
+#include "extension.h" /* first: it asks libc for all it has */
 
 #include "channel.h"
-#include "layout.h"
 
 struct channel {
 	PyObject_HEAD
@@ -32,12 +22,6 @@ struct place {
 	size_t offset, size;
 };
 #define PLACE(record, path) {#path, offsetof(struct record, path), sizeof(((struct record *)0)->path)},
-
-static inline PyObject *raise_errno(int negative)
-{
-	errno = -negative;
-	return PyErr_SetFromErrno(PyExc_OSError);
-}
 
 /* channel_type.c: one end of a segment, and the views of its rings */
 extern PyType_Spec channel_spec, piece_spec;

@@ -21,10 +21,6 @@
 
 #include "layout.h"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 #define DOORBELL_RINGS ((uint64_t)1 << 62)            /* at first; each ring takes one */
 #define DOORBELL_EDGES (EPOLLIN | EPOLLOUT | EPOLLET) /* in the sets that hold it: true at once, then with each ring */
 

@@ -213,14 +213,14 @@ void conn_wake_own(struct conn *conn);
 bool conn_honour(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
 {
-	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
+	return word_load(conn->channel.remote->notice);
 }
 /* A provider stands between the two ends: what it publishes and what TCP tells come in any order. */
 static inline bool conn_relayed(const struct conn *conn)
 {
 	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
 }
-bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
+bool conn_relay_news(const struct conn *conn);   /* conn_probe() has something to do */
 bool conn_end_withheld(const struct conn *conn); /* the kernel's end is told already, the ring's is not */
 bool conn_fin_waits(struct conn *conn, int fd); /* and nothing of TCP's is left to read */
 void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last);
@@ -245,8 +245,7 @@ static inline bool conn_peer_switched(const struct conn *conn)
 static inline bool conn_tcp_read(const struct conn *conn)
 {
 	return conn_peer_switched(conn) &&
-	       atomic_load_explicit(&conn->channel.remote->tx_switch_offset, memory_order_relaxed) <=
-	           word_load(conn->slot->rx_tcp_bytes);
+	       word_load(conn->channel.remote->tx_switch_offset) <= word_load(conn->slot->rx_tcp_bytes);
 }
 /* Something is to be looked at before a wait: the peer's words, or our own that a provider between has to answer first. */
 static inline bool conn_must_check(const struct conn *conn)
@@ -333,8 +332,6 @@ static inline void native_tx_cancelled(struct conn **waiting_conn)
 	})
 ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
-void native_wait_begin(struct conn *conn);
-void native_wait_end(struct conn *conn);
 
 /*
  * When a sleep is to end at the latest, so that somebody gives back the pages of rings that have become idle, or makes room
@@ -342,7 +339,7 @@ void native_wait_end(struct conn *conn);
  */
 static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
-	if (atomic_load_explicit(&trim_due, memory_order_relaxed) && deadline - now > TRIM_AFTER_NS)
+	if (word_load(trim_due) && deadline - now > TRIM_AFTER_NS)
 		deadline = now + TRIM_AFTER_NS;
 	return unlikely(self.full_until && self.full_until < deadline) ? self.full_until : deadline;
 }
@@ -362,30 +359,24 @@ int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline,
 int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error);
 struct doorbell *doorbell_self(void); /* this thread's, made on first use; NULL when out of resources */
 void doorbell_unref(struct doorbell *doorbell);
-static inline void doorbell_sleep_begin(struct doorbell *doorbell)
-{
-	doorbell_word_sleep(doorbell->word);
-}
-static inline void doorbell_sleep_end(struct doorbell *doorbell)
-{
-	doorbell_word_wake(doorbell->word);
-}
+void doorbells_wake(struct doorbell *const *doorbells, uint32_t len); /* ends sleeps on them, and drops the references */
 struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd);
 void remote_doorbell_unref(struct remote_doorbell *doorbell);
 void doorbell_ring_slow(struct conn *conn, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
 static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
-	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_relaxed);
+	uint32_t number = word_load(conn->channel.remote->hint);
 	if (unlikely(number))
 		conn_hint(conn, number);
-	uint64_t word = atomic_load_explicit(conn->remote_doorbell->word, memory_order_relaxed);
+	uint64_t word = word_load(*conn->remote_doorbell->word);
 
 	if (unlikely(word & 0xffff))
 		doorbell_ring_slow(conn, word >> 16);
 }
 int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
 void self_doorbells_clear(void);
+void self_sets_close(void); /* what this thread sleeps on */
 void self_liveness_watch(const struct conn *conn);
 bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data);
 void doorbells_after_fork(void);
@@ -453,7 +444,7 @@ int explicit_socket(int domain, int type, int protocol);
 struct explicit *explicit_hold_slow(int fd);
 static inline struct explicit *explicit_hold(int fd)
 {
-	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
+	return likely(!word_load(explicit_any)) ? NULL : explicit_hold_slow(fd);
 }
 struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_lease.c */
 void explicit_ref(struct explicit *explicit);

@@ -1,11 +1,7 @@
-/*
- * shim_answer.c - what the provider says: answers, and commands, which are kept until they can be run.
- */
+/* shim_answer.c - what the provider says: answers, and commands, which are kept until they can be run. */
 #include "shim_provider.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 

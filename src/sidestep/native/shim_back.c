@@ -1,9 +1,5 @@
-/*
- * shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again.
- */
+/* shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again. */
 #include "shim_switch.h"
-
-#include <errno.h>
 
 /* How many milliseconds a call waits: */
 #define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
@@ -74,7 +70,7 @@ static bool recall_fails(struct conn *conn, int fd)
 		if (!relay_gone(conn))
 			return true;
 	}
-	return atomic_load_explicit(&conn->remote_doorbell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET);
+	return word_load(conn->remote_doorbell->dead) || (conn_notice(conn) & CHANNEL_RESET);
 }
 
 /*
@@ -126,13 +122,11 @@ static bool request_tcp(struct conn *conn, bool recall)
 /* Who has the socket next knows nothing of what is to be sent again, nor of a reset that the kernel has told us alone. */
 static void leave_to_stranger(struct conn *conn, int fd)
 {
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
-
 	if (tx_is(conn->slot, TX_RESEND))
 		conn_flush(conn, fd);
 	uint32_t untold = word_load(conn->slot->error);
 	if (untold && untold != EPIPE)
-		real.connect(fd, &none, sizeof(none)); /* its reads fail, and do not end as if that were all */
+		tcp_reset(fd); /* its reads fail, and do not end as if that were all */
 }
 
 /*
@@ -206,9 +200,8 @@ bool conn_promote(struct conn *conn, int fd)
 	uint32_t state = word_load(slot->state);
 	bool stays = slot_has(slot, SLOT_PIN | SLOT_RESET | SLOT_RELAYED), was_demoted = slot_has(slot, SLOT_DEMOTED);
 	slot_clear(slot, SLOT_DEMOTED);
-	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER) {
+	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER)
 		word_store(slot->tx_retry_ns, 0);
-	}
 	if (!stays && conn->managed) {
 		/* While a recall stands, only the end of the round takes back what was asked for; see rx_open(). */
 		if (was_demoted && !slot_has(slot, SLOT_RD_SHUT) &&

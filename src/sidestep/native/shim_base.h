@@ -8,6 +8,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
@@ -33,6 +35,13 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
+/* libc has both names for the one function */
+#define ALIAS(name, function) EXPORT __typeof__(function) name __attribute__((alias(#function))) COPIES(function)
+#if __has_attribute(copy)
+#define COPIES(function) __attribute__((copy(function)))
+#else
+#define COPIES(function)
+#endif
 
 struct doorbell;
 
@@ -74,7 +83,6 @@ extern pthread_key_t thread_key; /* of threads that own descriptors; see thread_
 extern uint32_t shim_pid;
 
 struct config {
-	bool disabled;
 	uint32_t promote_after_calls;
 	uint64_t promote_after_bytes;
 	bool promote_set; /* from the environment: the provider's defaults do not apply */
@@ -90,6 +98,13 @@ struct config {
 extern struct config config;
 
 void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* As a call fails. */
+static inline int fail_with(int error)
+{
+	errno = error;
+	return -1;
+}
 
 /* ---- time and CPU ---- */
 static inline int64_t now_ns(void)
@@ -173,6 +188,16 @@ static inline int raw_close(int fd)
 {
 	return (int)real.syscall(SYS_close, fd, 0, 0, 0, 0, 0);
 }
+/* A socket's option of `len` bytes. False: it has none, and *value is as before. */
+static inline bool option_get(int fd, int level, int name, void *value, socklen_t len)
+{
+	return real.getsockopt(fd, level, name, value, &len) == 0;
+}
+/* tcp_disconnect(): the peer gets a reset, and what the kernel still holds of the connection is lost. */
+static inline int tcp_reset(int fd)
+{
+	return real.connect(fd, &(struct sockaddr){.sa_family = AF_UNSPEC}, sizeof(struct sockaddr));
+}
 static inline int64_t deadline_after(int64_t timeout_ns)
 {
 	int64_t now = now_ns();
@@ -235,7 +260,7 @@ static inline bool refs_drop(_Atomic uint32_t *refs)
 /* Adds one, if there is any. */
 static inline bool refs_take(_Atomic uint32_t *refs)
 {
-	uint32_t found = atomic_load_explicit(refs, memory_order_relaxed);
+	uint32_t found = word_load(*refs);
 	bool taken;
 
 	do {

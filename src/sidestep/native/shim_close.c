@@ -1,6 +1,4 @@
-/*
- * shim_close.c - the end of a descriptor, and of the connection with its last one.
- */
+/* shim_close.c - the end of a descriptor, and of the connection with its last one. */
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -16,9 +14,8 @@ static void linger_out(int fd, int seconds)
 {
 	int64_t deadline = deadline_after(seconds * 1000000000ll);
 	struct tcp_info info;
-	socklen_t len = sizeof(info);
 
-	while (now_ns() < deadline && real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+	while (now_ns() < deadline && option_get(fd, IPPROTO_TCP, TCP_INFO, &info, sizeof(info)) &&
 	       (info.tcpi_state == TCP_FIN_WAIT1 || info.tcpi_state == TCP_CLOSING || info.tcpi_state == TCP_LAST_ACK))
 		raw_poll(NULL, 0, LINGER_TURN_MS);
 }
@@ -29,18 +26,16 @@ static void linger_out(int fd, int seconds)
  */
 static void close_delegated(struct conn *conn, int fd, bool exiting)
 {
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 	struct linger how = {0};
-	socklen_t len = sizeof(how);
 	int unread = 0;
 
 	/* a call asleep on the socket lives on, and so does the stream; see close_deferred(). Who was given it may have it. */
 	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_kernel_waiters) ||
 	    word_load(conn->slot->tx_kernel_waiters) || !rpc_delegated(conn) || !conn_alone(conn))
 		return;
-	real.getsockopt(fd, SOL_SOCKET, SO_LINGER, &how, &len);
+	option_get(fd, SOL_SOCKET, SO_LINGER, &how, sizeof(how));
 	if ((real.ioctl(fd, SIOCINQ, &unread) == 0 && unread) || (how.l_onoff && !how.l_linger)) {
-		real.connect(fd, &none, sizeof(none)); /* RFC 1122 4.2.2.13: a reset */
+		tcp_reset(fd); /* RFC 1122 4.2.2.13 */
 		return;
 	}
 	if (real.shutdown(fd, SHUT_RDWR) == 0 && how.l_onoff && !exiting)
@@ -71,14 +66,13 @@ static bool close_deferred(struct conn *conn, int fd)
 void conn_abandon(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	/* in this order: who is just going back (another process, about to exec) says so once it has recalled what it can */
 	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
 	    slot_has(slot, SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
 		return;
-	real.connect(fd, &none, sizeof(none));
+	tcp_reset(fd);
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
 }
 

@@ -1,10 +1,6 @@
-/*
- * shim_conn.c - connections: their structs and descriptors, and what ends them at once.
- */
+/* shim_conn.c - connections: their structs and descriptors, and what ends them at once. */
 #include "shim_switch.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #define POOL_CHUNK 64
@@ -97,11 +93,9 @@ void conn_free(struct conn *conn)
 /* Whether a call may go on with the connection; *fd becomes the number under which it has survived. */
 bool conn_stays(struct conn *conn, int *fd)
 {
-	int left;
-
 	if (likely(conn_get(*fd) == conn))
 		return true;
-	left = atomic_load(&conn->deferred_fd);
+	int left = atomic_load(&conn->deferred_fd);
 	if (left >= 0)
 		*fd = left;
 	return left >= 0;
@@ -159,7 +153,6 @@ void conn_wake_own(struct conn *conn)
 void mark_promoted(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
-
 	uint32_t state = word_load(slot->state);
 
 	if (conn_switched(conn) && !slot_has(slot, SLOT_STAYS | SLOT_RESET) &&
@@ -186,7 +179,6 @@ void keep_error(struct conn *conn, ssize_t result)
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	if (slot_has(slot, SLOT_RESET))
 		return;
@@ -195,7 +187,7 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends none: the stream would look whole to the peer. Some kernels
 	 * refuse it (EBUSY) while another thread sits in a call of theirs.
 	 */
-	if (conn_stays(conn, &fd) && real.connect(fd, &none, sizeof(none)) < 0)
+	if (conn_stays(conn, &fd) && tcp_reset(fd) < 0)
 		real.shutdown(fd, SHUT_RDWR);
 	word_store(slot->error, (uint32_t)error);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);

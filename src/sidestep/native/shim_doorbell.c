@@ -11,9 +11,7 @@
  */
 #include "shim.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -104,14 +102,6 @@ struct doorbell *doorbell_new_locked(void)
 	return doorbell;
 }
 
-static struct doorbell *doorbell_new(void)
-{
-	shim_lock_take();
-	struct doorbell *doorbell = doorbell_new_locked();
-	shim_lock_drop();
-	return doorbell;
-}
-
 /* shim_lock held */
 void doorbell_unref(struct doorbell *doorbell)
 {
@@ -127,80 +117,89 @@ void doorbell_unref(struct doorbell *doorbell)
 struct doorbell *doorbell_self(void)
 {
 	if (!self.doorbell) {
-		self.doorbell = doorbell_new();
+		shim_lock_take();
+		self.doorbell = doorbell_new_locked();
+		shim_lock_drop();
 		thread_register();
 	}
 	return self.doorbell;
+}
+
+void doorbells_wake(struct doorbell *const *doorbells, uint32_t len)
+{
+	for (uint32_t i = 0; i < len; i++)
+		doorbell_word_wake(doorbells[i]->word);
+	shim_lock_take();
+	for (uint32_t i = 0; i < len; i++)
+		doorbell_unref(doorbells[i]);
+	shim_lock_drop();
+}
+
+void self_sets_close(void)
+{
+	if (self.doorbell_epfd > 0)
+		own_fd_close(self.doorbell_epfd);
+	if (self.wait_epfd > 0)
+		own_fd_close(self.wait_epfd);
+	self.doorbell_epfd = self.wait_epfd = 0;
+	self.doorbells_len = 0;
 }
 
 void doorbells_after_fork(void)
 {
 	/* Inherited connections keep their doorbells, shared with the parent; new doorbells need a page of our own. */
 	self.doorbell = NULL;
-	if (self.doorbell_epfd > 0)
-		own_fd_close(self.doorbell_epfd); /* the set is shared with the parent's thread */
-	self.doorbell_epfd = 0;
-	self.doorbells_len = 0;
-	if (self.wait_epfd > 0)
-		own_fd_close(self.wait_epfd);
-	self.wait_epfd = 0;
+	self_sets_close(); /* shared with the parent's thread */
 	page.base = NULL;
 	page.fd = -1;
 	page.used = 0;
 	page.free_lines = 0;
 }
 
-/* shim_lock held. Takes over the descriptors; liveness_fd may be -1. */
-struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd)
+/* Takes over the descriptors but for the page's. */
+static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
+                                                   int liveness_fd)
 {
-	struct remote_doorbell *doorbell;
-	struct stat st;
+	struct stat st = {0};
+	bool good = index < DOORBELLS_PER_PAGE && channel_stays(page_fd) && fstat(page_fd, &st) == 0 && st.st_size >= 4096;
+	struct remote_doorbell *doorbell = good ? calloc(1, sizeof(*doorbell)) : NULL;
+	size_t len = st.st_size >= (off_t)DOORBELL_PAGE_LEN ? DOORBELL_PAGE_LEN : 4096;
+	void *at = doorbell ? mmap(NULL, len, PROT_READ, MAP_SHARED, page_fd, 0) : MAP_FAILED;
+	int fd = own_fd(event_fd), own_liveness_fd = own_fd(liveness_fd);
 
-	for (doorbell = remote_doorbells; doorbell; doorbell = doorbell->next)
-		if (doorbell->index == index && memcmp(doorbell->id, id, 16) == 0) {
-			doorbell->refs++;
-			raw_close(event_fd);
-			raw_close(page_fd);
-			if (liveness_fd >= 0)
-				raw_close(liveness_fd);
-			return doorbell;
-		}
-	doorbell = NULL;
-	if (index < DOORBELLS_PER_PAGE && channel_stays(page_fd) && fstat(page_fd, &st) == 0 && st.st_size >= 4096)
-		doorbell = calloc(1, sizeof(*doorbell));
-	if (doorbell) {
-		doorbell->page_len = st.st_size >= (off_t)DOORBELL_PAGE_LEN ? DOORBELL_PAGE_LEN : 4096;
-		doorbell->page = mmap(NULL, doorbell->page_len, PROT_READ, MAP_SHARED, page_fd, 0);
-		if (doorbell->page == MAP_FAILED) {
-			free(doorbell);
-			doorbell = NULL;
-		}
-	}
-	raw_close(page_fd);
-	if (!doorbell) {
-		raw_close(event_fd);
-		if (liveness_fd >= 0)
-			raw_close(liveness_fd);
-		return NULL;
-	}
-	doorbell->liveness_fd = liveness_fd >= 0 ? own_fd(liveness_fd) : -1;
-	doorbell->word = doorbell_word_at(doorbell->page, index);
-	if (doorbell->page_len == DOORBELL_PAGE_LEN)
-		doorbell->hints = doorbell_hints_at(doorbell->page, index);
-	doorbell->fd = own_fd(event_fd);
-	if (doorbell->fd < 0 || (liveness_fd >= 0 && doorbell->liveness_fd < 0)) {
-		own_fd_close(doorbell->fd);
-		own_fd_close(doorbell->liveness_fd);
-		munmap(doorbell->page, doorbell->page_len);
+	if (at == MAP_FAILED || fd < 0 || (liveness_fd >= 0 && own_liveness_fd < 0)) {
+		own_fd_close(fd);
+		own_fd_close(own_liveness_fd);
+		if (at != MAP_FAILED)
+			munmap(at, len);
 		free(doorbell);
 		return NULL;
 	}
+	*doorbell = (struct remote_doorbell){
+		.word = doorbell_word_at(at, index), .hints = len == DOORBELL_PAGE_LEN ? doorbell_hints_at(at, index) : NULL,
+		.fd = fd, .liveness_fd = own_liveness_fd, .index = index, .refs = 1, .rung = UINT64_MAX,
+		.page = at, .page_len = len, .next = remote_doorbells,
+	};
 	memcpy(doorbell->id, id, 16);
-	doorbell->index = index;
-	doorbell->refs = 1;
-	doorbell->rung = UINT64_MAX;
-	doorbell->next = remote_doorbells;
-	remote_doorbells = doorbell;
+	return remote_doorbells = doorbell;
+}
+
+/* shim_lock held. Takes over the descriptors; liveness_fd may be -1. */
+struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd)
+{
+	struct remote_doorbell *doorbell = remote_doorbells;
+
+	while (doorbell && (doorbell->index != index || memcmp(doorbell->id, id, 16) != 0))
+		doorbell = doorbell->next;
+	if (doorbell) {
+		doorbell->refs++;
+		raw_close(event_fd);
+		if (liveness_fd >= 0)
+			raw_close(liveness_fd);
+	} else {
+		doorbell = remote_doorbell_new(id, index, event_fd, page_fd, liveness_fd);
+	}
+	raw_close(page_fd);
 	return doorbell;
 }
 
@@ -254,7 +253,7 @@ bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data)
 	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
 	const struct remote_doorbell *doorbell = conn->remote_doorbell;
 
-	return !conn_relayed(conn) || atomic_load_explicit(&doorbell->dead, memory_order_relaxed) ||
+	return !conn_relayed(conn) || word_load(doorbell->dead) ||
 	       real.epoll_ctl(epfd, EPOLL_CTL_MOD, doorbell->liveness_fd, &event) == 0 ||
 	       real.epoll_ctl(epfd, EPOLL_CTL_ADD, doorbell->liveness_fd, &event) == 0 || errno == EEXIST;
 }

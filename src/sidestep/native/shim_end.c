@@ -3,8 +3,6 @@
  */
 #include "shim_switch.h"
 
-#include <errno.h>
-
 /* Whether the ring is where the peer reads what it has not read of us. */
 static bool tx_in_ring(const struct conn *conn)
 {
@@ -47,13 +45,12 @@ static void error_heard(struct conn *conn, int fd, bool on_ring, bool reset)
 {
 	struct conn_slot *slot = conn->slot;
 	int error = 0;
-	socklen_t len = sizeof(error);
 
 	if (!on_ring) {
 		slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
 		return;
 	}
-	real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
+	option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error));
 	if (reset && error == EPIPE)
 		error = 0; /* it was a reset behind a FIN, which came without the bytes that are lost */
 	if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */

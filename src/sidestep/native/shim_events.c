@@ -1,10 +1,6 @@
-/*
- * shim_events.c - which events are true of a connection, and how much a call could move.
- */
+/* shim_events.c - which events are true of a connection, and how much a call could move. */
 #include "shim_switch.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <sys/ioctl.h>
 
 /* What of the kernel's events is true of the connection: its end is not before the ring's. */
@@ -36,14 +32,9 @@ bool rx_untold(const struct conn *conn)
 	return unlikely(word_load(conn->slot->rx_low_water) > 1) && !rx_by_ring(conn->slot) && rx_divided(conn);
 }
 
-static bool has_data(struct conn *conn, size_t wanted)
-{
-	return channel_rx_tell(&conn->channel) >= wanted;
-}
-
 size_t low_water(struct conn *conn)
 {
-	uint64_t low = atomic_load_explicit(&conn->slot->rx_low_water, memory_order_relaxed);
+	uint64_t low = word_load(conn->slot->rx_low_water);
 
 	if (unlikely(conn_peer_back(conn)))
 		return 1; /* the rest comes by TCP once the ring has been read */
@@ -65,7 +56,7 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		ready = kernel_bits & EPOLLPRI;
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
 			conn_probe(conn, fd);
-		if (has_data(conn, low_water(conn))) {
+		if (channel_rx_tell(&conn->channel) >= low_water(conn)) {
 			ready |= READABLE;
 		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
 			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
@@ -82,7 +73,7 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
 		slot_unlock(&slot->rx_lock);
 		int queued = 0;
-		if (moved ? has_data(conn, low_water(conn))
+		if (moved ? channel_rx_tell(&conn->channel) >= low_water(conn)
 		          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
 			ready |= READABLE; /* the kernel alone would wait for the low-water mark */
 		else if (rx_untold(conn))

@@ -16,11 +16,9 @@
 #include "shim.h"
 #include "shim_address.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <string.h>
 
 #define OPTION_MAX 64 /* bytes of a socket option that is carried over */
 
@@ -130,12 +128,6 @@ int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc
 	return answer->error < 4096 ? (int)answer->error : EPROTO;
 }
 
-static int refuse(int error)
-{
-	errno = error;
-	return -1;
-}
-
 /* ---- the calls ---- */
 int explicit_socket(int domain, int type, int protocol)
 {
@@ -144,15 +136,15 @@ int explicit_socket(int domain, int type, int protocol)
 	int family = native_family(domain);
 
 	if (!direct && !stream)
-		return refuse(ESOCKTNOSUPPORT);
+		return fail_with(ESOCKTNOSUPPORT);
 	if (protocol == IPPROTO_TCP) /* by its number: TCP and nothing else */
 		direct = true;
 	/* what fits an IP header is no offload protocol */
 	if (!direct && protocol && protocol < 256)
-		return refuse(protocol < 0 ? EINVAL : EPROTONOSUPPORT);
+		return fail_with(protocol < 0 ? EINVAL : EPROTONOSUPPORT);
 	struct explicit *explicit = explicit_new(family, direct, stream, direct ? 0 : (uint32_t)protocol);
 	if (!explicit)
-		return refuse(ENOMEM);
+		return fail_with(ENOMEM);
 	HELD_EXPLICIT mine = explicit;
 	if (mine->protocol) {
 		struct rpc_msg record = {0};
@@ -161,7 +153,7 @@ int explicit_socket(int domain, int type, int protocol)
 			memset(record.local_addr + 10, 0xff, 2);
 		int error = explicit_ask(mine, ASK_OPEN, &record, NULL, 0, &answer);
 		if (error)
-			return refuse(error);
+			return fail_with(error);
 	}
 	int fd = socket(family, type, direct ? protocol : 0);
 	if (fd < 0)
@@ -313,7 +305,7 @@ int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *addr
 	int saved = errno, error = reserve(explicit, fd);
 	if (error) {
 		unbind(explicit, fd);
-		return refuse(error);
+		return fail_with(error);
 	}
 	errno = saved;
 	return 0;
@@ -337,7 +329,7 @@ int explicit_before_listen(struct explicit *explicit, int fd)
 	if (!explicit->protocol)
 		return 0; /* any protocol will do, TCP among them: there is nothing to be asked */
 	int error = explicit_ask(explicit, ASK_LISTEN, &record, NULL, 0, &answer);
-	return error ? refuse(error) : 0;
+	return error ? fail_with(error) : 0;
 }
 
 bool explicit_bars_fast_open(const struct conn *conn, int flags)

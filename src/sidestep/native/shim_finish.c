@@ -1,6 +1,4 @@
-/*
- * shim_finish.c - how our own direction ends: what the peer has recalled goes out first, and a close is told.
- */
+/* shim_finish.c - how our own direction ends: what the peer has recalled goes out first, and a close is told. */
 #include "shim_switch.h"
 
 #define FLUSH_TURNS 20 /* how often, and how long each time, the end waits for recalled bytes to go out */
@@ -20,8 +18,7 @@ void conn_flush(struct conn *conn, int fd)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
 	if (tx_is(slot, TX_RESEND)) {
-		struct sockaddr none = {.sa_family = AF_UNSPEC};
-		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
+		tcp_reset(fd); /* and nothing is read after what is missing */
 		slot_lock(&slot->tx_lock);
 		if (tx_is(slot, TX_RESEND))
 			tx_move(slot, TX_ON_RESENT);

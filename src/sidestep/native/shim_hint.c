@@ -1,8 +1,6 @@
 /* shim_hint.c - which of many members have news: their peers name them, so that a set need not look at each. */
 #include "shim_set.h"
 
-#include <string.h>
-
 bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)
 {
 	void **at = array;

@@ -1,9 +1,5 @@
-/*
- * shim_hold.c - who holds a connection, and what becomes of it when nobody does.
- */
+/* shim_hold.c - who holds a connection, and what becomes of it when nobody does. */
 #include "shim_switch.h"
-
-#include <errno.h>
 
 /* Not inlined: what it needs of registers would be saved in every call that lets go of a connection. */
 __attribute__((noinline)) static void conn_destroy(struct conn *conn)

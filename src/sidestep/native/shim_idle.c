@@ -1,6 +1,4 @@
-/*
- * shim_idle.c - connections that stand still: their rings' pages are given back.
- */
+/* shim_idle.c - connections that stand still: their rings' pages are given back. */
 #include "shim_switch.h"
 
 _Atomic bool trim_due;
@@ -56,10 +54,10 @@ static bool trim(struct conn *conn, int fd)
 void conns_trim(int64_t now)
 {
 	static _Atomic int64_t trimmed_at;
-	int64_t last = atomic_load_explicit(&trimmed_at, memory_order_relaxed);
+	int64_t last = word_load(trimmed_at);
 	bool again = false;
 
-	if (likely(!atomic_load_explicit(&trim_due, memory_order_relaxed) || now - last < TRIM_AFTER_NS) ||
+	if (likely(!word_load(trim_due) || now - last < TRIM_AFTER_NS) ||
 	    !atomic_compare_exchange_strong(&trimmed_at, &last, now))
 		return;
 	atomic_store(&trim_due, false);

@@ -3,7 +3,6 @@
  */
 #include "shim.h"
 
-#include <errno.h>
 #include <sys/mman.h>
 
 #define POOL_CHUNK 32

@@ -1,34 +1,27 @@
-/*
- * shim_native.c - calls of connections that may still be promoted: what the kernel moves is counted.
- */
+/* shim_native.c - calls of connections that may still be promoted: what the kernel moves is counted. */
 #include "shim_switch.h"
 
-#include <errno.h>
-
-bool native_rx_begin(struct conn *conn)
+static inline bool waiter_enter(struct conn *conn, _Atomic uint32_t *waiters)
 {
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
 		return false;
 	bool mine = conn_mine(conn);
-	word_count32(&conn->slot->rx_kernel_waiters, 1, mine);
+	word_count32(waiters, 1, mine);
 	if (unlikely(atomic_load(&conn->managed))) {
-		word_count32(&conn->slot->rx_kernel_waiters, UINT32_MAX, mine);
+		word_count32(waiters, UINT32_MAX, mine);
 		return false;
 	}
 	return true;
 }
 
+bool native_rx_begin(struct conn *conn)
+{
+	return waiter_enter(conn, &conn->slot->rx_kernel_waiters);
+}
+
 bool native_tx_begin(struct conn *conn)
 {
-	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
-		return false;
-	bool mine = conn_mine(conn);
-	word_count32(&conn->slot->tx_kernel_waiters, 1, mine);
-	if (unlikely(atomic_load(&conn->managed))) {
-		word_count32(&conn->slot->tx_kernel_waiters, UINT32_MAX, mine);
-		return false;
-	}
-	return true;
+	return waiter_enter(conn, &conn->slot->tx_kernel_waiters);
 }
 
 static void consider(struct conn *conn, int fd)
@@ -41,7 +34,7 @@ static void consider(struct conn *conn, int fd)
 		}
 		return;
 	}
-	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
 	word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
@@ -81,14 +74,4 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 	if (result > 0)
 		consider(conn, fd);
 	return result;
-}
-
-void native_wait_begin(struct conn *conn)
-{
-	atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1);
-}
-
-void native_wait_end(struct conn *conn)
-{
-	atomic_fetch_sub(&conn->slot->rx_kernel_waiters, 1);
 }

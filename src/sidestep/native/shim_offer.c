@@ -1,13 +1,9 @@
-/*
- * shim_offer.c - a connection is offered to the provider, or claimed: what speaks for it, and what goes with that.
- */
+/* shim_offer.c - a connection is offered to the provider, or claimed: what speaks for it, and what goes with that. */
 #include "shim_provider.h"
 #include "shim_address.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <string.h>
-#include <sys/syscall.h>
+#include <sys/random.h>
 
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
@@ -35,16 +31,13 @@ static uint32_t bucket_of(const struct conn_slot *slot, uint64_t secret)
 static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 {
 	struct conn_slot *slot = conn->slot;
-	socklen_t len = sizeof(record->cookie);
 
 	memcpy(record->local_addr, slot->local_addr, 16);
 	memcpy(record->remote_addr, slot->remote_addr, 16);
 	record->local_port = slot->local_port;
 	record->remote_port = slot->remote_port;
-	if (real.getsockopt(fd, SOL_SOCKET, SO_COOKIE, &record->cookie, &len) < 0)
-		return false;
-	len = sizeof(record->netns_cookie);
-	if (real.getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &record->netns_cookie, &len) < 0)
+	if (!option_get(fd, SOL_SOCKET, SO_COOKIE, &record->cookie, sizeof(record->cookie)) ||
+	    !option_get(fd, SOL_SOCKET, SO_NETNS_COOKIE, &record->netns_cookie, sizeof(record->netns_cookie)))
 		return false;
 	slot->cookie = record->cookie;
 	record->token = conn->token;
@@ -54,23 +47,16 @@ static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 	return true;
 }
 
-static bool random_bytes(uint8_t *to, size_t len)
-{
-	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
-}
-
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
-	bool v4 = address_mapped(slot->local_addr);
-	struct sockaddr_in in = {.sin_family = AF_INET};
-	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
-	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
+	int family = address_mapped(slot->local_addr) ? AF_INET : AF_INET6;
+	struct sockaddr_storage address;
+	socklen_t len;
 
-	memcpy(&in.sin_addr, slot->local_addr + 12, 4);
-	memcpy(&in6.sin6_addr, slot->local_addr, 16);
-	int fd = real.socket(v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd >= 0 && real.syscall(SYS_bind, fd, (long)address, v4 ? sizeof(in) : sizeof(in6), 0, 0, 0) < 0) {
+	address_join(family, slot->local_addr, 0, &address, &len);
+	int fd = real.socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0 && real.syscall(SYS_bind, fd, (long)&address, len, 0, 0, 0) < 0) {
 		raw_close(fd);
 		return -1;
 	}
@@ -110,6 +96,15 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 	return sent;
 }
 
+/* shim_lock held. What was added to the pending ones could not be sent. */
+static void not_sent(struct conn *conn)
+{
+	if (pending_take(conn->token)) { /* else the provider is lost, and so is the conn's entry */
+		refused(conn, REASON_NO_PROVIDER);
+		atomic_fetch_sub(&conn->refs, 1); /* never the last: the caller's descriptor holds one */
+	}
+}
+
 /* shim_lock held */
 static void offer(struct conn *conn, int fd)
 {
@@ -122,7 +117,7 @@ static void offer(struct conn *conn, int fd)
 	}
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
 	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};
-	if (!random_bytes(record.segment_id, 16) || !describe(conn, fd, &record) || !pending_add(conn)) {
+	if (real.syscall(SYS_getrandom, (long)record.segment_id, 16, GRND_NONBLOCK, 0, 0, 0) != 16 || !describe(conn, fd, &record) || !pending_add(conn)) {
 		raw_close(segment);
 		return;
 	}
@@ -131,11 +126,7 @@ static void offer(struct conn *conn, int fd)
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
 	if (!rpc_send_proven(conn, fd, &record, fds, 3)) {
 		raw_close(segment);
-		struct conn *mine = pending_take(conn->token);
-		if (mine) { /* else the provider is lost, and so is the conn's entry */
-			refused(conn, REASON_NO_PROVIDER);
-			atomic_fetch_sub(&conn->refs, 1); /* never the last: the caller's descriptor holds one */
-		}
+		not_sent(conn);
 		return;
 	}
 	conn->pending_segment_fd = own_fd(segment); /* -1 where descriptors are short: the answer is then refused */
@@ -152,11 +143,7 @@ static void claim(struct conn *conn, int fd)
 	word_store(conn->slot->state, STATE_OFFERED);
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
 	if (!rpc_send_proven(conn, fd, &record, fds, 2)) {
-		struct conn *mine = pending_take(conn->token);
-		if (mine) {
-			refused(conn, REASON_NO_PROVIDER);
-			atomic_fetch_sub(&conn->refs, 1);
-		}
+		not_sent(conn);
 		return;
 	}
 	shim_log("fd %d claimed", fd);

@@ -1,9 +1,6 @@
 /* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
 #include "shim_spin.h"
 
-#include <errno.h>
-#include <string.h>
-
 #define LOOK_EVERY_NS 20000
 #define DOORBELLS_MAX 32
 #define NAP_NS 1000000
@@ -71,9 +68,8 @@ static void poller_ask(struct poller *poller)
 			if (tx_by_ring(conn->slot))
 				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
 		}
-		if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
+		if (conn && conn_fin_waits(conn, poller->kernel[i].fd))
 			poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-		}
 		if (conn && conn_end_withheld(conn)) { /* the kernel would tell it for as long, and nobody could be told */
 			poller->kernel[i].events &= (short)~POLLRDHUP;
 			if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
@@ -113,12 +109,7 @@ static void sleep_undo(void *argument)
 {
 	struct sleep *sleep = argument;
 
-	for (int i = 0; i < sleep->len; i++)
-		doorbell_sleep_end(sleep->doorbells[i]);
-	shim_lock_take();
-	for (int i = 0; i < sleep->len; i++)
-		doorbell_unref(sleep->doorbells[i]);
-	shim_lock_drop();
+	doorbells_wake(sleep->doorbells, (uint32_t)sleep->len);
 }
 
 /* The distinct doorbells of what is waited for, each with a reference. */
@@ -237,15 +228,6 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 	return n;
 }
 
-/* The kernel has ended a sleep. */
-static void poll_woken(struct poller *poller)
-{
-	if (!poller->kernel[poller->len].revents)
-		return;
-	self_doorbells_clear();
-	liveness_check(poller);
-}
-
 /*
  * One connection that is to be read, by ring: the set that a blocking receive sleeps on has its socket and its doorbell, and
  * tells both in one call.
@@ -283,8 +265,10 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 		until = wait->now + NAP_NS; /* no descriptor for the doorbells, or too many of them */
 	int k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
 	int failed = errno;
-	if (k > 0)
-		poll_woken(poller);
+	if (k > 0 && poller->kernel[poller->len].revents) {
+		self_doorbells_clear();
+		liveness_check(poller);
+	}
 	errno = failed;
 	return k;
 }
@@ -300,7 +284,7 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	self.full_until = 0;
 	collect_doorbells(poller, &sleep);
 	for (int i = 0; i < sleep.len; i++)
-		doorbell_sleep_begin(sleep.doorbells[i]);
+		doorbell_word_sleep(sleep.doorbells[i]->word);
 	poller_ask(poller);
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
@@ -335,7 +319,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 
 	wait.now = wait.start = now_ns();
 	pthread_testcancel();
-	if (atomic_load_explicit(&rpc_pending, memory_order_relaxed))
+	if (word_load(rpc_pending))
 		rpc_poll();
 	/* rings first: an answer that is there costs no call at all */
 	int n = poll_look(poller, &wait, poller->others);
@@ -352,8 +336,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		if (n)
 			return n;
 	}
-	errno = EINTR;
-	return -1;
+	return fail_with(EINTR);
 }
 
 /* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as kernel_waiters. */
@@ -392,7 +375,7 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		struct conn *conn = conn_hold(fds[i].fd);
 		if (!conn)
 			continue;
-		native_wait_begin(conn);
+		atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1);
 		waiting[n++] = conn;
 		*retry |= atomic_load(&conn->managed) != 0;
 	}
@@ -400,7 +383,7 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		result = real.ppoll(fds, len, timeout, mask);
 	int saved = errno;
 	for (nfds_t i = 0; i < n; i++) {
-		native_wait_end(waiting[i]);
+		atomic_fetch_sub(&waiting[i]->slot->rx_kernel_waiters, 1);
 		conn_unref(waiting[i]);
 	}
 	if (waiting != small)
@@ -416,7 +399,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 
 	if (timeout && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= 1000000000))
 		return real.ppoll(fds, len, timeout, mask);
-	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
 	if (likely(!classify(fds, len, &native))) {
 		if (!native || (timeout && !timeout->tv_sec && !timeout->tv_nsec))
@@ -538,22 +521,28 @@ static bool has_bit(const fd_set *set, int fd)
 
 static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout, const sigset_t *mask)
 {
+	/* the kernel's POLLIN_SET, POLLOUT_SET and POLLEX_SET: fs/select.c, select(2) "Correspondence" */
+	const struct {
+		fd_set *set;
+		short asked, told;
+	} kinds[] = {
+		{r, POLLIN | POLLRDNORM | POLLRDBAND, POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR},
+		{w, POLLOUT | POLLWRNORM | POLLWRBAND, POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR},
+		{e, POLLPRI, POLLPRI},
+	};
 	nfds_t n = 0;
 	int found = 0;
 
 	for (int fd = 0; fd < len; fd++)
 		n += has_bit(r, fd) || has_bit(w, fd) || has_bit(e, fd);
 	struct pollfd small[SMALL], *fds = small;
-	if (n > SMALL && !(fds = malloc(n * sizeof(*fds)))) {
-		errno = ENOMEM;
-		return -1;
-	}
+	if (n > SMALL && !(fds = malloc(n * sizeof(*fds))))
+		return fail_with(ENOMEM);
 	n = 0;
 	for (int fd = 0; fd < len; fd++) {
-		/* the kernel's select: POLLIN_SET, POLLOUT_SET, POLLEX_SET (fs/select.c, select(2) "Correspondence") */
-		short events = (short)((has_bit(r, fd) ? POLLIN | POLLRDNORM | POLLRDBAND : 0) |
-		                       (has_bit(w, fd) ? POLLOUT | POLLWRNORM | POLLWRBAND : 0) |
-		                       (has_bit(e, fd) ? POLLPRI : 0));
+		short events = 0;
+		for (int i = 0; i < 3; i++)
+			events |= has_bit(kinds[i].set, fd) ? kinds[i].asked : 0;
 		if (events)
 			fds[n++] = (struct pollfd){.fd = fd, .events = events};
 	}
@@ -564,32 +553,16 @@ static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct
 			result = -1;
 			saved = EBADF;
 		}
-	if (result >= 0) {
-		for (nfds_t i = 0; i < n; i++) {
-			int fd = fds[i].fd;
-			long bit = 1l << (fd % 64);
-			short got = fds[i].revents;
-			if (has_bit(r, fd)) {
-				if (got & (POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR))
-					found++;
-				else
-					r->fds_bits[fd / 64] &= ~bit;
-			}
-			if (has_bit(w, fd)) {
-				if (got & (POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR))
-					found++;
-				else
-					w->fds_bits[fd / 64] &= ~bit;
-			}
-			if (has_bit(e, fd)) {
-				if (got & POLLPRI)
-					found++;
-				else
-					e->fds_bits[fd / 64] &= ~bit;
-			}
-		}
-		result = found;
+	for (nfds_t i = 0; i < 3 * n && result >= 0; i++) {
+		int fd = fds[i / 3].fd;
+		fd_set *set = kinds[i % 3].set;
+		if (has_bit(set, fd) && (fds[i / 3].revents & kinds[i % 3].told))
+			found++;
+		else if (has_bit(set, fd))
+			set->fds_bits[fd / 64] &= ~(1l << (fd % 64));
 	}
+	if (result >= 0)
+		result = found;
 	if (fds != small)
 		free(fds);
 	errno = saved;
@@ -626,12 +599,5 @@ EXPORT int pselect(int len, fd_set *r, fd_set *w, fd_set *e, const struct timesp
 }
 
 /* libc's own names for some of these */
-EXPORT int __poll(struct pollfd *fds, nfds_t len, int timeout)
-{
-	return poll(fds, len, timeout);
-}
-
-EXPORT int __select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout)
-{
-	return select(len, r, w, e, timeout);
-}
+ALIAS(__poll, poll);
+ALIAS(__select, select);

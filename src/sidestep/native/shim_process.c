@@ -2,11 +2,9 @@
 #include "shim.h"
 
 #include <alloca.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
-#include <string.h>
 
 /* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
 EXPORT pid_t vfork(void)
@@ -14,10 +12,7 @@ EXPORT pid_t vfork(void)
 	return real.fork();
 }
 
-EXPORT pid_t __vfork(void)
-{
-	return vfork();
-}
+ALIAS(__vfork, vfork);
 
 struct cloned {
 	int (*run)(void *);
@@ -89,23 +84,9 @@ EXPORT void _exit(int status)
 	real._exit(status);
 }
 
-EXPORT void _Exit(int status)
-{
-	_exit(status);
-}
+ALIAS(_Exit, _exit);
 
 /* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
-static void hold_on_exec(int change)
-{
-	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		struct conn *conn = conn_get((int)fd);
-		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
-			continue;
-		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
-		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
-	}
-}
-
 static void demote_inherited(bool leaving)
 {
 	rpc_before_exec();
@@ -118,9 +99,34 @@ static void demote_inherited(bool leaving)
 			conn_demote(conn, (int)fd, REASON_PASSED, true);
 			if (leaving && conn_alone(conn))
 				conn_abandon(conn, (int)fd);
-		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
 			conn_pin(conn, REASON_PASSED);
+		}
 	}
+}
+
+/* Those that the kernel closes on exec are held no more, or again. */
+static void hold_on_exec(int change)
+{
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (!conn || conn_fd(conn) != (int)fd || !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
+			continue;
+		atomic_fetch_add(&conn->slot->holders, (uint32_t)change);
+		holder_put(conn->slot, change < 0 ? shim_pid : 0, change < 0 ? 0 : shim_pid);
+	}
+}
+
+static void before_exec(bool leaving)
+{
+	demote_inherited(leaving);
+	hold_on_exec(-1);
+}
+
+static int exec_failed(int result)
+{
+	hold_on_exec(1);
+	return result;
 }
 
 static bool executable(const char *path)
@@ -151,29 +157,20 @@ static bool executable_by_name(const char *file)
 
 EXPORT int execve(const char *path, char *const argv[], char *const env[])
 {
-	demote_inherited(executable(path));
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.execve(path, argv, env);
-	hold_on_exec(1);
-	return result;
+	before_exec(executable(path));
+	return exec_failed(real.execve(path, argv, env));
 }
 
 EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 {
-	demote_inherited(executable_by_name(file));
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.execvpe(file, argv, env);
-	hold_on_exec(1);
-	return result;
+	before_exec(executable_by_name(file));
+	return exec_failed(real.execvpe(file, argv, env));
 }
 
 EXPORT int execveat(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
-	demote_inherited(false);
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.execveat(dir, path, argv, env, flags);
-	hold_on_exec(1);
-	return result;
+	before_exec(false);
+	return exec_failed(real.execveat(dir, path, argv, env, flags));
 }
 
 EXPORT int execv(const char *path, char *const argv[])
@@ -188,11 +185,8 @@ EXPORT int execvp(const char *file, char *const argv[])
 
 EXPORT int fexecve(int fd, char *const argv[], char *const env[])
 {
-	demote_inherited(false);
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.fexecve(fd, argv, env);
-	hold_on_exec(1);
-	return result;
+	before_exec(false);
+	return exec_failed(real.fexecve(fd, argv, env));
 }
 
 /* The l forms: libc's own would call its internal execve. */
@@ -301,7 +295,4 @@ EXPORT int setresuid(uid_t ruid, uid_t euid, uid_t suid)
 	return real.setresuid(ruid, euid, suid);
 }
 
-EXPORT FILE *_IO_popen(const char *command, const char *mode)
-{
-	return popen(command, mode);
-}
+ALIAS(_IO_popen, popen);

@@ -6,9 +6,7 @@
  */
 #include "shim_provider.h"
 
-#include <errno.h>
 #include <linux/sockios.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -44,7 +42,7 @@ static bool believed(int fd)
 	memcpy(path, config.socket, sizeof(path));
 	char *slash = strrchr(path, '/');
 	strcpy(slash ? slash + 1 : path, "."); /* a name has a byte at least, or nobody would listen there */
-	bool good = real.getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &(socklen_t){sizeof(listener)}) == 0 &&
+	bool good = option_get(fd, SOL_SOCKET, SO_PEERCRED, &listener, sizeof(listener)) &&
 	            stat(path, &directory) == 0 && !(directory.st_mode & (S_IWGRP | S_IWOTH));
 	if (good && strcmp(config.socket, SYSTEM_SOCKET) == 0)
 		good = listener.uid == 0 || listener.uid == own || listener.uid == directory.st_uid;
@@ -136,7 +134,7 @@ void rpc_ensure(void)
 /* The first connection to a near peer: from now on the provider can tell of this process, whatever becomes of it. */
 void rpc_introduce(void)
 {
-	if (likely(atomic_load_explicit(&provider.introduced, memory_order_relaxed)) || atomic_exchange(&provider.introduced, true))
+	if (likely(word_load(provider.introduced)) || atomic_exchange(&provider.introduced, true))
 		return;
 	rpc_ensure();
 }
@@ -158,14 +156,13 @@ bool rpc_reaches_far(void)
 		return false;
 	if (unlikely(provider.fd < 0) && now_ns() >= retry_at)
 		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
-	return !atomic_load_explicit(&provider.answered, memory_order_relaxed) ||
-	       (atomic_load_explicit(&provider.wants, memory_order_relaxed) & WELCOME_FAR);
+	return !word_load(provider.answered) || (word_load(provider.wants) & WELCOME_FAR);
 }
 
 bool rpc_carries_far(void)
 {
 	return config.socket[0] && (!atomic_load_explicit(&provider.registry, memory_order_acquire) ||
-	                            (atomic_load_explicit(&provider.wants, memory_order_relaxed) & WELCOME_REMOTE));
+	                            (word_load(provider.wants) & WELCOME_REMOTE));
 }
 
 struct conn *pending_take(uint64_t token)

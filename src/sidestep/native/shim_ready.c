@@ -101,7 +101,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	set->spent = SPENT_NOTHING;
 	calls_count(conn->slot);
 	member->pass = set->pass;
-	atomic_store_explicit(&set->last_cpu, word_load(conn->channel.rx_peer_line->cpu), memory_order_relaxed);
+	word_store(set->last_cpu, word_load(conn->channel.rx_peer_line->cpu));
 	if (member->events & EPOLLONESHOT) {
 		member->disabled = true;
 		kernel_set(member, EPOLL_CTL_MOD);

@@ -1,9 +1,6 @@
-/*
- * shim_recv.c - receiving, from whichever path has the next bytes.
- */
+/* shim_recv.c - receiving, from whichever path has the next bytes. */
 #include "shim_call.h"
 
-#include <errno.h>
 #include <sys/ioctl.h>
 
 #define LISTEN_EVERY 64       /* ring reads between two looks whether the provider has something to say */
@@ -60,13 +57,11 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 			int queued = 0;
 			real.ioctl(fd, FIONREAD, &queued);
 			if (atomic_load(&remote->tx_switched) == word_load(slot->rx_round)) {
-				uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+				uint64_t offset = word_load(remote->tx_switch_offset);
 				uint64_t read = word_load(slot->rx_tcp_bytes);
 				most = offset > read ? (size_t)(offset - read) : 0;
-				if (!most) {
-					errno = EAGAIN; /* rx_follow() judges it */
-					return -1;
-				}
+				if (!most)
+					return fail_with(EAGAIN); /* rx_follow() judges it */
 			} else if (queued > 0) {
 				most = (size_t)queued;
 			} else {
@@ -287,7 +282,7 @@ static enum turn native_recv(struct call *call)
 void rx_finish(struct conn *conn)
 {
 	full_fence(); /* between publishing head and reading want_space */
-	if (unlikely(atomic_load_explicit(&conn->channel.rx_peer_line->want_space, memory_order_relaxed)))
+	if (unlikely(word_load(conn->channel.rx_peer_line->want_space)))
 		doorbell_ring(conn);
 }
 
@@ -332,7 +327,7 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	size_t moved = 0;
 
 	slot_lock(&slot->rx_lock);
-	if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
+	if (likely(word_load(conn->managed))) {
 		step = rx_step(call, call->done, call->look, &moved);
 		while (step == STEP_DONE && moved < call->total - call->done && !peek && rx_goes_on(conn, call->fd)) {
 			size_t more = 0;

@@ -17,12 +17,11 @@
  */
 #include "shim_switch.h"
 
-#include <errno.h>
 #include <sys/ioctl.h>
 
 bool relay_gone(const struct conn *conn)
 {
-	return atomic_load_explicit(&conn->remote_doorbell->dead, memory_order_relaxed) ||
+	return word_load(conn->remote_doorbell->dead) ||
 	       (atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & (CHANNEL_RESET | CHANNEL_OVER));
 }
 

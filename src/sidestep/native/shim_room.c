@@ -4,8 +4,6 @@
  */
 #include "shim_switch.h"
 
-#include <sys/socket.h>
-
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72
 #endif
@@ -41,7 +39,7 @@ size_t room_wanted(const struct conn *conn)
  */
 static uint32_t steps_stood(struct conn *conn, uint64_t head)
 {
-	int64_t now = now_ns(), since = atomic_load_explicit(&conn->full_since, memory_order_relaxed);
+	int64_t now = now_ns(), since = word_load(conn->full_since);
 
 	if (!since || word_load(conn->full_head) != head) {
 		word_store(conn->full_head, head);
@@ -104,12 +102,10 @@ bool conn_make_room(struct conn *conn)
 static uint32_t buffer_set(int fd, int lock, int name)
 {
 	int locks = 0, size = 0;
-	socklen_t len = sizeof(locks);
 
-	if (real.getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locks, &len) < 0 || !(locks & lock)) /* Linux 5.15 */
+	if (!option_get(fd, SOL_SOCKET, SO_BUF_LOCK, &locks, sizeof(locks)) || !(locks & lock)) /* Linux 5.15 */
 		return 0;
-	len = sizeof(size);
-	return real.getsockopt(fd, SOL_SOCKET, name, &size, &len) < 0 || size < 2 ? 0 : (uint32_t)size / 2;
+	return option_get(fd, SOL_SOCKET, name, &size, sizeof(size)) && size >= 2 ? (uint32_t)size / 2 : 0;
 }
 
 /*

@@ -8,9 +8,6 @@
 #include "shim_provider.h"
 #include "shim_address.h"
 
-#include <errno.h>
-#include <string.h>
-
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
 #define UNTOLD_EVERY_NS 20000000     /* and, where no answer is told, the socket this often */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
@@ -42,7 +39,7 @@ static void command_run(const struct command *command)
 /* One thread at a time, or a later command might be run before an earlier one. False: there was nothing to do. */
 static bool commands_run(void)
 {
-	if (likely(!atomic_load_explicit(&commands_len, memory_order_relaxed)))
+	if (likely(!word_load(commands_len)))
 		return false;
 	critical_enter(); /* a handler must not jump out of it */
 	shim_lock_take();
@@ -64,24 +61,33 @@ static bool commands_run(void)
 	return mine;
 }
 
+/* shim_lock held. How many references are to be dropped; *more: there may be more to receive. */
+static int receive_all(struct conn *done[PENDING_MAX], bool *more)
+{
+	int done_len = 0;
+
+	*more = true;
+	while (*more && provider.fd >= 0 && done_len < PENDING_MAX) {
+		struct conn *conn = rpc_receive(more);
+		if (conn)
+			done[done_len++] = conn;
+	}
+	return done_len;
+}
+
 /* Takes what the provider has sent. True: there may be more. */
 static bool rpc_hear(void)
 {
 	struct conn *done[PENDING_MAX];
-	int done_len = 0;
-	bool more = true, full;
 	int saved = errno;
+	bool more;
 
 	shim_lock_take();
 	/* before the socket: the word moves on once more after what it stands for has been sent */
 	const struct registry_header *page = atomic_load(&provider.registry);
-	uint32_t told = page ? atomic_load((const _Atomic uint32_t *)&page->commands) : 0;
-	while (more && provider.fd >= 0 && done_len < PENDING_MAX) {
-		struct conn *conn = rpc_receive(&more);
-		if (conn)
-			done[done_len++] = conn;
-	}
-	full = commands_len == COMMANDS_MAX;
+	uint32_t told = page ? atomic_load(&page->commands) : 0;
+	int done_len = receive_all(done, &more);
+	bool full = commands_len == COMMANDS_MAX;
 	if (!more && !full && page)
 		atomic_store(&commands_seen, told);
 	let_go(done, done_len);
@@ -95,20 +101,20 @@ void rpc_poll(void)
 	static _Atomic int64_t polled_at, asked_at;
 	static _Atomic uint32_t answers_heard;
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
-	uint32_t told = page ? atomic_load_explicit((const _Atomic uint32_t *)&page->answers, memory_order_acquire) : 0;
+	uint32_t told = page ? atomic_load_explicit(&page->answers, memory_order_acquire) : 0;
 
 	/* a provider that has died moves no word any more: now and then its socket is asked all the same */
-	if (likely(page && told == atomic_load_explicit(&answers_heard, memory_order_relaxed))) {
+	if (likely(page && told == word_load(answers_heard))) {
 		int64_t coarse = coarse_ns();
-		if (likely(coarse - atomic_load_explicit(&asked_at, memory_order_relaxed) < UNTOLD_EVERY_NS))
+		if (likely(coarse - word_load(asked_at) < UNTOLD_EVERY_NS))
 			return;
-		atomic_store_explicit(&asked_at, coarse, memory_order_relaxed);
+		word_store(asked_at, coarse);
 	}
 	int64_t now = now_ns();
-	if (now - atomic_load_explicit(&polled_at, memory_order_relaxed) < POLL_EVERY_NS)
+	if (now - word_load(polled_at) < POLL_EVERY_NS)
 		return;
-	atomic_store_explicit(&polled_at, now, memory_order_relaxed);
-	atomic_store_explicit(&answers_heard, told, memory_order_relaxed);
+	word_store(polled_at, now);
+	word_store(answers_heard, told);
 	while (rpc_hear())
 		;
 }
@@ -122,12 +128,12 @@ static void provider_check(void)
 	static _Atomic int64_t checked_at;
 	int64_t now = coarse_ns();
 
-	if (now - atomic_load_explicit(&checked_at, memory_order_relaxed) < CHECK_EVERY_NS)
+	if (now - word_load(checked_at) < CHECK_EVERY_NS)
 		return;
-	atomic_store_explicit(&checked_at, now, memory_order_relaxed);
-	if (atomic_load_explicit(&provider.fd, memory_order_relaxed) >= 0)
+	word_store(checked_at, now);
+	if (word_load(provider.fd) >= 0)
 		rpc_poll();
-	else if (atomic_load_explicit(&provider.introduced, memory_order_relaxed) && config.socket[0])
+	else if (word_load(provider.introduced) && config.socket[0])
 		rpc_ensure();
 }
 
@@ -147,7 +153,7 @@ bool rpc_asks_connect(void)
 				asks_stalled = true;
 		}
 	}
-	return page && atomic_load_explicit((const _Atomic uint32_t *)&page->asks_connect, memory_order_relaxed) != 0;
+	return page && word_load(page->asks_connect) != 0;
 }
 
 void rpc_listen(void)
@@ -155,12 +161,11 @@ void rpc_listen(void)
 	provider_check();
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
-	if (likely(page) && likely(atomic_load_explicit((const _Atomic uint32_t *)&page->commands, memory_order_acquire) ==
-	                           atomic_load_explicit(&commands_seen, memory_order_relaxed)))
+	if (likely(page) && likely(atomic_load_explicit(&page->commands, memory_order_acquire) == word_load(commands_seen)))
 		return;
 	if (unlikely(!page && atomic_load(&inherited)) && atomic_exchange(&inherited, false))
 		rpc_ensure();
-	if (atomic_load_explicit(&provider.fd, memory_order_relaxed) >= 0)
+	if (word_load(provider.fd) >= 0)
 		while (rpc_hear())
 			;
 }
@@ -173,7 +178,7 @@ void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLET | EPOLLEXCLUSIVE, .data.u64 = data};
 
-	if (likely(word_load(*watched) == atomic_load_explicit(&provider.serial, memory_order_relaxed)))
+	if (likely(word_load(*watched) == word_load(provider.serial)))
 		return;
 	int saved = errno;
 	shim_lock_take();
@@ -225,7 +230,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 	while (failed == -EAGAIN) {
 		int done_len = 0;
 		struct pollfd item = {.fd = -1, .events = POLLIN};
-		bool more = true;
+		bool more;
 		shim_lock_take();
 		if (!deadline)
 			deadline = now + patience(record);
@@ -238,11 +243,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 		} else {
 			if (!sent && provider.fd >= 0 && !(asks_stalled && !record->protocol))
 				sent = rpc_send(record, fds, fds_len);
-			while (more && provider.fd >= 0 && done_len < PENDING_MAX) {
-				struct conn *conn = rpc_receive(&more);
-				if (conn)
-					done[done_len++] = conn;
-			}
+			done_len = receive_all(done, &more);
 			if (asks[at].answered) {
 				*answer = asks[at].answer;
 				failed = 0;

@@ -13,11 +13,9 @@
 #include "shim.h"
 #include "shim_address.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <string.h>
 #include <sys/time.h>
 
 #define SDP_CONNECT_WAIT_MS 1200 /* for a verdict: longer than a silent port mapper takes to be known as such */
@@ -98,8 +96,6 @@ bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit
 static bool begins(const struct conn *conn, int fd)
 {
 	uint8_t state = TCP_CLOSE; /* first in struct tcp_info */
-	socklen_t len = sizeof(state);
-
 	struct sockaddr_storage local;
 	socklen_t local_len = sizeof(local);
 	uint8_t addr[16];
@@ -107,7 +103,7 @@ static bool begins(const struct conn *conn, int fd)
 
 	if (conn && !slot_has(conn->slot, SLOT_CONNECTED))
 		return true;
-	if (real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &state, &len) < 0 || state != TCP_CLOSE)
+	if (!option_get(fd, IPPROTO_TCP, TCP_INFO, &state, sizeof(state)) || state != TCP_CLOSE)
 		return false;
 	/* An attempt that has failed, of which the kernel has not told yet by connect(), has still the address it was made from. */
 	return real.getsockname(fd, (struct sockaddr *)&local, &local_len) == 0 &&
@@ -120,17 +116,17 @@ static bool unfit(int fd)
 {
 	char interface[16] = "";
 	int fast_open = 0;
-	socklen_t len = sizeof(interface), fast_open_len = sizeof(fast_open);
+	socklen_t len = sizeof(interface);
 
 	return (real.getsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, interface, &len) == 0 && len && *interface) ||
-	       (real.getsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &fast_open, &fast_open_len) == 0 && fast_open);
+	       (option_get(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &fast_open, sizeof(fast_open)) && fast_open);
 }
 
 /* A port before it connects, so that both hosts know the connection by the same. */
 static bool bind_first(int fd, struct rpc_msg *record)
 {
 	struct sockaddr_storage local;
-	socklen_t len = sizeof(local), later_len = sizeof(int);
+	socklen_t len = sizeof(local);
 	int later = 0, none = 0;
 
 	if (real.getsockname(fd, (struct sockaddr *)&local, &len) < 0 ||
@@ -138,7 +134,7 @@ static bool bind_first(int fd, struct rpc_msg *record)
 		return false;
 	if (record->local_port)
 		return true;
-	real.getsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, &later_len);
+	option_get(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof(later));
 	if (later)
 		real.setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &none, sizeof(none));
 	bool bound = real.bind(fd, (struct sockaddr *)&local, len) == 0;
@@ -152,11 +148,10 @@ static bool bind_first(int fd, struct rpc_msg *record)
 static uint32_t wait_ms(int fd, struct sdp_connect *attempt)
 {
 	struct timeval limit = {0};
-	socklen_t len = sizeof(limit);
 
 	if (real.fcntl64(fd, F_GETFL, 0) & O_NONBLOCK)
 		return SDP_CONNECT_WAIT_NONBLOCK_MS;
-	if (real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0 && limit.tv_sec < SDP_CONNECT_WAIT_MS)
+	if (option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) && limit.tv_sec < SDP_CONNECT_WAIT_MS)
 		attempt->timeout_ns = limit.tv_sec * 1000000000ll + limit.tv_usec * 1000;
 	if (!attempt->timeout_ns)
 		return SDP_CONNECT_WAIT_MS;
@@ -188,17 +183,14 @@ int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const 
 	else
 		explicit_local(fd, &record);
 	error = explicit_ask(explicit ? explicit : &ordinary, ASK_CONNECT, &record, &fd, opens, &answer);
-	if (error) {
-		errno = error;
-		return -1;
-	}
+	if (error)
+		return fail_with(error);
 	if (answer.remote_port) {
 		int family = 0, syns = 0, fewer = SDP_CONNECT_SYNS;
-		socklen_t family_len = sizeof(family), syns_len = sizeof(syns);
-		real.getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &family_len);
+		option_get(fd, SOL_SOCKET, SO_DOMAIN, &family, sizeof(family));
 		attempt->redirected =
 		    address_join(family, answer.remote_addr, answer.remote_port, &attempt->place, &attempt->place_len);
-		if (attempt->insists && real.getsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &syns, &syns_len) == 0 && syns > SDP_CONNECT_SYNS)
+		if (attempt->insists && option_get(fd, IPPROTO_TCP, TCP_SYNCNT, &syns, sizeof(syns)) && syns > SDP_CONNECT_SYNS)
 			real.setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &fewer, sizeof(fewer));
 	} else if (explicit && conn && answer.reason && answer.reason != EXPLICIT_NOBODY_ANSWERED) {
 		conn_pin(conn, rpc_refusal_reason(answer.reason));
@@ -211,8 +203,7 @@ int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attem
 {
 	const struct sockaddr *place = (const struct sockaddr *)&attempt->place;
 	struct timeval limit;
-	socklen_t len = sizeof(limit);
-	bool limited = attempt->timeout_ns && real.getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) == 0;
+	bool limited = attempt->timeout_ns && option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 
 	if (limited) { /* what the question has left of it */
 		int64_t left = attempt->timeout_ns - (now_ns() - attempt->asked_ns);

@@ -1,9 +1,5 @@
-/*
- * shim_send.c - sending, by the path that the direction is on.
- */
+/* shim_send.c - sending, by the path that the direction is on. */
 #include "shim_call.h"
-
-#include <errno.h>
 
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 
@@ -33,9 +29,8 @@ again:
 		if (!tx_by_ring(slot) && !(flags & SLOT_RESET))
 			return STEP_NATIVE;
 		int error = take_error(conn);
-		socklen_t len = sizeof(error);
 		if (!error && (flags & SLOT_WR_SHUT) && !(flags & SLOT_RESET))
-			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len); /* told before EPIPE: sk_stream_error */
+			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* told before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
 			return STEP_NATIVE; /* nobody is there: the kernel's answers are the right ones */
 		errno = error ? error : EPIPE;
@@ -75,7 +70,7 @@ void tx_cpu(struct conn *conn)
 	uint32_t cpu = cpu_now();
 
 	if (word_load(conn->channel.tx_line->cpu) != cpu)
-		atomic_store_explicit(&conn->channel.tx_line->cpu, cpu, memory_order_relaxed);
+		word_store(conn->channel.tx_line->cpu, cpu);
 }
 
 /* tx_lock held. Puts a piece of a message behind the tail; it is published in chunks, and with the `last` of them. */
@@ -94,7 +89,7 @@ static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last
 	if (last || len >= PUBLISH_CHUNK / 2)
 		channel_tx_publish(&conn->channel, len);
 	else /* small piece: advance our tail without showing it */
-		atomic_store_explicit(conn->channel.own.tail, *conn->channel.own.tail + len, memory_order_relaxed);
+		word_store(*conn->channel.own.tail, *conn->channel.own.tail + len);
 }
 
 /* tx_lock held. Copies what the call still has, as much as fits. */
@@ -206,7 +201,7 @@ static inline enum turn send_turn(struct call *call)
 	size_t moved = 0;
 
 	slot_lock(&slot->tx_lock);
-	if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
+	if (likely(word_load(conn->managed))) {
 		bool on_ring = tx_by_ring(slot);
 		step = tx_step(call, &moved);
 		moved_over = on_ring != tx_by_ring(slot);
@@ -227,8 +222,8 @@ static inline enum turn send_turn(struct call *call)
 	if (unlikely(notice) && conn_stays(conn, &call->fd))
 		conn_check(conn, call->fd);
 	if (likely(step == STEP_DONE)) {
-		if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
-			atomic_store_explicit(&trim_due, true, memory_order_relaxed);
+		if (unlikely(!word_load(trim_due)))
+			word_store(trim_due, true);
 		call->done += moved;
 		return likely(call->done == call->total) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 	}

@@ -11,8 +11,6 @@
  */
 #include "shim_set.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/random.h>
 
 static _Atomic uint32_t fork_count;    /* of this process and of those that it was forked from; guarded by shim_lock */
@@ -167,9 +165,8 @@ static uint32_t kernel_events(const struct member *member)
 	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
 	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
 		events |= EPOLLRDHUP;
-	if (tx_by_ring(slot)) {
+	if (tx_by_ring(slot))
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
-	}
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
 		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
 	return events;
@@ -220,15 +217,6 @@ int kernel_set(struct member *member, int op)
 
 	member->known = result == 0;
 	return result;
-}
-
-/* The program's change. Of an edge the kernel tells anew what is true. */
-static int kernel_change(struct member *member)
-{
-	if (member->known && set_private(member->set) && conn_switched(member->conn) && !(member->events & EPOLLET) &&
-	    !kernel_differs(member, 0))
-		return 0;
-	return kernel_set(member, EPOLL_CTL_MOD);
 }
 
 /*
@@ -360,16 +348,10 @@ struct member *member_new(struct set *set, struct conn *conn, int fd, const stru
 	struct member *member = calloc(1, sizeof(*member));
 	if (!member)
 		return NULL;
-	*member = (struct member){.set = set,
-	                          .conn = conn,
-	                          .next = conn->members,
-	                          .fd = fd,
-	                          .index = index,
-	                          .age = set->age++,
-	                          .events = event->events,
-	                          .data = event->data.u64,
-	                          .armed = true,
-	                          .out_armed = true};
+	*member = (struct member){
+		.set = set, .conn = conn, .next = conn->members, .fd = fd, .index = index, .age = set->age++,
+		.events = event->events, .data = event->data.u64, .armed = true, .out_armed = true,
+	};
 	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
 	set->members[index] = member;
 	set->members_live++;
@@ -400,7 +382,10 @@ int member_change(struct member *member, const struct epoll_event *event)
 	member->disabled = false;
 	member->armed = member->out_armed = true;
 	member->reported = 0;
-	int result = kernel_change(member);
+	/* of an edge the kernel tells anew what is true */
+	bool as_it_is = member->known && set_private(member->set) && conn_switched(member->conn) &&
+	                !(member->events & EPOLLET) && !kernel_differs(member, 0);
+	int result = as_it_is ? 0 : kernel_set(member, EPOLL_CTL_MOD);
 	hot_add(member->set, member);
 	wake_set(member->set);
 	return result;
@@ -488,7 +473,7 @@ void set_conn_attached(struct conn *conn)
 	}
 }
 
-void set_conn_switched(struct conn *conn)
+static void members_arm(struct conn *conn, bool all, bool at_once)
 {
 	if (!has_members(conn))
 		return;
@@ -496,31 +481,11 @@ void set_conn_switched(struct conn *conn)
 	shim_lock_take();
 	for (struct member *member = conn->members; member; member = member->next) {
 		set_lock(member->set);
-		if (member->managed) {
-			kernel_set(member, EPOLL_CTL_MOD);
-			member->out_armed = true;
-			hot_add(member->set, member);
-			wake_set(member->set);
-		}
-		set_unlock(member->set);
-	}
-	shim_lock_drop();
-	errno = saved;
-}
-
-/* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
-void set_conn_arm(struct conn *conn, bool all)
-{
-	if (!has_members(conn))
-		return;
-	shim_lock_take();
-	for (struct member *member = conn->members; member; member = member->next) {
-		set_lock(member->set);
 		member->out_armed = true;
 		member->armed |= all;
 		if (member->managed) {
 			hot_add(member->set, member);
-			if (all) {
+			if (at_once) {
 				kernel_set(member, EPOLL_CTL_MOD);
 				wake_set(member->set);
 			}
@@ -528,6 +493,18 @@ void set_conn_arm(struct conn *conn, bool all)
 		set_unlock(member->set);
 	}
 	shim_lock_drop();
+	errno = saved;
+}
+
+void set_conn_switched(struct conn *conn)
+{
+	members_arm(conn, false, true);
+}
+
+/* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
+void set_conn_arm(struct conn *conn, bool all)
+{
+	members_arm(conn, all, all);
 }
 
 void set_conn_closed(struct conn *conn, int fd, bool last)

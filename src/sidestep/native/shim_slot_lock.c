@@ -3,7 +3,6 @@
  */
 #include "shim.h"
 
-#include <errno.h>
 #include <sched.h>
 
 #define LOCK_YIELDS 1024 /* before a waiting thread begins to nap */

@@ -2,7 +2,6 @@
 #include "shim_fd.h"
 
 #include <netinet/in.h>
-#include <string.h>
 
 EXPORT int socket(int domain, int type, int protocol)
 {
@@ -82,13 +81,10 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	socklen_t peer_len = sizeof(peer);
 	HELD_EXPLICIT explicit = explicit_hold(fd); /* the number may be closed while we wait */
 
-	if (!address)
-		return accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
-	if (!len) {
+	if (address && !len)
 		return real.accept4(fd, address, len, flags);
-	}
 	int got = accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
-	if (got >= 0) {
+	if (got >= 0 && address) {
 		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
 		*len = peer_len;
 	}
@@ -237,12 +233,5 @@ EXPORT int shutdown(int fd, int how)
 }
 
 /* libc's own names for some of these */
-EXPORT int __socket(int domain, int type, int protocol)
-{
-	return socket(domain, type, protocol);
-}
-
-EXPORT int __connect(int fd, const struct sockaddr *address, socklen_t len)
-{
-	return connect(fd, address, len);
-}
+ALIAS(__socket, socket);
+ALIAS(__connect, connect);

@@ -1,10 +1,8 @@
 /* shim_spin.c - whether to spin before a sleep, and spinning on TCP. */
 #include "shim_spin.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <string.h>
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */
@@ -19,12 +17,12 @@ static uint32_t runnable_threads(void)
 	static _Atomic int64_t read_at;
 	static _Atomic uint32_t runnable;
 	static _Atomic int opened = -2;
-	int fd = atomic_load_explicit(&opened, memory_order_relaxed);
+	int fd = word_load(opened);
 	int64_t now = now_ns();
 
-	if (now - atomic_load_explicit(&read_at, memory_order_relaxed) < LOAD_REFRESH_NS)
-		return atomic_load_explicit(&runnable, memory_order_relaxed);
-	atomic_store_explicit(&read_at, now, memory_order_relaxed);
+	if (now - word_load(read_at) < LOAD_REFRESH_NS)
+		return word_load(runnable);
+	word_store(read_at, now);
 	self.calls++;
 	if (fd == -2) {
 		int mine = own_fd(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
@@ -43,13 +41,8 @@ static uint32_t runnable_threads(void)
 	uint32_t count = 0, unit = 1;
 	for (const char *at = slash; at && at > text && at[-1] >= '0' && at[-1] <= '9'; at--, unit *= 10)
 		count += (uint32_t)(at[-1] - '0') * unit;
-	atomic_store_explicit(&runnable, count, memory_order_relaxed);
+	word_store(runnable, count);
 	return count;
-}
-
-static bool crowded(void)
-{
-	return runnable_threads() > (uint32_t)config.ncpus;
 }
 
 /* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
@@ -83,7 +76,7 @@ static _Atomic int64_t rests_until;
 
 static bool spin_lost(const struct spin *spin, int64_t away)
 {
-	atomic_store_explicit(&rests_until, spin->now + REST_FACTOR * away, memory_order_relaxed);
+	word_store(rests_until, spin->now + REST_FACTOR * away);
 	return false;
 }
 
@@ -92,10 +85,10 @@ bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
 	if (!budget)
 		return false;
 	spin->now = now_ns();
-	if (unlikely(spin->now < atomic_load_explicit(&rests_until, memory_order_relaxed)))
+	if (unlikely(spin->now < word_load(rests_until)))
 		return false;
 	spin->end = spin->now + budget;
-	spin->crowded = crowded();
+	spin->crowded = runnable_threads() > (uint32_t)config.ncpus;
 	spin->alone_until = spin->away = 0;
 	spin->shares = spin->crowded || cpu_now() == peer_cpu;
 	return true;
@@ -201,10 +194,8 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 		}
 		if (!start)
 			start = now;
-		if (self.signals_interrupting != signals) {
-			errno = EINTR;
-			return -1;
-		}
+		if (self.signals_interrupting != signals)
+			return fail_with(EINTR);
 		if (!native_on(&spin))
 			break;
 	}
@@ -226,10 +217,8 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 		return real.accept4(fd, address, len, flags);
 	int64_t start = now_ns();
 	do {
-		if (self.signals_interrupting != signals) {
-			errno = EINTR;
-			return -1;
-		}
+		if (self.signals_interrupting != signals)
+			return fail_with(EINTR);
 	} while (native_on(&spin) && raw_poll(&in, 1, 0) == 0);
 	int got = real.accept4(fd, address, len, flags), saved = errno;
 	native_learn(&spin_accepting, now_ns() - start);

@@ -19,13 +19,13 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move);      /* betwe
  */
 static inline void spin_adapt(_Atomic uint32_t *budget, int64_t waited_ns)
 {
-	uint32_t now = atomic_load_explicit(budget, memory_order_relaxed);
+	uint32_t now = word_load(*budget);
 
 	if (waited_ns < 2 * (int64_t)config.spin_ns) {
 		if (now != config.spin_ns)
-			atomic_store_explicit(budget, config.spin_ns, memory_order_relaxed);
+			word_store(*budget, config.spin_ns);
 	} else if (now) {
-		atomic_store_explicit(budget, now > config.spin_ns / 16 ? now / 2 : 0, memory_order_relaxed);
+		word_store(*budget, now > config.spin_ns / 16 ? now / 2 : 0);
 	}
 }
 

@@ -1,8 +1,6 @@
 /* shim_start.c - the shim comes up with the process, and its threads and the process end. It calls everybody. */
 #include "shim.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 
@@ -13,13 +11,7 @@ static void thread_gone(void *unused)
 	if (self.doorbell)
 		doorbell_unref(self.doorbell);
 	self.doorbell = NULL;
-	if (self.doorbell_epfd > 0)
-		own_fd_close(self.doorbell_epfd);
-	self.doorbell_epfd = 0;
-	self.doorbells_len = 0;
-	if (self.wait_epfd > 0)
-		own_fd_close(self.wait_epfd);
-	self.wait_epfd = 0;
+	self_sets_close();
 	self.registered = false;
 	shim_lock_drop();
 	siginfo_t *deferred = self.deferred; /* none is held back outside a critical section */

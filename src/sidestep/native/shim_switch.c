@@ -15,7 +15,6 @@
  */
 #include "shim_switch.h"
 
-#include <errno.h>
 #include <sys/ioctl.h>
 
 #define RETRY_AFTER_NS 1000000000ll /* who left the ring of its own accord goes there again after this */
@@ -148,7 +147,7 @@ bool tx_switch(struct conn *conn, int fd)
 	conn_bound(conn, fd);
 	word_store(slot->tx_round, round);
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
-	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
+	word_store(conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
 	tx_move(slot, TX_ON_SETTLED); /* full fence */
 	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* since the question above; see relay_lost() */
@@ -170,7 +169,7 @@ int rx_follow(struct conn *conn, int fd)
 
 	if (!rx_is(slot, RX_CONSENTED) || !conn_peer_switched(conn))
 		return 0;
-	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+	uint64_t offset = word_load(remote->tx_switch_offset);
 	uint64_t read = word_load(slot->rx_tcp_bytes);
 	if (offset > read)
 		return 0;
@@ -198,7 +197,7 @@ bool rx_back(struct conn *conn, int fd)
 		return false;
 	if (channel_rx_avail(&conn->channel) > 0)
 		return false; /* sent before it went back: first this */
-	if (atomic_load_explicit(&remote->tx_back_at, memory_order_relaxed) != atomic_load(conn->channel.own.head)) {
+	if (word_load(remote->tx_back_at) != atomic_load(conn->channel.own.head)) {
 		conn_violation(conn, fd);
 		return false;
 	}
@@ -226,9 +225,7 @@ bool rx_divided(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	return conn_peer_back(conn) || (!rx_by_ring(slot) &&
-	                                rx_watches(slot) &&
-	                                conn_peer_switched(conn));
+	return conn_peer_back(conn) || (!rx_by_ring(slot) && rx_watches(slot) && conn_peer_switched(conn));
 }
 
 /*
@@ -297,7 +294,7 @@ void tx_back(struct conn *conn, int fd)
 	uint64_t tail = atomic_load(conn->channel.own.tail);
 	word_store(slot->tx_round, round);
 	channel_tx_show(&conn->channel); /* a process of ours that was killed may have moved its tail and not shown it */
-	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
+	word_store(conn->channel.local->tx_back_at, tail);
 	uint32_t how = channel_decide(&conn->channel.local->tx_back, round, CHANNEL_BACK);
 	if (!how)
 		conn_violation(conn, fd);
@@ -434,8 +431,8 @@ bool leave_ring(struct conn *conn, int fd)
 	if (conn->managed && tx_by_ring(slot)) {
 		tx_back(conn, fd);
 		moved = true;
-		word_store(slot->tx_retry_ns, slot_has(slot, SLOT_FIN | SLOT_RD_SHUT) ? RETRY_NEVER
-		                                                                     : (uint64_t)(now_ns() + RETRY_AFTER_NS));
+		bool heard = !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT);
+		word_store(slot->tx_retry_ns, heard ? (uint64_t)(now_ns() + RETRY_AFTER_NS) : RETRY_NEVER);
 		word_store(slot->reason, REASON_UNHEARD);
 		full_fence();
 		doorbell_ring(conn);

@@ -1,6 +1,4 @@
-/*
- * shim_switch.h - what the files share that carry a connection: from its slot to its bytes.
- */
+/* shim_switch.h - what the files share that carry a connection: from its slot to its bytes. */
 #ifndef SIDESTEP_SHIM_SWITCH_H
 #define SIDESTEP_SHIM_SWITCH_H
 

@@ -1,10 +1,6 @@
 /* shim_wait.c - how a blocking call waits: it spins, then sleeps until a doorbell rings or the socket has something. */
 #include "shim_spin.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/syscall.h>
-
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
 #define NO_DOORBELL_POLL_NS 1000000   /* without descriptors for a doorbell, sleep by short naps */
 
@@ -14,16 +10,6 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
 	clock->deadline = deadline_after(timeout_ns);
 	clock->signals = self.signals;
 	clock->signals_interrupting = self.signals_interrupting;
-}
-
-static bool rx_ready_now(const struct conn *conn, size_t wanted)
-{
-	return channel_rx_peek(&conn->channel) >= wanted;
-}
-
-static bool tx_ready_now(const struct conn *conn, size_t wanted)
-{
-	return conn_room(conn) >= wanted;
 }
 
 static bool ready_now(const struct conn *conn, int want, size_t space)
@@ -37,13 +23,13 @@ static bool ready_now(const struct conn *conn, int want, size_t space)
 	if (want == WAIT_TX && tx_is(slot, TX_RESEND))
 		return false;
 	if (want == WAIT_TX)
-		return tx_ready_now(conn, space) || !tx_by_ring(slot) ||
-		       (conn_notice(conn) & CHANNEL_CLOSED) ||
+		return conn_room(conn) >= space || !tx_by_ring(slot) || (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (!rx_by_ring(slot))
 		/* before the offset TCP's bytes are still on their way, and wake by themselves */
 		return rx_watches(slot) && conn_tcp_read(conn);
-	return rx_ready_now(conn, space) || conn_peer_back(conn) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
+	return channel_rx_peek(&conn->channel) >= space || conn_peer_back(conn) ||
+	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
 static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
@@ -53,10 +39,10 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
 	struct spin spin;
 
-	if (!spin_begin(&spin, atomic_load_explicit(&conn->spin_ns, memory_order_relaxed), peer_cpu))
+	if (!spin_begin(&spin, word_load(conn->spin_ns), peer_cpu))
 		return false;
 	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
-		atomic_store_explicit(&conn->channel.rx_line->cpu, cpu_now(), memory_order_relaxed);
+		word_store(conn->channel.rx_line->cpu, cpu_now());
 	do {
 		won = ready_now(conn, want, space);
 		for (int i = 0; i < 32 && !won && !spin.shares; i++) {
@@ -120,7 +106,7 @@ static void sleep_cancelled(void *argument)
 {
 	struct conn *conn = argument;
 
-	doorbell_sleep_end(conn->doorbell);
+	doorbell_word_wake(conn->doorbell->word);
 	atomic_fetch_sub(&conn->waiters, 1);
 }
 
@@ -148,12 +134,12 @@ int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline,
 
 	sleep_time(deadline, signals);
 	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &cancel);
-	if (!atomic_load_explicit(&old_kernel, memory_order_relaxed)) {
+	if (!word_load(old_kernel)) {
 		n = (int)real.syscall(SYS_epoll_pwait2, epfd, (long)events, max, (long)&self.sleep, 0, 0);
 		if (n < 0 && errno == ENOSYS)
 			atomic_store(&old_kernel, true);
 	}
-	if (atomic_load_explicit(&old_kernel, memory_order_relaxed)) {
+	if (word_load(old_kernel)) {
 		struct pollfd fd = {.fd = epfd, .events = POLLIN};
 		n = (int)real.syscall(SYS_ppoll, (long)&fd, 1, (long)&self.sleep, 0, _NSIG / 8, 0);
 		if (n > 0)
@@ -330,7 +316,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	int64_t deadline = look_again_at(conn, clock->deadline);
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
-	doorbell_sleep_begin(doorbell); /* full fence */
+	doorbell_word_sleep(doorbell->word); /* full fence */
 	conn_advance(conn, fd); /* the peer may have consented since, unheard */
 	pthread_cleanup_push(sleep_cancelled, conn);
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
@@ -342,14 +328,13 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
-		else if (self.signals_interrupting != clock->signals_interrupting ||
-		         (timed && self.signals != clock->signals))
+		else if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
 			result = -EINTR; /* signal(7): with a timeout set, SA_RESTART does not restart */
 		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;
 	}
 	pthread_cleanup_pop(0);
-	doorbell_sleep_end(doorbell);
+	doorbell_word_wake(doorbell->word);
 	if (config.spin_ns)
 		spin_adapt(&conn->spin_ns, now_ns() - start);
 	calls_count(slot);
