@@ -30,8 +30,8 @@ ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
 DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
-# Bytes behind each ring of a segment, for what a reader that stands still has not read: more than kernel TCP holds then
-# (tcp_wmem, and what of tcp_rmem a reader has opened). Sparse: what is not touched is no memory.
+# Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
+# hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
 CHANNEL_SPILL: Final = 16 << 20
 
 # Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
@@ -46,8 +46,8 @@ EXPLICIT_NUMBERS: Final = (
     "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
 )  # fmt: skip
 
-# Connections that a provider makes with a program in the place of another host have an end at this loopback address,
-# 127.83.68.80 ("SDP"). Who sees an end in its /24 asks the provider for the true addresses.
+# A provider that stands in for another host connects from this loopback address, 127.83.68.80 ("SDP"). A shim that sees
+# an end in its /24 asks the provider for the true addresses.
 TRANSLATED_ADDRESS: Final = 0x7F534450
 TRANSLATED_MASK: Final = 0xFFFFFF00
 
@@ -203,26 +203,26 @@ class Notice(IntFlag):
     DEMOTE = 2  # send by TCP until I consent anew; I read the ring to its end first
     RECALL = 4  # send by TCP from now on, beginning with the ring's bytes from rx_frozen on
     RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
-    OVER = 16  # by a provider, the last it says: it answers nothing any more, and no byte is with it
+    OVER = 16  # by a provider, as its last word: it answers nothing from now on, and holds no bytes
 
 
 class Seen(IntFlag):
     """What a shim's native socket has told it, for a provider between (`fin_seen`)."""
 
     END = 1  # nothing more comes by TCP
-    RESET = 2  # as it is dead: reset, or timed out
+    RESET = 2  # and the socket is dead: reset, or timed out
 
 
 class Acked(IntFlag):
-    """What a provider between has handed on of a shim's words (`acked`)."""
+    """Which of a shim's words have reached the peer, by way of a provider between (`acked`)."""
 
     SWITCH = 1  # tx_switch_offset
     REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
-    READY = 4  # rx_ready; stored before it is handed on: without it nothing comes by ring
+    READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
 
 
 class Back(IntEnum):
-    """How a round of a direction ends (`tx_back`): decided by one compare-and-swap, by who is first."""
+    """How a round of a direction ends (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
 
     NOT = 0
     BACK = 1  # by the sender: read the ring to tx_back_at, then TCP
@@ -234,10 +234,10 @@ class Tx(IntEnum):
     """Where the sending direction of a connection is (`tx_state`). By the segment the peer's `Rx` follows it."""
 
     TCP = 0  # bytes go by TCP
-    SWITCHING = 1  # so they do, but no thread may enter the kernel with more: the counts are being compared
+    SWITCHING = 1  # bytes go by TCP, but no thread may enter the kernel with more: the counts are being compared
     RING = 2  # from tx_switch_offset on bytes go to the ring
     ENDED = 3  # as RING, and nothing follows: the FIN stands behind what the ring holds
-    LEFT = 4  # the round is over; who is first, our next byte by TCP or a recall of the peer's: `tx_follows` decides
+    LEFT = 4  # the round is over; `tx_follows` decides what comes first: our next byte by TCP, or a recall by the peer
     RESEND = 5  # recalled: the ring's bytes from tx_resend on go out by TCP before anything else
 
 
@@ -246,10 +246,10 @@ class TxEvent(IntEnum):
 
     INVITED = 0  # the peer consents to the next round, and nothing here speaks against it
     SETTLED = 1  # no thread is in a kernel write, and the kernel has counted what we have
-    UNSETTLED = 2  # one is, or it has not; or the provider between has gone meanwhile
-    LEAVE = 3  # back to TCP: by ourselves, or as the peer asks; also of a round that never began
-    RECALLED = 4  # the peer was first: it reads the ring no further
-    RESENT = 5  # all that was recalled has gone out
+    UNSETTLED = 2  # a thread is, or the kernel has not; or the provider between has gone meanwhile
+    LEAVE = 3  # back to TCP, by ourselves or at the peer's request; also from a round that never began
+    RECALLED = 4  # the peer decided first: it reads the ring no further
+    RESENT = 5  # all recalled bytes have gone out
     END = 6  # the direction is shut down, or the connection closed
 
 
@@ -262,8 +262,8 @@ class Rx(IntEnum):
     RING = 3  # TCP has been read to the peer's tx_switch_offset; bytes are read from the ring
     BACK = 4  # the round is over and has been read to its end: bytes are read from TCP, and the segment is watched
     REOPENING = 5  # as OPENING, for the next round
-    RECALLED = 6  # the ring is read no further: what it holds comes by TCP, to somebody who has no shim
-    BARRED = 7  # the kernel counts other bytes than we do: it stays on TCP
+    RECALLED = 6  # the ring is read no further: what it holds comes by TCP, for a reader without a shim
+    BARRED = 7  # the kernel counts other bytes than we do: the direction stays on TCP
 
 
 class RxEvent(IntEnum):
@@ -271,16 +271,16 @@ class RxEvent(IntEnum):
 
     WILLING = 0  # the peer is there, and nothing here speaks against a round
     SETTLED = 1  # no thread is in an unwatched kernel read, and the kernel has counted what we have
-    UNSETTLED = 2  # one is, or bytes are just arriving
+    UNSETTLED = 2  # a thread is, or bytes are just arriving
     MISCOUNT = 3  # the counts differ
     SWITCHED = 4  # the peer has gone to the ring, and all that came by TCP before has been read
-    UNUSED = 5  # the round that we consented to has ended without having begun
+    UNUSED = 5  # the round that we consented to has ended before it began
     DRY = 6  # the peer has gone back to TCP, and the ring has been read to where it did
-    RECALL = 7  # we have asked for the ring's bytes by TCP, and were first
+    RECALL = 7  # we have asked for the ring's bytes by TCP, and decided first
 
 
-# The switch-over of one direction, at either end. A pair that is not here cannot happen: who moves a direction holds
-# its lock, and looks first. That the peer's end or a reset has been heard is beside this.
+# The switch-over of one direction, at either end. A pair that is not here cannot happen: a direction is moved under its
+# lock, after a look at its state. Ends and resets that have been heard are flags beside the state.
 TX_TRANSITIONS: Final[dict[tuple[Tx, TxEvent], Tx]] = {
     (Tx.TCP, TxEvent.INVITED): Tx.SWITCHING,
     (Tx.TCP, TxEvent.LEAVE): Tx.LEFT,
@@ -315,7 +315,7 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
 
 
 class PeerState(NamedTuple):
-    """What a peer says of itself, in the order in which it is read: what says that another is valid comes first."""
+    """The words that a peer publishes, in the order of reading: a word that makes another one valid comes before it."""
 
     attached: int
     rx_ready: int
@@ -331,7 +331,7 @@ class PeerState(NamedTuple):
 
     @property
     def back(self) -> int:
-        """How the ring ends: a word of another round than the first, the only one beside a provider, says nothing."""
+        """How the ring ends. Beside a provider there is one round: the word of another one says nothing."""
         return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
 
 

@@ -42,11 +42,11 @@ struct member;
 #define WANT_STICKY (1u << 31)
 
 struct conn {
-	/* A thread that comes late may look at these while the struct is given out anew. */
-	struct file file;      /* its kind is for ever */
-	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: nobody's */
+	/* A late thread may look at these while the struct is reused for another connection. */
+	struct file file;      /* its kind never changes */
+	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: the struct is free */
 	_Atomic uint64_t serial; /* unique in the process; word_load() and word_store() without a reference */
-	/* The others are its holders'. */
+	/* Only who holds a reference may look at the rest. */
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
@@ -58,7 +58,7 @@ struct conn {
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	_Atomic uint32_t backoff;
-	_Atomic int64_t again_at; /* coarse ns; nothing is asked before, if backoff */
+	_Atomic int64_t again_at; /* coarse ns; with backoff, nothing is offered before it */
 	uint32_t probe_countdown;
 	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
 	struct channel_end channel;
@@ -66,22 +66,22 @@ struct conn {
 	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
 	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
-	int pending_segment_fd;          /* of an offer with the provider; else -1 */
+	int pending_segment_fd;          /* of a pending offer; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
 	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
-	_Atomic uint64_t unheard;        /* where both ends stood then, if an end of the peer's would not be heard; else 0 */
-	_Atomic uint64_t full_head;      /* how far the peer had read when there was no room for somebody, */
-	_Atomic int64_t full_since;      /* and when that was seen first; see steps_stood() */
+	_Atomic uint64_t unheard;        /* what unheard() in shim_idle.c said last */
+	_Atomic uint64_t full_head;      /* how far the peer had read when a sender found no room, */
+	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
-	_Atomic int deferred_fd;           /* the socket, for those of them that a close() left behind; else -1 */
+	_Atomic int deferred_fd;           /* a copy of the socket for waiters that outlive close(); else -1 */
 	uint64_t token;
-	/* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0; shim_lock to write */
+	/* serial of the provider connection that took a duplicate of the socket and has not answered; shim_lock to write */
 	_Atomic uint32_t delegated;
 	struct conn *next_free;
 };
 
-/* A look without the lock, which is only a hint: who acts on it takes the lock and looks again. */
+/* A hint, read without the lock: before acting on it, take the lock and look again. */
 static inline bool has_members(struct conn *conn)
 {
 	return __atomic_load_n(&conn->members, __ATOMIC_RELAXED) != NULL;
@@ -131,9 +131,9 @@ static inline struct conn *conn_get(int fd)
 	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
 }
 void file_put(int fd, struct file *file); /* sets the entry */
-extern struct file listener_file; /* the entry of a listener where only some are tracked: what it accepts is */
+extern struct file listener_file; /* the entry of a tracked listener in opt-in mode */
 extern struct file closing_file; /* the entry of a promoted connection's number until the kernel has closed it */
-void file_closed(int fd);        /* takes that entry away */
+void file_closed(int fd);        /* removes that entry */
 static inline bool file_closing(int fd)
 {
 	struct file *file = file_get(fd);
@@ -175,8 +175,8 @@ void conn_ref(struct conn *conn);
 void conn_unref(struct conn *conn);
 bool conn_tryref(struct conn *conn, int fd);
 /*
- * The connection behind a number, with a reference that goes with the variable: another thread may close the number at
- * any time, and the struct is then used for another connection.
+ * Holds the connection behind a number as long as the variable lives: another thread may close the number at any time, and
+ * the struct is then reused for another connection.
  */
 #define HELD struct conn *__attribute__((cleanup(conn_release)))
 static inline struct conn *conn_hold(int fd)
@@ -222,7 +222,7 @@ static inline bool conn_relayed(const struct conn *conn)
 }
 bool conn_relay_news(const struct conn *conn);   /* conn_probe() has something to do */
 bool conn_end_withheld(const struct conn *conn); /* the kernel's end is told already, the ring's is not */
-bool conn_fin_waits(struct conn *conn, int fd); /* and nothing of TCP's is left to read */
+bool conn_fin_waits(struct conn *conn, int fd); /* that, and all of TCP's bytes have been read */
 void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last);
 /* Whether the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
@@ -234,20 +234,20 @@ static inline bool conn_peer_back(const struct conn *conn)
 	uint32_t follows = atomic_load_explicit(&conn->channel.remote->tx_follows, memory_order_acquire);
 	return follows >> 2 != round || (follows & 3) == CHANNEL_BACK; /* else we have recalled it since */
 }
-/* Whether it has gone to the ring in that round. */
+/* Whether it has gone to the ring in the round we are in. */
 static inline bool conn_peer_switched(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->rx_round);
 
 	return round && atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire) == round;
 }
-/* Whether it has, and all that came by TCP before has been read. */
+/* Whether it has, and we have read all that TCP brought before. */
 static inline bool conn_tcp_read(const struct conn *conn)
 {
 	return conn_peer_switched(conn) &&
 	       word_load(conn->channel.remote->tx_switch_offset) <= word_load(conn->slot->rx_tcp_bytes);
 }
-/* Something is to be looked at before a wait: the peer's words, or our own that a provider between has to answer first. */
+/* Whether requests have to be looked for: the peer has set a notice, or a provider between has to acknowledge our words. */
 static inline bool conn_must_check(const struct conn *conn)
 {
 	return unlikely(conn_notice(conn)) || conn_relayed(conn);
@@ -270,14 +270,14 @@ static inline bool conn_switched(const struct conn *conn)
 {
 	return rx_by_ring(conn->slot) && tx_by_ring(conn->slot);
 }
-void set_conn_switched(struct conn *conn); /* what has moved is told to the sets */
-/* Every call moves the switch along, both directions: a program that only reads would never switch its sending. */
+void set_conn_switched(struct conn *conn); /* tells the sets that a direction has moved */
+/* Every call advances the switch-over of both directions, or a program that only reads would never switch its sending. */
 static inline void conn_advance(struct conn *conn, int fd)
 {
 	if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
 		set_conn_switched(conn);
 }
-/* And does what the peer asks for. */
+/* Honours what the peer asks for, if it asks for anything. */
 static inline void conn_check(struct conn *conn, int fd)
 {
 	if (conn_must_check(conn) && conn_honour(conn, fd))
@@ -293,7 +293,7 @@ static inline size_t conn_room(const struct conn *conn)
 	return unlikely(slot_has(conn->slot, SLOT_RESERVED)) && conn_reserved(conn) ? 0 : channel_tx_peek(&conn->channel);
 }
 
-/* Only this thread changes the words of its slot. */
+/* No other thread or process changes the words of its slot. */
 static inline bool conn_mine(const struct conn *conn)
 {
 	return *one_thread && word_load(conn->slot->holders) == 1;
@@ -303,8 +303,8 @@ ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
 bool native_tx_begin(struct conn *conn);
 ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
 /*
- * `call` as it came to the kernel, between native_rx_begin() or native_tx_begin() and its end; a thread that is cancelled
- * in it is no sitter any more.
+ * Makes the program's call unchanged, between native_rx_begin() or native_tx_begin() and its end. A thread that is
+ * cancelled in it is not counted as a waiter any more.
  */
 static inline void native_rx_cancelled(struct conn **waiting_conn)
 {
@@ -334,8 +334,8 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
 
 /*
- * When a sleep is to end at the latest, so that somebody gives back the pages of rings that have become idle, or makes room
- * behind one whose reader stands still.
+ * When a sleep has to end at the latest: a thread must give back the pages of idle rings, and make room behind a reader that
+ * stands still.
  */
 static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
@@ -395,7 +395,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
-void rpc_listen(void); /* does what the provider tells to, and looks now and then whether it is there. No lock may be held. */
+void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_withdraw(struct conn *conn);
@@ -417,14 +417,14 @@ bool rpc_carries_far(void);  /* the provider carries connections with other host
 /* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
-/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
+/* Replaces the addresses of a connection with the provider by the true ones; either may be NULL. */
 bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 /* ---- explicit sockets (shim_explicit.c) ---- */
 
 /*
- * What is known of a socket that was opened as explicit (AF_INET_OFFLOAD) or direct (AF_INET_DIRECT): held by its
- * connection, and, as the table's entry of its numbers, once it is none (a listener, a datagram socket).
+ * A socket that was opened as explicit (AF_INET_OFFLOAD) or direct (AF_INET_DIRECT). Its connection holds this struct. A
+ * listener or a datagram socket has no connection: there the struct is the table's entry of its numbers.
  */
 struct explicit {
 	struct file file; /* FILE_EXPLICIT */
@@ -433,7 +433,7 @@ struct explicit {
 	uint16_t family;   /* AF_INET, AF_INET6: what the kernel has */
 	uint32_t protocol; /* of the offload protocol asked for; 0: any */
 	_Atomic uint32_t refs; /* connections and numbers of this process, and calls at work with it */
-	int lease_fd; /* the writing end of a pipe: closed by the last process that has it, it gives the port back; else -1 */
+	int lease_fd; /* the writing end of a pipe: the port is given back when the last process has closed it; else -1 */
 	struct explicit *next_free;
 	struct explicit *next; /* of all there are */
 };
@@ -456,7 +456,7 @@ static inline void explicit_release(struct explicit **explicit)
 }
 /* `address` as the kernel knows it: itself, or *copy */
 const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_t len, struct sockaddr_storage *copy);
-/* A number whose addresses may have to be put into the kernel's words, though it is no connection. */
+/* Whether addresses given for this number may have to be translated for the kernel, though it is no connection. */
 static inline bool explicit_named(int fd)
 {
 	struct file *file = file_get(fd);
@@ -465,10 +465,10 @@ static inline bool explicit_named(int fd)
 }
 #define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
 void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
-/* 0, or the errno that the call fails with; *answer says whether the protocols are with it (all 0). */
+/* 0, or the errno that the call fails with; *answer is all 0 if the protocols take part. */
 int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
                  struct rpc_answer *answer);
-/* Connecting by the first data asks nobody: who insists on a protocol cannot have it. */
+/* Fast open connects without a question to the provider, so a socket that insists on a protocol cannot use it. */
 bool explicit_bars_fast_open(const struct conn *conn, int flags);
 int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
 int explicit_before_listen(struct explicit *explicit, int fd);
@@ -477,7 +477,7 @@ void explicit_accepted(const struct explicit *listener, struct conn *conn, int f
 void explicit_forget(int fd);
 void explicit_dup(int from, int to);
 void explicit_after_fork(void);
-/* Offered as soon as a byte has moved: what is asked for by name need not show first that it is worth it. */
+/* An explicit socket is offered as soon as a byte has moved: it need not prove that it is worth a channel. */
 static inline bool conn_at_once(const struct conn *conn)
 {
 	return unlikely(conn->explicit) && !conn->backoff;
@@ -486,7 +486,7 @@ static inline bool conn_at_once(const struct conn *conn)
 /* ---- connections that begin with an offload protocol (shim_sdp_connect.c) ---- */
 struct sdp_connect {
 	bool redirected;               /* the socket connects to `place` instead */
-	bool insists;                  /* it has no use for TCP */
+	bool insists;                  /* the program does not want TCP */
 	struct sockaddr_storage place; /* of the provider */
 	socklen_t place_len;
 	int64_t timeout_ns;            /* SO_SNDTIMEO; 0: none */

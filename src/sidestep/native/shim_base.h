@@ -35,7 +35,7 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
-/* libc has both names for the one function */
+/* libc has both names for one function */
 #define ALIAS(name, function) EXPORT __typeof__(function) name __attribute__((alias(#function))) COPIES(function)
 #if __has_attribute(copy)
 #define COPIES(function) __attribute__((copy(function)))
@@ -45,7 +45,7 @@
 
 struct doorbell;
 
-#define DEFERRED_MAX 8 /* signals that came in a critical section; one more runs at once */
+#define DEFERRED_MAX 8 /* signals deferred by a critical section; one more is handled at once */
 
 struct thread {
 	uint32_t tid;
@@ -55,8 +55,8 @@ struct thread {
 	int cancel_state;          /* before the outermost lock was taken */
 	volatile uint64_t signals;             /* handlers run on this thread */
 	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
-	int64_t full_until;        /* when a reader that stands still, or bytes that nobody tells of, are to be looked at again, at
-	                            * the latest; 0: there are none */
+	int64_t full_until;        /* when to look again, at the latest, at a reader that stands still or at bytes without an
+	                            * event; 0: there are none */
 	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
 	struct doorbell *doorbell;
 	int doorbell_epfd;             /* edge-triggered set of the doorbells this thread sleeps on */

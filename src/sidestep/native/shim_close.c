@@ -9,7 +9,7 @@
 
 #define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
 
-/* close() as the kernel makes it lingers for the program that asked for it. */
+/* SO_LINGER: waits as the kernel's close() would. */
 static void linger_out(int fd, int seconds)
 {
 	int64_t deadline = deadline_after(seconds * 1000000000ll);
@@ -21,8 +21,8 @@ static void linger_out(int fd, int seconds)
 }
 
 /*
- * The last holder closes, and the provider has not yet read the message that brings it a duplicate of the socket: for as
- * long the kernel would not take the close for one. What tcp_close() does is done here.
+ * The last holder closes while a duplicate of the socket is still in the provider's queue. Until the provider has read it,
+ * the kernel does not see the last close, so this does what tcp_close() would do.
  */
 static void close_delegated(struct conn *conn, int fd, bool exiting)
 {
@@ -44,12 +44,12 @@ static void close_delegated(struct conn *conn, int fd, bool exiting)
 }
 
 /*
- * The kernel lets a call that sleeps on a socket live on after close(): what comes still reaches it, and the end is told
- * when it returns. True: there is such a call, and conn_destroy() tells it.
+ * A call that sleeps on a socket outlives close() in the kernel: it still receives, and the peer sees the end when it
+ * returns. True: there is such a call, and conn_destroy() announces the close.
  */
 static bool close_deferred(struct conn *conn, int fd)
 {
-	full_fence(); /* between taking the number away and looking for waiters, who do it the other way round */
+	full_fence(); /* between removing the number and looking for waiters; they do it the other way round */
 	if (!atomic_load(&conn->managed) || !atomic_load(&conn->waiters))
 		return false;
 	int copy = own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0));
@@ -60,14 +60,14 @@ static bool close_deferred(struct conn *conn, int fd)
 }
 
 /*
- * The socket goes on with somebody who has no shim, while the ring holds bytes that the peer cannot take back any more, as
- * it has ended its direction. A stream with a hole must not look whole: it is reset.
+ * The socket lives on in a process without a shim, but the ring holds bytes that the peer cannot send again, as it has ended
+ * its direction. A stream with a hole must not look whole, so it is reset.
  */
 void conn_abandon(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	/* in this order: who is just going back (another process, about to exec) says so once it has recalled what it can */
+	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
 	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
 	    slot_has(slot, SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)

@@ -7,7 +7,7 @@
 
 static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
-bool arena_shared; /* with a parent or children, who may have changed their user since and fallen into other hands */
+bool arena_shared; /* with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
 {
@@ -41,7 +41,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 
 	uint32_t generation = slot->generation + 1; /* odd: in use */
 	size_t kept = offsetof(struct conn_slot, free_next), behind = kept + sizeof(slot->free_next);
-	memset(slot, 0, kept); /* not the link: whoever loses the race for the slot may look at it late */
+	memset(slot, 0, kept); /* not the link: a thread that loses the race for the slot may read it late */
 	memset((uint8_t *)slot + behind, 0, sizeof(*slot) - behind);
 	slot->role = (uint16_t)role;
 	slot->family = (uint16_t)family;
@@ -70,7 +70,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	return conn;
 }
 
-/* The last thing: nobody refers to it any more. */
+/* Nobody refers to it any more. */
 void conn_free(struct conn *conn)
 {
 	shim_lock_take();
@@ -143,7 +143,7 @@ void conns_after_fork(void)
 	}
 }
 
-/* A program's threads may wait for room in the ring when something else is to be looked at. */
+/* The program's threads may wait for room in the ring while there is something else to look at. */
 void conn_wake_own(struct conn *conn)
 {
 	if (!raw_doorbell_ring(conn->doorbell->fd))
@@ -168,14 +168,14 @@ int take_error(struct conn *conn)
 	return (int)atomic_exchange(&conn->slot->error, 0);
 }
 
-/* The kernel tells of a reset once. Where it is heard of in passing it is kept, for the next call to tell. */
+/* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report. */
 void keep_error(struct conn *conn, ssize_t result)
 {
 	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 
-/* The other end must not take what it got for all: the kernel sends it a reset. Any thread, any lock. */
+/* Resets the connection, so that the peer does not take what it got for the whole stream. Any thread, any lock. */
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;

@@ -16,7 +16,7 @@ EXPORT int epoll_create1(int flags)
 	return set_created(real.epoll_create1(flags));
 }
 
-/* The kernel waits on a set inside a set, where nobody looks at rings: its members go back to TCP. */
+/* The kernel alone waits on a set inside a set, and does not look at rings: the members go back to TCP. */
 static void set_nest(struct set *set)
 {
 	struct conn *conns[64];
@@ -41,7 +41,7 @@ static void set_nest(struct set *set)
 			conn_unref(conns[i]);
 		}
 	} while (n);
-	/* The outer set would take a doorbell, which has rung sometime, for something to read. */
+	/* The outer set would report a doorbell that has ever rung as something to read. */
 	shim_lock_take();
 	set_lock(set);
 	for (uint32_t i = 0; i < set->doorbells_len; i++)
@@ -209,18 +209,18 @@ static int set_look(struct set_wait *wait)
 	return raw_epoll_look(wait->epfd, wait->told, max);
 }
 
-/* set lock held. `told` events of the kernel's, and what the rings have, as the program is to see them; how many those are. */
+/* set lock held. Turns `told` events of the kernel's, and the rings' state, into the program's events; returns their number. */
 static int set_report(struct set_wait *wait, int told)
 {
 	struct set *set = wait->set;
 	int n = told > 0 ? translate(set, wait->told, told, wait->events) : 0;
 
-	/* where the kernel alone has filled the room, the rings are first the next time */
+	/* if the kernel's events alone have filled the room, the rings come first the next time */
 	set->kernel_filled |= told > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
 }
 
-/* Ends what set_pass_begin() began: the lock is given up. */
+/* Ends a pass, and drops the lock. */
 static int set_pass_end(struct set_wait *wait, int n)
 {
 	if (concerns_others(wait->set, n, wait->max))
@@ -241,7 +241,7 @@ static bool look_is_due(const struct set_wait *wait)
 	return wait->now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
 }
 
-/* The first look of a wait. Who has several ready is told of all at once. -1: the kernel has failed. */
+/* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
 static int set_first(struct set_wait *wait, bool once)
 {
 	struct set *set = wait->set;
@@ -259,7 +259,7 @@ static int set_first(struct set_wait *wait, bool once)
 		return -1;
 	}
 	int n = set_report(wait, k);
-	/* where few are asked for, a doorbell's edge or what is no event may come in the place of one: so often at most */
+	/* with little room a doorbell's edge, or a non-event, may take the place of an event: at most so often */
 	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
 		if ((k = set_look(wait)) <= 0)
 			break;
@@ -302,7 +302,7 @@ struct set_sleep {
 	bool truncated; /* too many kinds of doorbells for one sleep: a nap */
 };
 
-/* set lock held. Ends with a full fence: who looks once more then misses nothing. */
+/* set lock held. Ends with a full fence: another look after it misses nothing. */
 static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
 {
 	sleep->set = set;
@@ -430,7 +430,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
 		atomic_fetch_add(&set->kernel_waiters, 1);
 		if (likely(!atomic_load(&set->managed_len))) {
-			/* The program's array holds nothing but what is reported, and a doorbell may come to be among the events. */
+			/* The program's array may hold nothing but reported events, and a doorbell may be among the kernel's. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
 			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
 			atomic_fetch_sub(&set->kernel_waiters, 1);

@@ -1,14 +1,14 @@
 /*
  * shim_explicit.c - sockets whose program names the family: AF_INET_OFFLOAD wants an offload protocol, AF_INET_DIRECT none.
  *
- * The descriptor is a TCP socket of the kernel from birth, and begins every connection as one; what differs is kept beside
- * it (struct explicit). A direct socket is pinned. An explicit one asks the provider before it connects, and for a port
- * after it has bound that natively, so that native TCP and the offload protocols share one space of ports; each waits for
- * the answer, for three seconds at most; who names a protocol asks when it is opened, too, and waits longer, but for
- * connect(). Its connections are offered at once.
+ * The descriptor is a TCP socket of the kernel from birth, and begins every connection as one; struct explicit holds the
+ * difference. A direct socket is pinned. An explicit one asks the provider before it connects, and asks for a port after it
+ * has bound it natively, so that native TCP and the offload protocols share one space of ports. Each question waits for the
+ * answer, for three seconds at most. A socket that names a protocol also asks when it is opened, and waits longer, except in
+ * connect(). Connections of explicit sockets are offered at once.
  *
- * Who keeps a port for the protocols is told by a pipe, the lease: the provider reads its end when the last process that
- * holds the socket has closed it, died, or executed another program, which knows the socket as an ordinary one.
+ * The provider keeps a port as long as a pipe is open, the lease: it reads the pipe's end when the last process that holds
+ * the socket has closed it, died, or executed another program, which knows the socket as an ordinary one.
  *
  * An offload socket of protocol 0 takes whatever there is, and plain TCP where there is nothing. One that names a protocol
  * does not open, bind, listen or connect without it.
@@ -66,7 +66,7 @@ struct explicit *explicit_hold_slow(int fd)
 	return NULL;
 }
 
-/* A listener is no connection: its numbers lead to what is known of it alone. */
+/* A listener is no connection: its numbers' entries are the struct itself. */
 void explicit_listens(struct explicit *explicit, int fd)
 {
 	explicit_ref(explicit);
@@ -172,7 +172,7 @@ int explicit_socket(int domain, int type, int protocol)
 	return fd;
 }
 
-/* What a listener was opened as, its connections are. */
+/* Connections inherit what their listener was opened as. */
 void explicit_accepted(const struct explicit *listener, struct conn *conn, int fd)
 {
 	struct explicit *explicit = explicit_new(listener->family, listener->direct, true, listener->protocol);
@@ -185,9 +185,8 @@ void explicit_accepted(const struct explicit *listener, struct conn *conn, int f
 }
 
 /*
- * A TCP socket cannot be unbound, so the numbers that lead to it are given a fresh one, with the options and flags of the
- * old. Where others hold the old one as well (a process, an epoll set) it is left alone: then the native port is free only
- * when they close it.
+ * A TCP socket cannot be unbound, so its numbers get a fresh one, with the options and flags of the old. If others hold the
+ * old one as well (a process, an epoll set) it is left alone: its native port is free only when they close it.
  */
 static const struct {
 	int level, name;
@@ -319,7 +318,7 @@ int explicit_before_listen(struct explicit *explicit, int fd)
 	if (explicit->direct || !explicit->stream)
 		return 0;
 	explicit_local(fd, &record);
-	if (!record.local_port) { /* listen() binds what is not bound; so that the protocols get that port, too: first */
+	if (!record.local_port) { /* listen() would bind it: it is bound first, so that the protocols get that port, too */
 		struct sockaddr_storage any = {.ss_family = explicit->family};
 		socklen_t len = explicit->family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 		if (explicit_bind(explicit, fd, (struct sockaddr *)&any, len) < 0)
@@ -327,7 +326,7 @@ int explicit_before_listen(struct explicit *explicit, int fd)
 		explicit_local(fd, &record);
 	}
 	if (!explicit->protocol)
-		return 0; /* any protocol will do, TCP among them: there is nothing to be asked */
+		return 0; /* any protocol will do, even TCP: there is nothing to ask */
 	int error = explicit_ask(explicit, ASK_LISTEN, &record, NULL, 0, &answer);
 	return error ? fail_with(error) : 0;
 }

@@ -30,7 +30,7 @@ void fd_fresh(int fd)
 		fd_forget(fd, false);
 }
 
-/* A program that asks for all numbers, to see what it has inherited, does not see ours. */
+/* A program that checks all numbers for inherited descriptors does not see ours. */
 EXPORT int fstat(int fd, struct stat *found)
 {
 	return own(fd) ? fail_with(EBADF) : real.fstat(fd, found);
@@ -45,9 +45,8 @@ EXPORT int fstat64(int fd, struct stat64 *found)
 /* ---- closing ---- */
 
 /*
- * Closes what a number names, and keeps the number: calls on it fail with EBADF, as with a descriptor that is only a path
- * (open(2), O_PATH). So the kernel gives it to nobody as long as our entry says that it is being closed, which would be
- * believed of the file that it names then.
+ * Closes the file behind a number, and keeps the number: calls on it fail with EBADF, as on an O_PATH descriptor (open(2)).
+ * So the kernel does not reuse the number while our entry says that it is being closed: that would be wrong of a new file.
  */
 static bool close_in_place(int fd)
 {
@@ -120,7 +119,7 @@ EXPORT int close_range(unsigned first, unsigned last, int flags)
 		return real.close_range(first, last, flags);
 	if (flags & CLOSE_RANGE_UNSHARE) {
 		struct stat tasks;
-		/* A thread that leaves its siblings' descriptors to them; what is known here stays theirs. Alone it shares none. */
+		/* The thread leaves the shared descriptors to its siblings, and our table stays theirs; alone, it shares none. */
 		if (stat("/proc/self/task", &tasks) < 0 || tasks.st_nlink > 3)
 			return real.close_range(first, last, flags);
 		if (unshare(CLONE_FILES) < 0) /* from a process of vfork() or clone() */
@@ -174,7 +173,7 @@ static int dup_onto(int from, int to, int flags, bool three)
 {
 	if (own(from))
 		return fail_with(EBADF);
-	if (own(to)) /* ours is remembered by number in too many places to move; programs do not name such high numbers */
+	if (own(to)) /* too many places know ours by its number to move it; programs do not name such high numbers */
 		return fail_with(EMFILE);
 	struct file *target = file_get(to), *source = file_get(from);
 	/* nothing changes for a number that names the connection already; other threads may be using it */

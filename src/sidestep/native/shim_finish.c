@@ -1,10 +1,10 @@
-/* shim_finish.c - how our own direction ends: what the peer has recalled goes out first, and a close is told. */
+/* shim_finish.c - how our own direction ends: recalled bytes go out first, and a close is announced. */
 #include "shim_switch.h"
 
 #define FLUSH_TURNS 20 /* how often, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 
-/* Sends what was recalled, waiting a little where TCP's buffer is full. What cannot go out must not end as if it had. */
+/* Sends recalled bytes, waiting a little if TCP's buffer is full. If they cannot go out, the stream must not look whole. */
 void conn_flush(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -29,7 +29,7 @@ void conn_flush(struct conn *conn, int fd)
 	}
 }
 
-/* Before the end of our direction is told: what the peer has recalled goes first, and from then on it can recall nothing. */
+/* Before the end of our direction is announced: recalled bytes go first, and the peer can recall nothing from then on. */
 void conn_end_sending(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;

@@ -1,7 +1,7 @@
 /* shim_hold.c - who holds a connection, and what becomes of it when nobody does. */
 #include "shim_switch.h"
 
-/* Not inlined: what it needs of registers would be saved in every call that lets go of a connection. */
+/* Not inlined: its registers would be saved in every call that lets go of a connection. */
 __attribute__((noinline)) static void conn_destroy(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;

@@ -4,8 +4,8 @@
 _Atomic bool trim_due;
 
 /*
- * Whether it has no room, and would not hear that the peer has died: its FIN has come, or would stand behind bytes that the
- * program does not read. Then how far both have read, by which a later look sees whether anybody has moved; else 0.
+ * Not 0: there is no room, and the peer's death would go unnoticed, as its FIN has come already or would stand behind bytes
+ * that the program does not read. The value says how far both have read: if it is the same later, nobody has moved.
  */
 static uint64_t unheard(const struct conn *conn, int fd)
 {
@@ -17,7 +17,7 @@ static uint64_t unheard(const struct conn *conn, int fd)
 	return word_load(conn->slot->rx_tcp_bytes) + word_load(conn->channel.tx_peer_line->head) + 1;
 }
 
-/* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */
+/* False: it has sent since the last time, or its peer has not read everything, so another look is needed. */
 static bool trim(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -26,7 +26,7 @@ static bool trim(struct conn *conn, int fd)
 		return true;
 	uint64_t tail = conn->managed ? atomic_load(conn->channel.own.tail) : conn->idle_tail;
 	bool idle = tail == conn->idle_tail;
-	/* what was recalled has gone out by TCP: nobody reads it here */
+	/* recalled bytes have gone out by TCP: nobody reads them here */
 	bool recalled = conn->managed && tx_is(slot, TX_TCP) &&
 	                (atomic_load(&conn->channel.local->tx_back) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED) ||
 	                 atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED));
@@ -50,7 +50,7 @@ static bool trim(struct conn *conn, int fd)
 	return trimmed;
 }
 
-/* Who has sent nothing for a second gives its ring's pages back. For threads that are about to sleep; no lock is held. */
+/* Gives back the pages of rings that were idle for a second. For threads that are about to sleep; no lock is held. */
 void conns_trim(int64_t now)
 {
 	static _Atomic int64_t trimmed_at;

@@ -129,7 +129,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flag
 	return recvfrom(fd, buf, n, flags, address, len);
 }
 
-/* A TCP socket that arrives in a message was used by somebody else, whose counts are unknown: it stays untracked, on TCP. */
+/* A TCP socket that arrives in a message has an unknown history of bytes: it stays untracked, on TCP. */
 static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
@@ -453,7 +453,7 @@ static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, un
 		if (real.poll(&room, 1, 0) != 1)
 			return fail_with(EAGAIN);
 		if (there > PIPE_BUF)
-			there = PIPE_BUF; /* what a pipe that polls writable takes without waiting: pipe(7) */
+			there = PIPE_BUF; /* a pipe that polls writable takes so much without waiting: pipe(7) */
 	}
 	ssize_t put = real.write(out, buf, (size_t)there);
 	if (put > 0)

@@ -43,7 +43,7 @@ static void consider(struct conn *conn, int fd)
 		rpc_listen();
 }
 
-/* What a native call has moved; its thread is no sitter any more. */
+/* Counts what a native call has moved; its thread has left the kernel. */
 static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
                                 _Atomic uint32_t *kernel_waiters, ssize_t moved)
 {
@@ -51,7 +51,7 @@ static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Ato
 
 	if (moved > 0) {
 		word_count64(bytes, (uint64_t)moved, mine);
-		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is there to be looked at */
+		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is for display only */
 	}
 	word_count32(kernel_waiters, UINT32_MAX, mine);
 }

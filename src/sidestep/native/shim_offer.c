@@ -1,4 +1,4 @@
-/* shim_offer.c - a connection is offered to the provider, or claimed: what speaks for it, and what goes with that. */
+/* shim_offer.c - offers and claims of connections: when they are made, and what goes to the provider with them. */
 #include "shim_provider.h"
 #include "shim_address.h"
 
@@ -27,7 +27,7 @@ static uint32_t bucket_of(const struct conn_slot *slot, uint64_t secret)
 	return (uint32_t)((total ^ (total >> 32)) % REGISTRY_BUCKETS);
 }
 
-/* Fills in what proves the socket: kernel-told addresses and cookies. */
+/* Fills in the proof of the socket: addresses and cookies from the kernel. */
 static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 {
 	struct conn_slot *slot = conn->slot;
@@ -81,7 +81,7 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 
 	if (wants & WELCOME_POSSESSION)
 		fds[fds_len++] = fd;
-	if (wants & WELCOME_PATH && !local_peer(conn->slot)) { /* who is near is in the same namespace */
+	if (wants & WELCOME_PATH && !local_peer(conn->slot)) { /* a local peer is in the same namespace */
 		path = path_socket(conn->slot);
 		if (path < 0)
 			return false;
@@ -96,7 +96,7 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 	return sent;
 }
 
-/* shim_lock held. What was added to the pending ones could not be sent. */
+/* shim_lock held. The message of a pending connection could not be sent. */
 static void not_sent(struct conn *conn)
 {
 	if (pending_take(conn->token)) { /* else the provider is lost, and so is the conn's entry */
@@ -117,7 +117,8 @@ static void offer(struct conn *conn, int fd)
 	}
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
 	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};
-	if (real.syscall(SYS_getrandom, (long)record.segment_id, 16, GRND_NONBLOCK, 0, 0, 0) != 16 || !describe(conn, fd, &record) || !pending_add(conn)) {
+	if (real.syscall(SYS_getrandom, (long)record.segment_id, 16, GRND_NONBLOCK, 0, 0, 0) != 16 ||
+	    !describe(conn, fd, &record) || !pending_add(conn)) {
 		raw_close(segment);
 		return;
 	}
@@ -149,7 +150,7 @@ static void claim(struct conn *conn, int fd)
 	shim_log("fd %d claimed", fd);
 }
 
-/* The registry's word of the connection's bucket: offers that wait there, and a count that moves with each. */
+/* The registry's word of the connection's bucket: pending offers, and a count that grows with each. */
 static uint32_t bucket_word(const struct conn *conn, const struct registry_header *page)
 {
 	return atomic_load((const _Atomic uint32_t *)((const uint8_t *)page + REGISTRY_BUCKETS_OFFSET) + conn->bucket_index - 1);
@@ -180,9 +181,9 @@ static bool far_unwanted(void)
 }
 
 /*
- * A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after a
- * wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a libuv loop
- * that was there before us may register sockets by io_uring.
+ * A program that waits by calls that we cannot see would wait for ever. So a nonblocking socket is promoted only after we
+ * have seen a wait for it, unless the user wants it at once. If the shim was loaded late such calls are likely: a libuv loop
+ * from before may register sockets by io_uring.
  */
 bool offer_bearable(struct conn *conn, int fd)
 {
@@ -194,7 +195,7 @@ bool offer_bearable(struct conn *conn, int fd)
 	return true;
 }
 
-/* shim_lock held, which is given up for a while. Gives the connection a doorbell: that of its set, or this thread's. */
+/* shim_lock held, but dropped for a while. Gives the connection a doorbell: its set's, or this thread's. */
 static bool doorbell_given(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;

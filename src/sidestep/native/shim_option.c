@@ -15,7 +15,7 @@ static bool stamps(int option)
 	       option == TIMESTAMPNS_NEW || option == TIMESTAMPING_NEW;
 }
 
-/* Options that concern us and that accepted sockets have from their listener; asked for once one has been set on any socket. */
+/* Options of interest that accepted sockets inherit; they are checked once one has been set on any socket. */
 static _Atomic bool heritage;
 static const struct {
 	int level, name;
@@ -126,14 +126,14 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 			conn_pin(conn, REASON_ASYNC_SIGNAL_IO);
 		return done;
 	}
-	/* a program that only asks moves the switch along, too */
+	/* a program that only asks must advance the switch-over, too */
 	conn_check(conn, fd);
 	conn_advance(conn, fd);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
 		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
-		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
+		/* Ring bytes are in the peer's buffer: TCP would have acknowledged them. Those that make the ring full wait. */
 		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx.size / 4 * 3;
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);

@@ -17,7 +17,7 @@ struct poller {
 	bool others; /* some are the kernel's alone: it is asked every time */
 };
 
-/* The number may have been closed meanwhile and be another file's; the kernel's poll keeps the socket it began with. */
+/* The number may have been closed and reused meanwhile; the kernel's poll keeps the socket it began with. */
 static int poller_fd(const struct poller *poller, nfds_t i)
 {
 	struct conn *conn = poller->conns[i];
@@ -26,7 +26,7 @@ static int poller_fd(const struct poller *poller, nfds_t i)
 	return !conn || likely(conn_get(fd) == conn) ? fd : conn_fd(conn);
 }
 
-/* `ready_kernel`: poller->kernel is what the kernel has been asked, or will be. */
+/* `ready_kernel`: poller->kernel holds what the kernel was asked for, or will be. */
 static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits, bool ready_kernel)
 {
 	struct conn *conn = poller->conns[i];
@@ -36,7 +36,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	bool on_ring = tx_by_ring(conn->slot);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
 	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {
-		/* room is the kernel's to tell from now on: to this call, which may be about to sleep, and to sets */
+		/* from now on the kernel reports room: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 		set_conn_switched(conn);
 	}
@@ -62,7 +62,7 @@ static void poller_ask(struct poller *poller)
 		if (conn && tx_is(conn->slot, TX_RESEND)) {
 			poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
 		} else if (conn) {
-			/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+			/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
 			if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
 				poller->kernel[i].events |= POLLRDHUP;
 			if (tx_by_ring(conn->slot))
@@ -70,7 +70,7 @@ static void poller_ask(struct poller *poller)
 		}
 		if (conn && conn_fin_waits(conn, poller->kernel[i].fd))
 			poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-		if (conn && conn_end_withheld(conn)) { /* the kernel would tell it for as long, and nobody could be told */
+		if (conn && conn_end_withheld(conn)) { /* the kernel would report it again and again, to no use */
 			poller->kernel[i].events &= (short)~POLLRDHUP;
 			if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
 			    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
@@ -112,7 +112,7 @@ static void sleep_undo(void *argument)
 	doorbells_wake(sleep->doorbells, (uint32_t)sleep->len);
 }
 
-/* The distinct doorbells of what is waited for, each with a reference. */
+/* The distinct doorbells of this wait, each with a reference. */
 static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 {
 	struct doorbell **doorbells = sleep->doorbells;
@@ -145,7 +145,7 @@ static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 	sleep->len = n;
 }
 
-/* How a wait was spent is put down to the first connection that ended it. */
+/* The first connection that ended a wait gets the statistics of it. */
 static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 {
 	for (nfds_t i = 0; i < poller->len; i++) {
@@ -170,7 +170,7 @@ struct poll_wait {
 static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
 static __thread int64_t looked_at; /* the kernel was */
 
-/* Whether providers between are still there: who never sleeps would not hear of it. */
+/* Whether providers between are still alive: a thread that never sleeps would not hear of their death. */
 static void liveness_check(struct poller *poller)
 {
 	const struct remote_doorbell *last = NULL;
@@ -180,7 +180,7 @@ static void liveness_check(struct poller *poller)
 			conn_liveness_check(poller->conns[i], &last);
 }
 
-/* Looks at the rings; with `kernel`, at that too. How many descriptors have something, or -1. */
+/* Looks at the rings, and with `kernel` asks the kernel, too. How many descriptors are ready, or -1. */
 static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 {
 	if (!kernel)
@@ -197,7 +197,7 @@ static bool look_is_due(const struct poll_wait *wait)
 	return wait->now - looked_at > LOOK_EVERY_NS;
 }
 
-/* How many descriptors have something; 0: it is time to sleep. */
+/* How many descriptors are ready; 0: it is time to sleep. */
 static int poll_spin(struct poller *poller, struct poll_wait *wait)
 {
 	uint32_t peer_cpu = 0;
@@ -228,10 +228,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 	return n;
 }
 
-/*
- * One connection that is to be read, by ring: the set that a blocking receive sleeps on has its socket and its doorbell, and
- * tells both in one call.
- */
+/* Waiting for one connection to be read, by ring: the set of a blocking receive reports socket and doorbell in one call. */
 static bool sleeps_as_receive(const struct poller *poller)
 {
 	const struct conn *conn = poller->len == 1 ? poller->conns[0] : NULL;
@@ -240,7 +237,7 @@ static bool sleeps_as_receive(const struct poller *poller)
 	       (poller->kernel[0].events & POLLIN) && !(poller->kernel[0].events & ~(POLLIN | POLLRDNORM | POLLRDHUP));
 }
 
-/* Sleeps in the kernel. As its poll, but that the doorbells alone may have woken us. */
+/* Sleeps in the kernel. Returns as its poll does, but a doorbell alone may have woken us. */
 static int sleep_told(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
 {
 	int64_t until = sleep_deadline(wait->deadline, wait->now);
@@ -273,7 +270,7 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 	return k;
 }
 
-/* Sleeps in the kernel, unless there is something: how many have. 0: look again; -1: as the kernel's poll, with errno. */
+/* Sleeps unless descriptors are ready, and returns how many are. 0: look again; -1: as the kernel's poll, with errno. */
 static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 {
 	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
@@ -339,7 +336,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	return fail_with(EINTR);
 }
 
-/* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as kernel_waiters. */
+/* How many descriptors need us. *native: there are connections that may still be promoted. */
 static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 {
 	uint32_t managed = 0;
@@ -460,7 +457,7 @@ static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
 }
 
-/* nothing of ours among them: the kernel's own poll, with its own faults for bad pointers */
+/* without a descriptor of ours it is the kernel's own poll, with its own faults for bad pointers */
 EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
 {
 	for (nfds_t i = 0; fds && i < len; i++)

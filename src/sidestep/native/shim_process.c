@@ -47,7 +47,7 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
 	return child;
 }
 
-/* libc's own leaves the parent by an _exit() that nobody sees, as if it still held every connection. */
+/* libc's own ends the parent by an _exit() that we cannot see, as if it still held every connection. */
 EXPORT int daemon(int keep_directory, int keep_stdio)
 {
 	pid_t child = fork();
@@ -86,12 +86,12 @@ EXPORT void _exit(int status)
 
 ALIAS(_Exit, _exit);
 
-/* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
+/* A new program knows nothing of channels: connections that it inherits go back to TCP first. */
 static void demote_inherited(bool leaving)
 {
 	rpc_before_exec();
 	shim_lock_take();
-	sets_before_fork(); /* and nothing of registrations that the kernel still has */
+	sets_before_fork(); /* nor of registrations that the kernel still has */
 	shim_lock_drop();
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
@@ -105,7 +105,7 @@ static void demote_inherited(bool leaving)
 	}
 }
 
-/* Those that the kernel closes on exec are held no more, or again. */
+/* Connections that the kernel closes on exec lose this holder, or get it back. */
 static void hold_on_exec(int change)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {

@@ -1,5 +1,5 @@
 /*
- * shim_provider.c - the connection to the provider, and what is with it unanswered.
+ * shim_provider.c - the connection to the provider, and the offers and claims that it has not answered.
  *
  * One SOCK_SEQPACKET connection a process, made on first need and again after the provider was restarted. Nothing waits
  * for it. Without a provider every connection simply stays on TCP.
@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */
+#define RETRY_CONNECT_NS 1000000000  /* between two attempts to connect to a provider */
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
-#define BACKOFF_NS 1000000           /* and the time, which is the same for those that call often */
+#define BACKOFF_NS 1000000           /* and also doubles this time, for connections with many calls */
 
 #define SYSTEM_SOCKET "/run/sidestep/provider" /* of config.py */
 
@@ -28,9 +28,9 @@ static struct {
 static int pending_lost;
 
 /*
- * Who pairs the ends of connections can read and change what they carry. So only our own user and root are believed, in a
- * directory that nobody else can change. At SYSTEM_SOCKET it may be another: only root can make a directory in /run, and
- * to whom it has given that one is the system-wide provider's user. The same as check_listener() in config.py.
+ * A provider can read and change what connections carry. So only our own user and root are believed, in a directory that
+ * nobody else can change. At SYSTEM_SOCKET the directory's owner is believed, too: only root can make a directory in /run,
+ * and has given this one to the system-wide provider's user. The same as check_listener() in config.py.
  */
 static bool believed(int fd)
 {
@@ -131,7 +131,7 @@ void rpc_ensure(void)
 	let_go(NULL, 0);
 }
 
-/* The first connection to a near peer: from now on the provider can tell of this process, whatever becomes of it. */
+/* With the first connection to a near peer: from now on the provider knows this process, even if nothing is promoted. */
 void rpc_introduce(void)
 {
 	if (likely(word_load(provider.introduced)) || atomic_exchange(&provider.introduced, true))
@@ -140,7 +140,7 @@ void rpc_introduce(void)
 }
 
 /*
- * What root has started, and what dropped its privileges since, is root's server to the provider for as long as it can
+ * A server that root has started and that has dropped its privileges is root's to the provider, as long as the provider can
  * follow it: from process to process by our messages, and over an exec by the process itself.
  */
 void rpc_before_exec(void)
@@ -149,7 +149,7 @@ void rpc_before_exec(void)
 		rpc_ensure();
 }
 
-/* Whether an end elsewhere may be on this host all the same: in another network namespace. Asks the provider if need be. */
+/* Whether a peer at another address may be reached: in another network namespace, say. Asks the provider if need be. */
 bool rpc_reaches_far(void)
 {
 	if (!config.socket[0])
@@ -211,7 +211,7 @@ void refused(struct conn *conn, enum reason_code reason)
 	conn->pending_segment_fd = -1;
 }
 
-/* shim_lock held. Everything with the provider is void; whoever still waits goes back to TCP. */
+/* shim_lock held. All pending offers and claims are void; their connections stay on TCP. */
 static void pending_lose(void)
 {
 	for (int i = 0; i < PENDING_MAX; i++)
@@ -223,7 +223,7 @@ static void pending_lose(void)
 		}
 }
 
-/* Drops shim_lock, and then the references of what was answered and of what was lost: the last one takes the lock itself. */
+/* Drops shim_lock, and then the references of answered and lost connections: dropping the last one takes the lock. */
 void let_go(struct conn **done, int done_len)
 {
 	struct conn *lost[PENDING_MAX];
@@ -267,8 +267,8 @@ void rpc_withdraw(struct conn *conn)
 }
 
 /*
- * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. It is there until the
- * provider reads on; the kernel tells whether it has. Of a connection that is lost, or of our parent, nobody tells.
+ * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. The kernel knows whether the
+ * provider has read the queue; if the connection to it is lost, or the parent's, nobody knows.
  */
 bool rpc_delegated(struct conn *conn)
 {

@@ -13,8 +13,8 @@ extern struct provider {
 	_Atomic int fd;              /* -1: there is no connection */
 	_Atomic uint32_t serial;     /* one more with each connection, and in each child */
 	_Atomic uint32_t wants;      /* WELCOME_*, once there is a provider */
-	_Atomic bool answered;       /* whether that is known, or nobody is there to know */
-	_Atomic bool introduced;     /* it can tell of this process */
+	_Atomic bool answered;       /* `wants` is known, or there is no provider */
+	_Atomic bool introduced;     /* it knows this process */
 	bool welcomed;
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
@@ -56,11 +56,11 @@ extern _Atomic int commands_len;
 extern struct ask {
 	uint64_t token; /* 0: free */
 	int64_t deadline;
-	uint32_t serial; /* of the connection by which it was asked: the answer is lost with it */
+	uint32_t serial; /* of the connection that it was asked by: the answer is lost with that */
 	bool answered;
 	struct rpc_answer answer;
 } asks[ASKS_MAX];
-extern bool asks_stalled; /* a call has waited in vain, and nothing has come since: who can do without an answer does */
+extern bool asks_stalled; /* a call has waited in vain, and nothing has come since: others do not wait if they can do without */
 
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);

@@ -5,8 +5,8 @@
 #include <sys/ioctl.h>
 
 /*
- * Whether what is ready is news to who wants edges alone; it is none the next time. `tail` is of before the look. What comes
- * on the one path is an edge though bytes of the other, told long ago, stand before it.
+ * Whether what is ready is an edge that has not been reported; from now on it has been. `tail` is from before the look. What
+ * comes on one path is an edge even if bytes of the other path, reported long ago, stand before it.
  */
 static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
 {
@@ -28,10 +28,7 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 	return true;
 }
 
-/*
- * What the kernel's entry has told of an end, and what it was not asked for, as it does not ask while the end is withheld: else
- * a hang-up would be told without that it can be read.
- */
+/* Completes an end that the kernel reports with the bits that its entry did not ask for: a hang-up can also be read. */
 static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
@@ -41,7 +38,7 @@ static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_b
 	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
 }
 
-/* Whether TCP has brought bytes since, of which the kernel tells nobody. */
+/* Whether TCP has brought bytes since the last look that the kernel does not report. */
 static bool came_untold(struct member *member, int fd)
 {
 	const struct conn *conn = member->conn;
@@ -64,7 +61,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, fd);
-	/* before the look: what comes after it is an edge that has not been told */
+	/* before the look: what comes after it is an edge that has not been reported */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	member->armed |= came_untold(member, fd);
 	self.full_until = set->full_until;
@@ -91,7 +88,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	event->events = told;
 	event->data.u64 = member->data;
-	/* how the wait that ends now was spent is put down to the first that ends it */
+	/* the first member that ends a wait gets the statistics of it */
 	if (set->spent == SPENT_SPUN)
 		word_add(conn->slot->spins_won, 1);
 	if (set->spent == SPENT_BOTH)
@@ -189,7 +186,7 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 	}
 	for (uint32_t i = 0; rung && i < set->managed_len; i++)
 		conn_liveness_check(set->managed[i]->conn, &last);
-	/* The edge was ours alone. Threads that sleep on are rung again for what comes after the look that follows. */
+	/* We alone have taken the edge. Sleeping threads must be rung again for what comes after the look that follows. */
 	if (rung && atomic_load(&set->sleepers)) {
 		for (uint32_t i = 0; i < set->doorbells_len; i++)
 			atomic_fetch_add(set->doorbells[i].doorbell->word, 1u << 16);
@@ -199,9 +196,9 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 }
 
 /*
- * set lock held; `n` events are told, of `max` that could be. Whether another thread that sleeps has to look: there may be
- * more than can be told, and what is told of a level is true for the others as well. The doorbell's edge was taken by one of
- * them only, who may read less than all and not come back.
+ * set lock held; `n` events of at most `max` are reported. Whether a sleeping thread has to look as well: there may be more
+ * events, and a level is true for every thread. Only one thread has taken the doorbell's edge, and it may read less than all
+ * and not come back.
  */
 bool concerns_others(struct set *set, int n, int max)
 {

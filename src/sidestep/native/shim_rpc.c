@@ -9,16 +9,16 @@
 #include "shim_address.h"
 
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
-#define UNTOLD_EVERY_NS 20000000     /* and, where no answer is told, the socket this often */
+#define UNTOLD_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
 #define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
-#define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: who names a protocol cannot do without */
+#define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: a socket that names a protocol cannot do without */
 #define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
 
-static _Atomic uint32_t commands_seen;  /* the registry's word when they were last asked for */
-static _Atomic bool inherited;         /* by fork(): the provider does not know yet that we hold connections */
-static bool running;                 /* a thread runs them, in the order in which they came */
+static _Atomic uint32_t commands_seen; /* the registry's word when commands were last received */
+static _Atomic bool inherited; /* by fork(): the provider does not know yet that we hold connections */
+static bool running;           /* a thread runs commands, in the order in which they came */
 
 static void command_run(const struct command *command)
 {
@@ -61,7 +61,7 @@ static bool commands_run(void)
 	return mine;
 }
 
-/* shim_lock held. How many references are to be dropped; *more: there may be more to receive. */
+/* shim_lock held. How many references in `done` have to be dropped; *more: there may be more to receive. */
 static int receive_all(struct conn *done[PENDING_MAX], bool *more)
 {
 	int done_len = 0;
@@ -83,7 +83,7 @@ static bool rpc_hear(void)
 	bool more;
 
 	shim_lock_take();
-	/* before the socket: the word moves on once more after what it stands for has been sent */
+	/* read before the socket: the word moves once more after the commands have been sent */
 	const struct registry_header *page = atomic_load(&provider.registry);
 	uint32_t told = page ? atomic_load(&page->commands) : 0;
 	int done_len = receive_all(done, &more);
@@ -103,7 +103,7 @@ void rpc_poll(void)
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 	uint32_t told = page ? atomic_load_explicit(&page->answers, memory_order_acquire) : 0;
 
-	/* a provider that has died moves no word any more: now and then its socket is asked all the same */
+	/* a dead provider moves no word any more, so its socket is checked now and then all the same */
 	if (likely(page && told == word_load(answers_heard))) {
 		int64_t coarse = coarse_ns();
 		if (likely(coarse - word_load(asked_at) < UNTOLD_EVERY_NS))
@@ -142,7 +142,7 @@ bool rpc_asks_connect(void)
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
 	if (unlikely(!page) && config.socket[0]) {
-		/* Nothing has been heard of it yet: once in the life of a process, and of a provider, its word is waited for. */
+		/* It has not answered yet: once in the life of a process, and of a provider, its answer is waited for. */
 		int64_t deadline = now_ns() + MEET_NS;
 		rpc_ensure();
 		while (atomic_load(&provider.fd) >= 0 && !(page = atomic_load(&provider.registry)) && !asks_stalled) {
@@ -171,8 +171,8 @@ void rpc_listen(void)
 }
 
 /*
- * Whoever sleeps on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one of
- * those that sleep, who asks rpc_listen(). `watched` belongs to the set.
+ * A sleep on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one sleeping
+ * thread, which calls rpc_listen(). `watched` belongs to the set.
  */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data)
 {
@@ -204,9 +204,9 @@ static int ask_take(int64_t now, int64_t deadline)
 }
 
 /*
- * shim_lock held. How long an answer is waited for. Who names a protocol has nothing to go on with, so a busy machine must
- * not look as if there were no provider. A connect() has a time of its own: it may be one that does not block. A provider
- * that has been waited for in vain gets no more time than others before it says something.
+ * shim_lock held. How long to wait for an answer. A socket that names a protocol cannot go on without one, so a busy machine
+ * must not look like a missing provider. A connect() has a time of its own, as it may not block. A provider that was waited
+ * for in vain gets the usual time until it says something.
  */
 static int64_t patience(const struct rpc_msg *record)
 {
@@ -216,8 +216,8 @@ static int64_t patience(const struct rpc_msg *record)
 }
 
 /*
- * The wait holds no lock, and takes in whatever comes meanwhile. Signal handlers run during it, and may ask, too; the calls
- * that ask cannot be interrupted in the kernel either, so it goes on after them.
+ * The wait holds no lock, and receives whatever comes meanwhile. Signal handlers run during it, and may ask as well. It goes
+ * on after them: the calls that ask cannot be interrupted in the kernel either.
  */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer)
 {
@@ -333,7 +333,7 @@ void conn_set_addresses(struct conn *conn, int fd)
 
 /* ---- offers ---- */
 
-/* Has it been used enough, and does nothing speak against it that costs no system call to know? */
+/* Whether it has been used enough, and no reason against it is known without a system call. */
 static bool is_due(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
@@ -346,7 +346,7 @@ static bool is_due(struct conn *conn)
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
 	if (slot->role == ROLE_PASSIVE)
 		after /= 2;
-	if (unlikely(!after && conn->backoff)) /* even what is to be promoted at once asks more and more rarely */
+	if (unlikely(!after && conn->backoff)) /* even a connection that is promoted at once asks more and more rarely */
 		after = 1;
 	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
 		return false;

@@ -1,14 +1,14 @@
 /*
- * shim_sdp_connect.c - connections that begin with an offload protocol, and what their ends are called.
+ * shim_sdp_connect.c - connections that begin with an offload protocol, and the true addresses of their ends.
  *
- * The descriptor is TCP's socket, as ever. Before it connects the provider is asked, which opens the connection with the
- * other host and says where, on this host, it takes the socket in. If it knows nothing yet and the program insists, that is
- * a place that drops what comes: so the kernel goes on trying, and the socket is as one that connects, in every call, until
- * the provider opens the place or resets. How long the call itself waits is bounded, and short where it must not block.
+ * The descriptor is TCP's socket, as ever. Before it connects, the provider is asked: it opens the connection with the other
+ * host, and names a place on this host where it accepts the socket. If it has no verdict yet and the program insists on the
+ * protocol, that place drops SYNs: the kernel goes on trying, and every call sees a socket that connects, until the provider
+ * opens the place or resets. The wait of the call itself is bounded, and short if it must not block.
  *
- * The kernel tells of such a connection, and of one that the provider has brought to a listener, that its other end is at
- * 127.83.68.80, or, with IPv6, at its own address. Whoever sees that asks the provider by showing the socket, and tells the
- * true addresses. Nothing is kept here, so it is the same after fork(), exec(), and for who was passed the socket.
+ * For such a connection, and for one that the provider has brought to a listener, the kernel names 127.83.68.80 as the other
+ * end or, with IPv6, its own address. A call that sees this shows the socket to the provider, and reports the true addresses.
+ * Nothing is kept here, so it is the same after fork(), exec(), and in a process that was passed the socket.
  */
 #include "shim.h"
 #include "shim_address.h"
@@ -25,7 +25,7 @@
 
 /* ---- names ---- */
 
-/* As the kernel would have told it, had it known. */
+/* Copies the address out as the kernel does. */
 static void tell(struct sockaddr *address, socklen_t room, const struct sockaddr_storage *name)
 {
 	socklen_t len = name->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
@@ -33,13 +33,13 @@ static void tell(struct sockaddr *address, socklen_t room, const struct sockaddr
 	memcpy(address, name, room < len ? room : len);
 }
 
-/* A look at what the kernel has told, that spares most sockets all else. */
+/* A quick look at the kernel's address, which spares most sockets the rest. */
 static bool worth_a_look(const struct sockaddr *address, socklen_t room, bool own)
 {
 	uint8_t addr[16];
 	uint16_t port;
 
-	if (room < sizeof(struct sockaddr_in)) /* cut short: who knows */
+	if (room < sizeof(struct sockaddr_in)) /* cut short: perhaps */
 		return room >= sizeof(sa_family_t) && (address->sa_family == AF_INET || address->sa_family == AF_INET6);
 	if (address->sa_family == AF_INET6 && room < sizeof(struct sockaddr_in6))
 		return true;
@@ -105,13 +105,13 @@ static bool begins(const struct conn *conn, int fd)
 		return true;
 	if (!option_get(fd, IPPROTO_TCP, TCP_INFO, &state, sizeof(state)) || state != TCP_CLOSE)
 		return false;
-	/* An attempt that has failed, of which the kernel has not told yet by connect(), has still the address it was made from. */
+	/* A failed attempt that connect() has not reported yet still has its local address. */
 	return real.getsockname(fd, (struct sockaddr *)&local, &local_len) == 0 &&
 	       address_split((struct sockaddr *)&local, local_len, addr, &port) &&
 	       (!address_near(addr) || address_unspecified(addr));
 }
 
-/* Bound to one interface, from where this host's provider is not reached; or connecting with the first data only. */
+/* Bound to an interface from which the provider cannot be reached, or connecting with the first data only. */
 static bool unfit(int fd)
 {
 	char interface[16] = "";
@@ -122,7 +122,7 @@ static bool unfit(int fd)
 	       (option_get(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &fast_open, sizeof(fast_open)) && fast_open);
 }
 
-/* A port before it connects, so that both hosts know the connection by the same. */
+/* Binds a port before the connect, so that both hosts know the connection by the same one. */
 static bool bind_first(int fd, struct rpc_msg *record)
 {
 	struct sockaddr_storage local;
@@ -155,7 +155,7 @@ static uint32_t wait_ms(int fd, struct sdp_connect *attempt)
 		attempt->timeout_ns = limit.tv_sec * 1000000000ll + limit.tv_usec * 1000;
 	if (!attempt->timeout_ns)
 		return SDP_CONNECT_WAIT_MS;
-	int64_t ms = attempt->timeout_ns / (attempt->insists ? 1000000 : 2000000); /* TCP is to have time as well */
+	int64_t ms = attempt->timeout_ns / (attempt->insists ? 1000000 : 2000000); /* TCP needs time as well */
 	return ms < SDP_CONNECT_WAIT_MS ? (uint32_t)ms : SDP_CONNECT_WAIT_MS;
 }
 
@@ -205,7 +205,7 @@ int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attem
 	struct timeval limit;
 	bool limited = attempt->timeout_ns && option_get(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 
-	if (limited) { /* what the question has left of it */
+	if (limited) { /* the question has used a part of it */
 		int64_t left = attempt->timeout_ns - (now_ns() - attempt->asked_ns);
 		if (left < FIRST_WAIT_NS)
 			left = FIRST_WAIT_NS;

@@ -8,7 +8,7 @@ bool reserved_by_self(const struct conn *conn)
 	return atomic_load(&conn->slot->tx_reserver) == ((uint64_t)shim_pid << 32 | self.tid);
 }
 
-/* tx_lock held. STEP_DONE: what comes next goes by ring, and there is *room. Inline: it is half of each send. */
+/* tx_lock held. STEP_DONE: the next bytes go by ring, and there is *room. Inline: it is half of each send. */
 static inline __attribute__((always_inline)) enum step tx_room(struct conn *conn, int fd, size_t wanted, size_t *room)
 {
 	struct conn_slot *slot = conn->slot;
@@ -21,7 +21,7 @@ again:
 	if (unlikely(tx_is(slot, TX_RESEND)) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
 		return STEP_EMPTY;
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
-		/* Its FIN may be of somebody without a shim, to whom it has passed the socket on: what it recalled goes first. */
+		/* The FIN may be from a process without a shim that was passed the socket: recalled bytes go first. */
 		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_tcp_requested(conn)) {
 			tx_honour(conn, fd);
 			goto again;
@@ -122,7 +122,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 	return STEP_DONE;
 }
 
-/* Sends what the call still has by TCP. What has gone by ring is of the same call: one that blocks is not short of that. */
+/* Sends the rest of the call by TCP. Bytes that went by ring count for the same call, so a blocking one is not cut short. */
 static enum turn native_send(struct call *call)
 {
 	struct conn *conn = call->conn;

@@ -23,7 +23,7 @@ struct set *set_get(int epfd)
 	return file && file->kind == FILE_SET ? (struct set *)file : NULL;
 }
 
-/* The set behind a number, not to be used for another one before set_release(), though the number may be closed. */
+/* The set behind a number: it is not reused before set_release(), even if the number is closed. */
 struct set *set_hold(int epfd)
 {
 	struct set *set = set_get(epfd);
@@ -91,7 +91,7 @@ int set_created(int epfd)
 		set = calloc(1, sizeof(*set));
 		if (!set)
 			return epfd; /* untracked: connections added to it are pinned */
-		set->file.kind = FILE_SET; /* for ever: a thread that comes late may look at it while it is given out anew */
+		set->file.kind = FILE_SET; /* never changes: a late thread may look at it while the set is reused */
 	}
 	set->epfd = epfd;
 	set->owner_pid = shim_pid;
@@ -106,7 +106,7 @@ int set_created(int epfd)
 	return epfd;
 }
 
-/* Whether an entry that the kernel's set has already carries data which would be taken for ours. */
+/* Whether an entry that is already in the kernel's set carries data that would be taken for ours. */
 static bool secret_taken(int epfd, uint64_t secret)
 {
 	char path[40], line[256];
@@ -124,8 +124,8 @@ static bool secret_taken(int epfd, uint64_t secret)
 }
 
 /*
- * Tracks a set that was made where we could not see it. The caller answers for it that no thread waits in it, as that one
- * would see events of ours, and that it is in no other set. What it holds already stays the kernel's.
+ * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
+ * see our events), and that it is in no other set. Its present entries stay the kernel's.
  */
 int set_adopt(int epfd)
 {
@@ -155,14 +155,14 @@ static uint32_t kernel_events(const struct member *member)
 
 	if (member->disabled || member->away)
 		return EPOLLONESHOT; /* not even HUP, again and again */
-	bool withheld = conn_end_withheld(member->conn); /* the kernel would tell it for as long, and nobody could be told */
+	bool withheld = conn_end_withheld(member->conn); /* the kernel would report it again and again, to no use */
 	if (withheld)
 		events &= ~(uint32_t)EPOLLRDHUP;
 	if (conn_fin_waits(member->conn, member->fd))
 		events &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
 	if (tx_is(slot, TX_RESEND))
 		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
-	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+	/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
 	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
 		events |= EPOLLRDHUP;
 	if (tx_by_ring(slot))
@@ -177,7 +177,7 @@ uint32_t member_name(const struct member *member)
 	return (uint32_t)member->age << INDEX_BITS | member->index;
 }
 
-/* Nobody else has had the kernel's set: what we have put there is there. */
+/* No other process has had the kernel's set: it holds what we have put there. */
 static bool set_private(const struct set *set)
 {
 	return set->forks == word_load(fork_count);
@@ -190,8 +190,8 @@ int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event)
 }
 
 /*
- * Whether the kernel's entry, which has just told `bits`, has to be changed. More than is wanted may stand there until it is
- * told: programs change their mind more often than the kernel has something to say of who talks by ring.
+ * Whether the kernel's entry, which has just reported `bits`, has to be changed. It may hold more than is wanted until that is
+ * reported: programs change their interest more often than the kernel has events of a connection on the ring.
  */
 bool kernel_differs(const struct member *member, uint32_t bits)
 {
@@ -220,9 +220,9 @@ int kernel_set(struct member *member, int op)
 }
 
 /*
- * The entry of a member whose connection is not managed, as the program gave it. But a one-shot entry that has fired must
- * not be armed by member_manage(), and only who translates its event knows that it has: it carries our data from the start.
- * Each arming has a name of its own, so that an event of the last one, still on its way, does not count for this one.
+ * The entry of a member whose connection is not managed, as the program gave it. But member_manage() must not arm a one-shot
+ * entry that has fired, and only translate() knows that it has: so such an entry carries our data from the start. Each arming
+ * has a name of its own, so that a late event of the last one does not count for this one.
  */
 int kernel_plain(struct member *member, int op)
 {
@@ -374,7 +374,7 @@ void member_free(struct member *member)
 	free(member);
 }
 
-/* A managed member as the program wants it from now on: what is true of it is told anew. */
+/* A managed member as the program wants it from now on: whatever is true is reported anew. */
 int member_change(struct member *member, const struct epoll_event *event)
 {
 	member->events = event->events;
@@ -382,7 +382,7 @@ int member_change(struct member *member, const struct epoll_event *event)
 	member->disabled = false;
 	member->armed = member->out_armed = true;
 	member->reported = 0;
-	/* of an edge the kernel tells anew what is true */
+	/* a MOD makes the kernel report an edge anew */
 	bool as_it_is = member->known && set_private(member->set) && conn_switched(member->conn) &&
 	                !(member->events & EPOLLET) && !kernel_differs(member, 0);
 	int result = as_it_is ? 0 : kernel_set(member, EPOLL_CTL_MOD);
@@ -394,9 +394,9 @@ int member_change(struct member *member, const struct epoll_event *event)
 /*
  * ---- members that are away ----
  *
- * Some programs take a registration out with one call and put it back with another, several times a request. While all
- * its bytes go by ring the kernel's entry has nothing to tell, so it stays: nothing is reported of who is away, what the
- * kernel tells once silences it, and a thread that is about to sleep takes it out for good. False: not this one.
+ * Some programs take a registration out with one call and put it back with another, several times a request. While all its
+ * bytes go by ring the kernel has no events of it, so its entry stays: a member that is away reports nothing, the first event
+ * of the kernel's silences it, and a thread that is about to sleep takes it out for good. False: not this one.
  */
 bool member_leave(struct member *member)
 {
@@ -436,7 +436,7 @@ static void sweep(struct set *set)
 	set_unlock(set);
 }
 
-/* Their doorbells would be heard here, though they may be in another set by now. */
+/* Takes members that are away out for good: their doorbells would wake this set, though they may be in another by now. */
 void set_sweep(struct set *set)
 {
 	if (likely(!set->away_len))
@@ -448,7 +448,7 @@ void set_sweep(struct set *set)
 
 /* ---- what connections tell their sets ---- */
 
-/* set lock held. Threads that sleep in the set do not know of a change: one of them looks, and wakes the next. */
+/* set lock held. Threads asleep in the set do not know of a change: wakes one, which looks and wakes the next. */
 void wake_set(struct set *set)
 {
 	full_fence();
@@ -501,7 +501,7 @@ void set_conn_switched(struct conn *conn)
 	members_arm(conn, false, true);
 }
 
-/* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
+/* Room is an edge from now on or, with `all`, whatever is true: then a waiting thread is woken at once. */
 void set_conn_arm(struct conn *conn, bool all)
 {
 	members_arm(conn, all, all);
@@ -620,7 +620,7 @@ void set_dup(int from, int to)
 	shim_lock_drop();
 }
 
-/* What is away is away for the child, too, and from now on the kernel may have what we have not put there. */
+/* Members that are away are taken out before the child has them, too; and the child may change the kernel's set. */
 void sets_before_fork(void)
 {
 	fork_count++;

@@ -23,11 +23,11 @@ struct member {
 	bool hot;          /* in set->hot */
 	bool hinted;       /* its peer names it when there is news */
 	bool disabled;     /* one-shot has fired */
-	bool away;         /* taken out by the program, not yet of the kernel's set; see member_leave() */
+	bool away;         /* taken out by the program, but not yet out of the kernel's set; see member_leave() */
 	bool rx_ring;      /* receiving was by ring when it was last looked at */
 	bool by_tcp;       /* a direction was on TCP then */
-	uint32_t in_kernel; /* events of the kernel's entry, which may be more than are wanted */
-	bool known;         /* it has them: nothing has failed, and nobody else has changed it */
+	uint32_t in_kernel; /* events of the kernel's entry; may be more than are wanted */
+	bool known;         /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
 	bool out_armed;    /* edge: room is news */
 	uint32_t at;       /* in set->managed */
@@ -59,13 +59,13 @@ struct set {
 	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the doorbells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
 	uint32_t owner_pid;        /* a forked child shares the kernel's set and takes nothing out of it */
-	_Atomic uint32_t user_pid; /* who has used it last; a child that has not does not change it */
+	_Atomic uint32_t user_pid; /* who has used it last: a child that has not used it does not change it */
 	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
-	uint32_t forks;    /* as fork_count was: who was forked since may change what the kernel has */
+	uint32_t forks;    /* fork_count of then: processes forked since may change what the kernel has */
 	uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
 	_Atomic uint32_t members_len, members_live;

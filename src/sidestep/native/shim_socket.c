@@ -97,8 +97,8 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
 }
 
 /*
- * The kernel's socket has forgotten its peer and begins anew; the channel with that peer would serve the next one's bytes.
- * What is in a set keeps its registration there, and stays with it.
+ * The kernel's socket has forgotten its peer, whose channel must not carry the next peer's bytes: the numbers start over. In a
+ * set the connection has a registration, and stays as it is.
  */
 static void start_over(struct conn *conn, struct explicit *explicit)
 {
@@ -134,7 +134,7 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 			int result = sdp_connect_start(conn, fd, &attempt);
 			if (result == 0 || attempt.insists || errno == EINPROGRESS || errno == EINTR)
 				return result;
-			/* the provider has lost it in this very moment: TCP then, as with any other failure */
+			/* the provider has lost it in this very moment: then TCP, as with any other failure */
 		}
 	}
 	if (likely(!conn) || !address || len < sizeof(sa_family_t))

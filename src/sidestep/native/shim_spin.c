@@ -6,8 +6,8 @@
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */
-#define SHARED_NS 20000           /* the same of a CPU that was offered to others: no more than a sleep and its wake-up cost */
-#define REST_FACTOR 64            /* as many times what was lost goes by without a spin */
+#define SHARED_NS 20000           /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
+#define REST_FACTOR 64            /* a loss is followed by so many times its length without a spin */
 #define NOBODY_NS 1000            /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000            /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
@@ -66,11 +66,11 @@ static void spread(uint32_t cpu)
 /*
  * ---- one wait's spin ----
  *
- * Where the peer can run beside us it is a loop over what it writes. Else the CPU is offered to others between two looks:
- * who has it to himself soon has it back, and looks on without asking. What that costs is measured: a thread whose CPU
- * was away for longer than a sleep and its wake-up take would have been better off asleep, so nobody in the process spins
- * again before so much time has passed that what was lost is next to nothing. No count of threads says as much: neither
- * who shares a CPU by its mask, nor a quota, nor a host under this one.
+ * If the peer can run beside us, a spin is a loop over the words that it writes. Else the CPU is offered to other threads
+ * between two looks: if nobody wants it, it is back soon, and the loop goes on without offers for a while. The cost is
+ * measured: a thread that lost its CPU for longer than a sleep and a wake-up take should have slept, so no thread of the
+ * process spins again until the loss is small against the time that has passed. No count of threads tells this: CPU masks,
+ * quotas and a host under this one are not in it.
  */
 static _Atomic int64_t rests_until;
 
@@ -99,7 +99,7 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	uint32_t cpu = cpu_now();
 	int64_t before = spin->now;
 
-	if (unlikely(spin->away)) /* and it was not the peer who made something of it */
+	if (unlikely(spin->away)) /* and the peer has not used the time */
 		return spin_lost(spin, spin->away);
 	if (!spin->shares) {
 		for (int i = 0; i < 8; i++)
@@ -126,9 +126,9 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 /*
  * ---- waiting on TCP ----
  *
- * Between two ends on one host the kernel's wake-up costs more than what it waits for: an idle CPU has to be interrupted.
- * So a blocking call of a connection that is not promoted, or of a listener, asks a few times before it sleeps; how long
- * that paid lately decides, for each thread. Only tracked connections, whose peers are near, come here.
+ * Between two ends on one host the kernel's wake-up costs more than the wait itself: an idle CPU has to be interrupted. So a
+ * blocking call of a native connection, or of a listener, asks a few times before it sleeps. How long depends on what paid
+ * lately for this thread. Only tracked connections, whose peers are near, come here.
  */
 #define NATIVE_SPIN_NS 30000
 
@@ -152,7 +152,7 @@ static void native_learn(struct native_spin *native, int64_t waited_ns)
 {
 	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
 
-	/* a wait that a sleep made long by its wake-up alone still counts as short */
+	/* a wait counts as short even if the wake-up from its sleep made it long */
 	if (waited_ns < 4 * (int64_t)most)
 		native->budget = most;
 	else if (native->budget > most / 16)

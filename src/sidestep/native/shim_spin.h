@@ -7,7 +7,7 @@
 struct spin {
 	int64_t now, end;
 	int64_t alone_until; /* nobody else wanted this CPU */
-	int64_t away;        /* for so long somebody else had it just now */
+	int64_t away;        /* how long another thread had the CPU just now */
 	bool crowded;        /* there are more runnable threads than CPUs */
 	bool shares;         /* the next spin_on() offers the CPU: one look is enough before it */
 };

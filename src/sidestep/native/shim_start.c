@@ -32,7 +32,7 @@ __attribute__((constructor(101))) static void shim_init(void)
 	if (table == MAP_FAILED)
 		return; /* fd_table_len stays 0: every call goes straight to the C library */
 	fd_table = table;
-	/* With more rights than who started us: the environment and what comes with it are a stranger's, and we stay out. */
+	/* With more rights than the user who started us, the environment is a stranger's, and we stay out. */
 	const char *off = getenv("SIDESTEP_DISABLE");
 	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
 		return;

@@ -17,7 +17,7 @@
 
 #include <sys/ioctl.h>
 
-#define RETRY_AFTER_NS 1000000000ll /* who left the ring of its own accord goes there again after this */
+#define RETRY_AFTER_NS 1000000000ll /* a direction that left the ring of its own accord may return after this */
 
 static void waits_for(struct conn_slot *slot, enum reason_code reason)
 {
@@ -25,17 +25,17 @@ static void waits_for(struct conn_slot *slot, enum reason_code reason)
 		word_store(slot->reason, reason);
 }
 
-/* Whether we may be sent to by ring, as far as we and the peer are concerned. */
+/* Whether neither we nor the peer have a reason against our receiving by ring. */
 static bool rx_willing(const struct conn *conn)
 {
 	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
-		return false; /* what the provider hands on is of one round */
+		return false; /* the provider passes on the words of one round only */
 	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
 	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
 	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;
 }
 
-/* rx_lock held. Whether no thread of ours sits in the kernel's calls, and all bytes from there are counted. */
+/* rx_lock held. Whether no thread of ours is in a kernel read, and the kernel's count of bytes is ours. */
 static enum rx_event_code rx_settled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -74,21 +74,21 @@ static void rx_open(struct conn *conn, int fd)
 		return;
 	waits_for(slot, REASON_WAITING_FOR_PEER);
 	word_store(slot->rx_round, ++round);
-	/* What we asked for in the last round is done; who sees rx_ready sees that. */
+	/* Our requests of the last round are fulfilled; a peer that sees rx_ready sees this, too. */
 	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
 	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
 	full_fence();
 	doorbell_ring(conn);
 }
 
-/* rx_lock held. Declares rx_ready if that can be. True: TCP and the segment are watched, both. */
+/* rx_lock held. Declares rx_ready if possible. True: both TCP and the segment are watched. */
 bool rx_consent(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	if (rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING))
 		rx_move(slot, RX_ON_UNSETTLED); /* a process of ours was killed in there */
-	/* in this order: a round that ended without having begun was never switched to */
+	/* in this order: the peer never switches to a round that has ended before it began */
 	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
 		rx_move(slot, RX_ON_UNUSED);
 	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
@@ -103,7 +103,7 @@ static bool tx_invited(const struct conn *conn)
 	       word_load(conn->slot->tx_round) + 1;
 }
 
-/* Who left the ring of its own accord may go there again when its time has come. */
+/* A direction that left the ring of its own accord has to wait until it may return. */
 static bool tx_waits(struct conn_slot *slot)
 {
 	uint64_t retry = word_load(slot->tx_retry_ns);
@@ -178,12 +178,12 @@ int rx_follow(struct conn *conn, int fd)
 		return 0;
 	}
 	word_store(slot->rx_switch_offset, offset);
-	/* How the stream ends was the kernel's to tell; conn_probe() finds out anew. Another thread may just be setting it. */
+	/* Until now the kernel told how the stream ends; conn_probe() finds out anew. Another thread may just be setting it. */
 	bool ended = atomic_fetch_and(&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
 	rx_move(slot, RX_ON_SWITCHED);
 	mark_promoted(conn);
 	if (ended)
-		conn_probe(conn, fd); /* what told of it was an edge, which may not come again */
+		conn_probe(conn, fd); /* its edge may not come again */
 	return 1;
 }
 
@@ -196,7 +196,7 @@ bool rx_back(struct conn *conn, int fd)
 	if (!conn_peer_back(conn))
 		return false;
 	if (channel_rx_avail(&conn->channel) > 0)
-		return false; /* sent before it went back: first this */
+		return false; /* these bytes come first */
 	if (word_load(remote->tx_back_at) != atomic_load(conn->channel.own.head)) {
 		conn_violation(conn, fd);
 		return false;
@@ -220,7 +220,7 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 	return rx_over(slot);
 }
 
-/* The next bytes are on one path and those after them on the other: no wait is for both together. */
+/* The next bytes are on one path and those after them on the other, so a wait cannot be for both together. */
 bool rx_divided(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
@@ -229,7 +229,7 @@ bool rx_divided(const struct conn *conn)
 }
 
 /*
- * Whether the ring's bytes stand behind those that TCP holds, `queued` of them, or among them: ahead of what the peer has sent
+ * Whether the ring's bytes come behind the `queued` bytes that TCP holds, or among them: before those that the peer has sent
  * since it went back.
  */
 bool rx_ring_among(const struct conn *conn, size_t queued)
@@ -241,9 +241,9 @@ bool rx_ring_among(const struct conn *conn, size_t queued)
 }
 
 /*
- * rx_lock held. Whether the stream goes on by the other path, with bytes there that the same call is to return. A short read
- * means that nothing is left: edge-triggered readers wait for the next edge then (epoll(7), "Questions and answers" 9), and
- * libuv takes it with HUP for the end of the stream.
+ * rx_lock held. Whether the stream goes on by the other path, with bytes that the same call has to return. A short read would
+ * mean that nothing is left: edge-triggered readers then wait for the next edge (epoll(7), "Questions and answers" 9), and
+ * libuv takes it together with HUP for the end of the stream.
  */
 bool rx_goes_on(struct conn *conn, int fd)
 {
@@ -259,7 +259,7 @@ bool rx_goes_on(struct conn *conn, int fd)
 	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
 }
 
-/* tx_lock held. The peer was first, and wants what it has not read by TCP. */
+/* tx_lock held. The peer decided first, and wants its unread bytes by TCP. */
 void tx_recalled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -276,8 +276,8 @@ void tx_recalled(struct conn *conn, int fd)
 }
 
 /*
- * tx_lock held. Ends the round of our sending direction, which goes back to TCP: after what the ring holds or, if that was
- * recalled, with it. A round that the peer has consented to and that has not begun ends unused.
+ * tx_lock held. Ends the round of our sending direction, which goes back to TCP: behind the ring's bytes or, if these were
+ * recalled, with them. A round that the peer has consented to and that has not begun ends unused.
  */
 void tx_back(struct conn *conn, int fd)
 {
@@ -337,7 +337,7 @@ bool tx_resend(struct conn *conn, int fd)
 	return true;
 }
 
-/* Our direction is back on TCP, and before a byte of it went there the peer has recalled what the ring holds. */
+/* Our direction has left the ring, and before its first byte went by TCP the peer has recalled the ring's bytes. */
 bool conn_recalled_since(const struct conn *conn)
 {
 	return tx_is(conn->slot, TX_LEFT) &&
@@ -345,8 +345,8 @@ bool conn_recalled_since(const struct conn *conn)
 }
 
 /*
- * Before bytes go by TCP, or the end: from then on the peer cannot recall what it has left in the ring. False: it has, and
- * that goes first.
+ * To be called before bytes, or the end, go by TCP: from then on the peer cannot recall its unread bytes. False: it has done
+ * so, and they go first.
  */
 bool tx_follows(struct conn *conn)
 {
@@ -355,8 +355,8 @@ bool tx_follows(struct conn *conn)
 }
 
 /*
- * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to, and could not as long as a
- * provider between had not told the peer: it rings when it has.
+ * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to go back ourselves, and have waited
+ * for a provider between to acknowledge our offset: it rings when it has.
  */
 bool conn_tcp_requested(const struct conn *conn)
 {
@@ -368,17 +368,17 @@ bool conn_tcp_requested(const struct conn *conn)
 		return tx_acked(conn);
 	if (tx_is(conn->slot, TX_RESEND))
 		return false;
-	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
+	/* Once more after rx_ready: with a consent to the next round the peer revokes its requests of the last. */
 	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
 }
 
-/* What the peer asks for has not been done yet. */
+/* Whether a request of the peer is still to be honoured. */
 bool tx_request_pending(const struct conn *conn)
 {
 	return conn_tcp_requested(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
 }
 
-/* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
+/* tx_lock held. Stops sending by ring, or sends the peer's unread bytes by TCP. */
 void tx_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -397,7 +397,7 @@ void tx_honour(struct conn *conn, int fd)
 		tx_resend(conn, fd);
 }
 
-/* Does what the peer asks for. True: sending moved, tell the sets. */
+/* Honours the peer's requests. True: the sending direction has moved, and the sets have to be told. */
 bool conn_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -416,8 +416,8 @@ bool conn_honour(struct conn *conn, int fd)
 }
 
 /*
- * The peer can be killed without a sign, and who has no room left then would wait for ever: our direction goes back to TCP,
- * where the kernel knows. True: it did now.
+ * The peer can be killed without a sign, and a sender without room would then wait for ever. So our direction goes back to TCP,
+ * where the kernel knows of the death. True: it has just done so.
  */
 bool leave_ring(struct conn *conn, int fd)
 {
