@@ -213,7 +213,7 @@ static PyObject *channel_readable(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(receiving_doc, "ring($self, /)\n--\n\n"
-                       "A read-only view of the memory from the receiving ring to the end of its spill, to register it; it says\n"
+                       "A read-only view of the memory from the receiving ring to the end of its spill, to register it. It says\n"
                        "nothing of what is in it.");
 
 static PyObject *channel_ring(PyObject *self, PyObject *Py_UNUSED(unused))

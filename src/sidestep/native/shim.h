@@ -34,10 +34,6 @@ struct file {
 	uint8_t kind;
 };
 
-struct explicit;
-struct remote_doorbell;
-struct member;
-
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
 #define WANT_STICKY (1u << 31)
 
@@ -373,6 +369,12 @@ static inline void doorbell_ring(struct conn *conn) /* the caller has made a ful
 
 	if (unlikely(word & 0xffff))
 		doorbell_ring_slow(conn, word >> 16);
+}
+/* After something has been published: the peer looks for it once more before it sleeps, or is woken. */
+static inline void peer_wake(struct conn *conn)
+{
+	full_fence(); /* between publishing and reading the doorbell */
+	doorbell_ring(conn);
 }
 int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
 void self_doorbells_clear(void);

@@ -53,9 +53,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	int segment = claimer ? fds[0] : conn->pending_segment_fd;
 	int fd = conn_fd(conn);
 	struct conn_slot *slot = conn->slot;
-	struct remote_doorbell *remote = NULL;
 	struct doorbell *local = conn->doorbell;
-
 	bool relayed = record->flags & ATTACH_RELAYED;
 
 	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local ||
@@ -64,8 +62,7 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 		refused(conn, !conn_alone(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;
 	}
-	int failed = 0;
-	int life = relayed ? fds[--fds_len] : -1;
+	int liveness_fd = relayed ? fds[--fds_len] : -1;
 	if (!claimer) {
 		/* no longer ours to hide: channel_map asks about it by the calls that hide our own */
 		file_put(segment, NULL);
@@ -73,14 +70,14 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 		fds[fds_len++] = segment; /* closed by the caller, with the others */
 	}
 	int *doorbell_fds = claimer ? fds + 1 : fds;
-	remote = remote_doorbell_get(record->doorbell_page_id, record->doorbell_index, doorbell_fds[0], doorbell_fds[1], life);
+	struct remote_doorbell *remote = remote_doorbell_get(record->doorbell_page_id, record->doorbell_index, doorbell_fds[0],
+	                                                     doorbell_fds[1], liveness_fd);
 	doorbell_fds[0] = doorbell_fds[1] = -1;
 	if (remote && relayed && remote->liveness_fd >= 0)
 		slot_set(slot, SLOT_RELAYED);
-	if (!remote || relayed != (remote->liveness_fd >= 0))
-		failed = -EPROTO;
-	else
-		failed = conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
+	int failed = !remote || relayed != (remote->liveness_fd >= 0)
+	                 ? -EPROTO
+	                 : conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
 	if (failed) {
 		shim_log("fd %d: attach failed: %d", fd, failed);
 		slot_clear(slot, SLOT_RELAYED);

@@ -54,8 +54,7 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
 		atomic_store(&conn->channel.local->shut_wr, 1);
 	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
-	full_fence();
-	doorbell_ring(conn);
+	peer_wake(conn);
 	shim_log("fd %d attached as side %d", fd, side);
 	return 0;
 }
@@ -87,8 +86,7 @@ void conn_drain_ring(struct conn *conn, int fd)
 	bool moved = conn->managed && tx_by_ring(slot) && tx_acked(conn);
 	if (moved) {
 		tx_back(conn, fd);
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 	}
 	slot_unlock(&slot->tx_lock);
 	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
@@ -172,8 +170,7 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
 			word_store(slot->reason, reason);
 		word_store(slot->state, STATE_PINNED);
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 		shim_log("fd %d: demoted (%d)", fd, (int)reason);
 	}
 	slot_unlock(&slot->tx_lock);
@@ -214,8 +211,7 @@ bool conn_promote(struct conn *conn, int fd)
 			word_store(slot->reason, REASON_WAITING_FOR_PEER);
 			mark_promoted(conn);
 		}
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 	} else if (!stays && was_demoted && state == STATE_PINNED) {
 		word_store(slot->state, STATE_NATIVE);
 		word_store(slot->reason, REASON_YOUNG);

@@ -9,21 +9,12 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/select.h>
 #include <sys/syscall.h>
-#include <sys/socket.h>
-#include <sys/types.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,8 +33,6 @@
 #else
 #define COPIES(function)
 #endif
-
-struct doorbell;
 
 #define DEFERRED_MAX 8 /* signals deferred by a critical section; one more is handled at once */
 

@@ -1,10 +1,8 @@
 /* shim_epoll.c - epoll_create, epoll_ctl, epoll_wait and their kin, for sets whose members may be promoted. */
 #include "shim_set.h"
 
-#define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
 #define TOLD_MAX 128 /* events taken from the kernel at a time */
 #define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
-#define NAP_NS 1000000
 
 EXPORT int epoll_create(int size)
 {

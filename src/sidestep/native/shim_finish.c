@@ -61,6 +61,5 @@ void announce_close(struct conn *conn, int fd)
 		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 	conn_end_sending(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
-	full_fence();
-	doorbell_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+	peer_wake(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }

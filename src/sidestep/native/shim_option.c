@@ -19,14 +19,10 @@ static bool stamps(int option)
 static _Atomic bool heritage;
 static const struct {
 	int level, name;
-} heritable[] = {{SOL_SOCKET, SO_RCVLOWAT},
-                 {SOL_SOCKET, SO_TIMESTAMP},
-                 {SOL_SOCKET, SO_TIMESTAMPNS},
-                 {SOL_SOCKET, SO_TIMESTAMPING},
-                 {SOL_SOCKET, SO_OOBINLINE},
-                 {SOL_SOCKET, SO_PEEK_OFF},
-                 {SOL_SOCKET, SO_ZEROCOPY},
-                 {IPPROTO_TCP, TCP_INQ}};
+} heritable[] = {
+	{SOL_SOCKET, SO_RCVLOWAT}, {SOL_SOCKET, SO_TIMESTAMP}, {SOL_SOCKET, SO_TIMESTAMPNS}, {SOL_SOCKET, SO_TIMESTAMPING},
+	{SOL_SOCKET, SO_OOBINLINE}, {SOL_SOCKET, SO_PEEK_OFF}, {SOL_SOCKET, SO_ZEROCOPY}, {IPPROTO_TCP, TCP_INQ},
+};
 
 static void note_heritable(int level, int name)
 {

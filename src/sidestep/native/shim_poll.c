@@ -1,9 +1,7 @@
 /* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
 #include "shim_spin.h"
 
-#define LOOK_EVERY_NS 20000
 #define DOORBELLS_MAX 32
-#define NAP_NS 1000000
 #define SMALL 64 /* descriptors a call handles without allocating */
 
 extern void __chk_fail(void) __attribute__((noreturn));

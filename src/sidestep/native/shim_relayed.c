@@ -56,8 +56,7 @@ bool relay_ended(struct conn *conn)
 
 	slot_set(conn->slot, SLOT_NATIVE_FIN);
 	if (~atomic_fetch_or(&conn->channel.local->fin_seen, seen) & seen) {
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 	}
 	return atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 }

@@ -79,8 +79,7 @@ static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last
 	while (len > PUBLISH_CHUNK) {
 		channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
 		channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 		from += PUBLISH_CHUNK;
 		len -= PUBLISH_CHUNK;
 	}
@@ -206,8 +205,7 @@ static inline enum turn send_turn(struct call *call)
 		step = tx_step(call, &moved);
 		moved_over = on_ring != tx_by_ring(slot);
 		if (likely(step == STEP_DONE)) {
-			full_fence(); /* between publishing tail and reading the doorbell */
-			doorbell_ring(conn);
+			peer_wake(conn);
 		}
 	}
 	int error = errno;

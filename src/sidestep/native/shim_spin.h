@@ -4,6 +4,9 @@
 
 #include "shim.h"
 
+#define LOOK_EVERY_NS 20000 /* the kernel's events are asked for at least this often while rings are busy */
+#define NAP_NS 1000000      /* a sleep that cannot hear all of its doorbells */
+
 struct spin {
 	int64_t now, end;
 	int64_t alone_until; /* nobody else wanted this CPU */

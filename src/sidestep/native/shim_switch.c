@@ -77,8 +77,7 @@ static void rx_open(struct conn *conn, int fd)
 	/* Our requests of the last round are fulfilled; a peer that sees rx_ready sees this, too. */
 	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
 	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
-	full_fence();
-	doorbell_ring(conn);
+	peer_wake(conn);
 }
 
 /* rx_lock held. Declares rx_ready if possible. True: both TCP and the segment are watched. */
@@ -155,8 +154,7 @@ bool tx_switch(struct conn *conn, int fd)
 		return false;
 	}
 	mark_promoted(conn);
-	full_fence();
-	doorbell_ring(conn);
+	peer_wake(conn);
 	shim_log("fd %d: sends by ring from byte %llu, round %u", fd, (unsigned long long)slot->tx_switch_offset, round);
 	return true;
 }
@@ -388,8 +386,7 @@ void tx_honour(struct conn *conn, int fd)
 		if (!slot_has(slot, SLOT_STAYS | SLOT_RESET))
 			word_store(slot->reason, REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 	}
 	if (conn_recalled_since(conn))
 		tx_recalled(conn, fd);
@@ -434,8 +431,7 @@ bool leave_ring(struct conn *conn, int fd)
 		bool heard = !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT);
 		word_store(slot->tx_retry_ns, heard ? (uint64_t)(now_ns() + RETRY_AFTER_NS) : RETRY_NEVER);
 		word_store(slot->reason, REASON_UNHEARD);
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 		conn_wake_own(conn);
 		shim_log("fd %d: the peer's end would not be heard; ours goes on by TCP", fd);
 	}
@@ -475,8 +471,7 @@ void conn_refuse(struct conn *conn)
 	slot_lock(&conn->slot->rx_lock); /* or a consent that is being given would take it back */
 	if (conn->managed) {
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
-		full_fence();
-		doorbell_ring(conn);
+		peer_wake(conn);
 	}
 	slot_unlock(&conn->slot->rx_lock);
 }

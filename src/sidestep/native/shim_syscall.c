@@ -144,7 +144,6 @@ static int uring_made(int result)
 }
 
 #define URING(name, params, args) \
-	EXPORT int name params; \
 	EXPORT int name params \
 	{ \
 		int(*found) params = (int(*) params)uring_find(#name); \

@@ -172,8 +172,7 @@ EXPORT int sidestep_commit(int fd, const struct sidestep_piece *piece, size_t le
 		channel_tx_publish(&conn->channel, len);
 		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
 		word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
-		full_fence(); /* between publishing tail and reading the doorbell */
-		doorbell_ring(conn);
+		peer_wake(conn);
 		unreserve(conn);
 		done = true;
 	}
