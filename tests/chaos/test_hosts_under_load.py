@@ -194,7 +194,7 @@ def rdma_is_cut_and_no_answer_arrives(world: World) -> None:
 
 
 def rdma_is_cut_and_no_question_arrives(world: World) -> None:
-    _cut_and_lose(world, Role.REQUEST, world.dice.choice([Purpose.SETTLE, Purpose.SETTLED]))
+    _cut_and_lose(world, Role.REQUEST, world.dice.choice([Purpose.RESYNC, Purpose.RESYNCED]))
 
 
 def _cut_and_lose(world: World, role: Role, purpose: Purpose) -> None:

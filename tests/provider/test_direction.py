@@ -27,7 +27,7 @@ from sidestep.provider.carry.direction import (
     RecallEvent,
     moved,
 )
-from sidestep.switch.link import Say
+from sidestep.switch.link import Control
 
 Moves = Mapping[tuple[Any, Any], Enum]
 
@@ -96,19 +96,19 @@ class Played:
 Step = Callable[[Played], object]
 
 
-def hears(word: Say, count: int = 0) -> Step:
-    return lambda one: one.stranger.say(word, count)
+def hears(word: Control, count: int = 0) -> Step:
+    return lambda one: one.stranger.send_control(word, count)
 
 
 def says(**words: int) -> Step:
-    return lambda one: one.app.say(**words)
+    return lambda one: one.app.send_control(**words)
 
 
-MET = (hears(Say.ATTACHED, RINGS),)
-INVITED = (*MET, hears(Say.READY))
+MET = (hears(Control.ATTACHED, RINGS),)
+INVITED = (*MET, hears(Control.READY))
 BY_RING = (*INVITED, says(tx_switch_offset=7, tx_switched=1))
 CONSENTED = (*MET, says(rx_ready=1))
-COME = (*CONSENTED, hears(Say.SWITCHED, 7))
+COME = (*CONSENTED, hears(Control.SWITCHED, 7))
 WANTED = (*COME, lambda one: recall(one.app))
 LEFT = (*COME, lambda one: one.far.leave())
 
@@ -119,38 +119,38 @@ REACHED: dict[Enum, tuple[Step, ...]] = {
     Out.INVITED: INVITED,
     Out.RING: BY_RING,
     Out.BACK: (*BY_RING, lambda one: go_back(one.app)),
-    Out.RECALLED: (*BY_RING, hears(Say.RECALL)),
+    Out.RECALLED: (*BY_RING, hears(Control.RECALL)),
     In.ATTACHED: (),
     In.TCP: MET,
     In.CONSENTED: CONSENTED,
     In.RING: COME,
-    In.BACK: (*COME, hears(Say.BACK)),
+    In.BACK: (*COME, hears(Control.BACK)),
     Recall.NOT: COME,
     Recall.OURS: LEFT,
-    Recall.TAKEN: (*LEFT, hears(Say.RESENDS)),
+    Recall.TAKEN: (*LEFT, hears(Control.RESENDS)),
     Recall.WANTED: WANTED,
-    Recall.GRANTED: (*WANTED, hears(Say.RESENDS)),
+    Recall.GRANTED: (*WANTED, hears(Control.RESENDS)),
     Ending.OPEN: MET,
-    Ending.SHUT: (*MET, hears(Say.SHUT)),
-    Ending.CLOSED: (*MET, hears(Say.CLOSED)),
-    Ending.SHUT_CLOSED: (*MET, hears(Say.SHUT), hears(Say.CLOSED)),
-    Ending.ENDED: (*MET, hears(Say.CLOSED), hears(Say.ENDED)),
+    Ending.SHUT: (*MET, hears(Control.SHUT)),
+    Ending.CLOSED: (*MET, hears(Control.CLOSED)),
+    Ending.SHUT_CLOSED: (*MET, hears(Control.SHUT), hears(Control.CLOSED)),
+    Ending.ENDED: (*MET, hears(Control.CLOSED), hears(Control.ENDED)),
     Leaving.STAYS: COME,
     Leaving.LEADS: LEFT,
-    Leaving.FOLLOWS: (*COME, hears(Say.LEAVE)),
+    Leaving.FOLLOWS: (*COME, hears(Control.LEAVE)),
 }
 HAPPENS: dict[Enum, Step] = {
-    OutEvent.INVITED: hears(Say.READY),
-    OutEvent.RECALLED: hears(Say.RECALL),
-    InEvent.SWITCHED: hears(Say.SWITCHED, 7),
-    InEvent.BACK: hears(Say.BACK),
-    RecallEvent.RESENDS: hears(Say.RESENDS),
-    EndEvent.SHUT: hears(Say.SHUT),
-    EndEvent.CLOSED: hears(Say.CLOSED),
-    EndEvent.ENDED: hears(Say.ENDED),
-    LeaveEvent.TOLD: hears(Say.LEAVE),
+    OutEvent.INVITED: hears(Control.READY),
+    OutEvent.RECALLED: hears(Control.RECALL),
+    InEvent.SWITCHED: hears(Control.SWITCHED, 7),
+    InEvent.BACK: hears(Control.BACK),
+    RecallEvent.RESENDS: hears(Control.RESENDS),
+    EndEvent.SHUT: hears(Control.SHUT),
+    EndEvent.CLOSED: hears(Control.CLOSED),
+    EndEvent.ENDED: hears(Control.ENDED),
+    LeaveEvent.TOLD: hears(Control.LEAVE),
 }
-FIELD: dict[type[Enum], str] = {Out: "out", In: "into", Recall: "recall", Ending: "far_ending", Leaving: "leaving"}
+FIELD: dict[type[Enum], str] = {Out: "out", In: "into", Recall: "recall", Ending: "peer_ending", Leaving: "leaving"}
 PAIRS = [
     pytest.param(state, event, moves.get((state, event)), id=f"{name} {state.name} {event.name}")
     for name, (states, events, moves) in MACHINES.items()
@@ -183,16 +183,16 @@ def test_only_what_our_own_application_does_is_not_tried() -> None:
 
 def test_bytes_that_nobody_recalled_are_not_said_to_come_again(world: World) -> None:
     one = Played(world)
-    one.do(*COME, hears(Say.RESENDS), lambda each: each.stranger.say(Say.DATA, 4, b"here"))
+    one.do(*COME, hears(Control.RESENDS), lambda each: each.stranger.send_control(Control.DATA, 4, b"here"))
     assert (one.app.receive(), one.app.word("tx_back")) == (b"here", 0)
 
 
 @pytest.mark.parametrize(
     ("steps", "failed"),
     [
-        ((lambda one: go_back(one.app), hears(Say.RECALL), hears(Say.ARRIVED)), False),
-        ((lambda one: go_back(one.app), hears(Say.ARRIVED), hears(Say.ARRIVED)), True),
-        ((hears(Say.RECALL), hears(Say.ARRIVED)), True),
+        ((lambda one: go_back(one.app), hears(Control.RECALL), hears(Control.ARRIVED)), False),
+        ((lambda one: go_back(one.app), hears(Control.ARRIVED), hears(Control.ARRIVED)), True),
+        ((hears(Control.RECALL), hears(Control.ARRIVED)), True),
     ],
     ids=["crossed by a recall", "twice", "of no end"],
 )

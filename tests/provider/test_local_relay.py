@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from channel_app import RING, App
-from remote_world import Hub, all_of, close, go_back, recall, reset, shut
+from remote_world import HubWorld, all_of, close, go_back, recall, reset, shut
 
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
@@ -61,7 +61,7 @@ class Taken:
             to.end()
 
 
-class World(Hub):
+class World(HubWorld):
     """A hub, and pairs of applications through it."""
 
     def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
@@ -80,7 +80,7 @@ class World(Hub):
         if promoted:
             for words in ({"attached": 1}, {"rx_ready": 1}, {"tx_switch_offset": 7, "tx_switched": 1}):
                 for app in apps:
-                    app.say(**words)
+                    app.send_control(**words)
                 self.turns()
             assert [app.word("tx_switch_offset") for app in apps] == [7, 7]
         return *apps, a, b
@@ -153,7 +153,7 @@ def test_the_end_is_told_behind_the_last_byte(world: World) -> None:
     a, b, taken, _ = world.pair()
     taken.pace = 10
     a.send(bytes(1000))
-    a.say(shut_wr=1)
+    a.send_control(shut_wr=1)
     b.end.publish("hint", 0)
     b.poke(f"side[{1 - b.provider_side}].fin_seen", 1)  # its FIN overtakes the bytes
     seen = []
@@ -255,7 +255,7 @@ def test_there_is_a_bound(closing: ExitStack) -> None:
 
 def test_who_never_attaches_is_dropped(world: World) -> None:
     a, _, taken, _ = world.pair(promoted=False)
-    a.say(attached=1)
+    a.send_control(attached=1)
     world.turns()
     world.pass_time(60)
     world.turns()
@@ -439,12 +439,12 @@ def test_who_leaves_needs_no_call_of_an_application(world: World) -> None:
 def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
     for app in (a, b):
-        app.say(attached=1)
-    b.say(rx_ready=1)
+        app.send_control(attached=1)
+    b.send_control(rx_ready=1)
     world.turns()
     assert (b.word("acked"), a.word("rx_ready")) == (Acked.READY, 1)
     world.hub.leave()
-    a.say(rx_ready=1)  # too late
+    a.send_control(rx_ready=1)  # too late
     world.turns()
     assert world.hub.settled()
     assert (b.word("tx_back"), b.word("tx_back_at"), b.word("rx_ready")) == (1 << 2 | Back.BACK, 0, 0)
@@ -499,7 +499,7 @@ def test_a_recall_of_what_will_not_be_sent_again_is_a_reset(world: World, killed
     world.hub.handle_turn()
     b.end.publish("rx_frozen", 0)
     b.end.decide(False, Back.RECALLED)
-    b.say(notice=Notice.RECALL | Notice.DEMOTE)
+    b.send_control(notice=Notice.RECALL | Notice.DEMOTE)
     world.turns()
     assert reset(b)
     assert not b.word("tx_fin")
@@ -624,7 +624,7 @@ def test_a_direction_that_never_began_has_room_for_its_end(world: World) -> None
     a, b, taken, other = world.pair(promoted=False)
     for words in ({"attached": 1}, {"rx_ready": 1}):
         for app in (a, b):
-            app.say(**words)
+            app.send_control(**words)
         world.turns()
     assert taken.stream.writable()
     assert other.stream.writable()
@@ -640,10 +640,10 @@ def test_bytes_are_not_moved_before_the_other_end_knows_the_offset(world: World)
     a, b, taken, other = world.pair(promoted=False)
     for words in ({"attached": 1}, {"rx_ready": 1}):
         for app in (a, b):
-            app.say(**words)
+            app.send_control(**words)
         world.turns()
     a.send(b"early")
-    a.say(tx_switch_offset=7, tx_switched=1)
+    a.send_control(tx_switch_offset=7, tx_switched=1)
     while world.hub.about_to_wait():
         taken.move(other.stream)
         assert b.word("tx_switched") or not b.end.avail

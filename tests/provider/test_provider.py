@@ -628,12 +628,12 @@ def test_who_may_not_remove_a_module_begins_no_removal(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         provider = Provider(ProviderSettings(tmp_path / "provider", system=True), listener)
-        provider._relays.refused.add("sdp")
+        provider.parts.hub.refused.add("sdp")
         stranger = Client(ClientId(1), ours, pid=os.getpid(), uid=os.geteuid() + 1, accepted_at=0)
         asked = rpc.Packet(Message(type=Rpc.CONTROL), b'{"op": "module_remove", "name": "sdp"}', rpc.Descriptors())
-        provider._on_control(stranger, asked)
+        provider.parts.table.on_message(stranger, asked)
         packet = rpc.receive(theirs)
         assert packet is not None
         assert b"only root" in packet.body
-        assert provider._relays.refused == {"sdp"}
-        provider._close()
+        assert provider.parts.hub.refused == {"sdp"}
+        provider.close()

@@ -18,7 +18,7 @@ from sidestep import config, limits
 from sidestep.config import PromoteAfter, ProviderSettings
 from sidestep.errors import Misuse, Unavailable
 from sidestep.provider import control
-from sidestep.provider.rundir import AlreadyRunning, Place, lock_path, log_path
+from sidestep.provider.rundir import AlreadyRunning, RunDir, lock_path, log_path
 from sidestep.testing import Sidestep
 
 
@@ -175,17 +175,17 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     lock_path(tmp_path / "provider").symlink_to(victim)
     with pytest.raises(Unavailable, match="cannot open"):
-        Place.take(tmp_path / "provider")
+        RunDir.take(tmp_path / "provider")
     assert not victim.exists()
 
 
 def test_a_place_is_taken_once(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    place = Place.take(tmp_path / "provider")
+    place = RunDir.take(tmp_path / "provider")
     with pytest.raises(AlreadyRunning):
-        Place.take(tmp_path / "provider")
+        RunDir.take(tmp_path / "provider")
     place.leave()
-    Place.take(tmp_path / "provider").leave()
+    RunDir.take(tmp_path / "provider").leave()
     assert not (tmp_path / "provider").exists()
 
 

@@ -18,9 +18,9 @@ from sidestep import limits
 from sidestep.native import _channel
 from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry.direction import Ending, Out, Recall
-from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.remote.link import SdpLink
-from sidestep.switch.link import Say
+from sidestep.switch.link import Control
 
 
 @pytest.fixture
@@ -32,16 +32,16 @@ def world(closing: ExitStack) -> Iterator[World]:
 
 def test_words_are_handed_on_in_their_order(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
-    a.say(attached=1)
+    a.send_control(attached=1)
     world.rest()
     assert (a.word("attached"), b.word("attached")) == (0, 0)
-    b.say(attached=1)
+    b.send_control(attached=1)
     world.rest()
     assert (a.word("attached"), b.word("attached")) == (1, 1)
-    b.say(rx_ready=1)
+    b.send_control(rx_ready=1)
     world.rest()
     assert (a.word("rx_ready"), b.word("rx_ready")) == (1, 0)
-    a.say(tx_switch_offset=123, tx_switched=1)
+    a.send_control(tx_switch_offset=123, tx_switched=1)
     world.rest()
     assert (b.word("tx_switched"), b.word("tx_switch_offset"), a.word("acked")) == (1, 123, Acked.SWITCH)
 
@@ -100,12 +100,12 @@ def test_nothing_is_carried_before_the_other_end_knows_the_offset(world: World) 
     a, b, _, _ = world.pair(promoted=False)
     for words in ({"attached": 1}, {"rx_ready": 1}):
         for app in (a, b):
-            app.say(**words)
+            app.send_control(**words)
         world.rest()
     a.send(b"early")
     world.rest()
     assert b.receive() == b""
-    a.say(tx_switched=1)
+    a.send_control(tx_switched=1)
     world.rest()
     assert b.receive() == b"early"
 
@@ -123,7 +123,7 @@ def test_an_idle_connection_asks_for_no_turn(world: World) -> None:
 def test_the_end_is_told_behind_the_last_byte(world: World) -> None:
     a, b, _, _ = world.pair()
     a.send(bytes(1000))
-    a.say(shut_wr=1)
+    a.send_control(shut_wr=1)
     hear_fin(b)  # its FIN overtakes the bytes
     world.rest()
     assert (b.end.avail, b.word("tx_fin"), b.word("tx_fin_at"), b.word("shut_wr")) == (1000, 1, 1000, 1)
@@ -136,7 +136,7 @@ def test_the_end_is_told_behind_the_last_byte(world: World) -> None:
 def test_an_end_waits_for_bytes_that_find_no_room(world: World) -> None:
     a, b, _, _ = world.pair(rings=(2 * MOST, RING))
     assert a.send(bytes(MOST + RING)) == MOST + RING
-    a.say(shut_wr=1)
+    a.send_control(shut_wr=1)
     world.rest()
     assert (b.end.avail, b.word("tx_fin")) == (MOST, 0)
     b.receive()
@@ -235,7 +235,7 @@ def test_going_back_is_told_behind_the_last_byte(world: World) -> None:
 
 def test_who_has_shut_down_goes_back_without_a_word(world: World) -> None:
     one, other, far, far_other = world.pair()
-    one.say(shut_wr=1)
+    one.send_control(shut_wr=1)
     world.rest()
     assert far.ending is Ending.SHUT
     go_back(one)  # as it is asked to when its provider leaves
@@ -250,7 +250,7 @@ def test_who_was_invited_may_go_back_without_having_come(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
     for words in ({"attached": 1}, {"rx_ready": 1}):
         for app in (a, b):
-            app.say(**words)
+            app.send_control(**words)
         world.rest()
     go_back(a)
     world.rest()
@@ -260,7 +260,7 @@ def test_who_was_invited_may_go_back_without_having_come(world: World) -> None:
 
 def test_a_request_to_go_back_is_handed_on(world: World) -> None:
     a, b, _, _ = world.pair()
-    a.say(notice=Notice.DEMOTE)
+    a.send_control(notice=Notice.DEMOTE)
     world.rest()
     assert b.word("notice") == Notice.DEMOTE
     assert a.word("acked") & Acked.REQUEST
@@ -277,7 +277,7 @@ def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
     assert (b.word("notice"), b.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 200)
     assert b.end.unread >= 600  # all of what it must send again is still there
     assert a.word("acked") == Acked.READY | Acked.SWITCH | Acked.REQUEST
-    b.say(shut_wr=1)
+    b.send_control(shut_wr=1)
     world.rest()
     assert not reset(a) | reset(b)
     assert a.word("tx_fin") == 1
@@ -304,7 +304,7 @@ def test_a_recall_of_what_has_gone_back_already_is_a_reset(world: World) -> None
     a.end.publish("rx_frozen", 0)
     assert a.end.decide(False, Back.RECALLED) == Back.RECALLED
     go_back(b)
-    a.say(notice=Notice.RECALL | Notice.DEMOTE)
+    a.send_control(notice=Notice.RECALL | Notice.DEMOTE)
     world.rest()
     assert reset(a)
     assert reset(b)
@@ -368,11 +368,11 @@ def test_the_last_word_is_heard_by_who_has_words_on_their_way(world: World) -> N
     stranger.events.clear()
     stranger.read()
     for _ in range(50):
-        stranger.say(Say.HANDED, Acked.SWITCH)
+        stranger.send_control(Control.ACKED, Acked.SWITCH)
     far.reset("fault")
-    stranger.say(Say.DATA, 5, b"bytes")
+    stranger.send_control(Control.DATA, 5, b"bytes")
     world.turns(lambda: not stranger.open)
-    assert stranger.words()[-1] == (Say.RESET, 0)
+    assert stranger.words()[-1] == (Control.RESET, 0)
     assert "END_OF_STREAM" in stranger.events
     assert world.one.hub.finishing
     stranger.stream.close()
@@ -398,19 +398,19 @@ def test_who_has_attached_waits_for_a_slow_link(world: World) -> None:
     stranger.read()
     world.turns(lambda: bool(stranger.words()))
     world.one.wait_for_attachments()
-    stranger.say(Say.ATTACHED, RINGS)
-    stranger.say(Say.READY)
+    stranger.send_control(Control.ATTACHED, RINGS)
+    stranger.send_control(Control.READY)
     world.rest()
     assert not far.lost
-    app.say(tx_switch_offset=7, tx_switched=1)
+    app.send_control(tx_switch_offset=7, tx_switched=1)
     app.send(b"by ring")
-    world.turns(lambda: (Say.DATA, 7) in stranger.words())
+    world.turns(lambda: (Control.DATA, 7) in stranger.words())
 
 
 def test_who_never_attaches_takes_the_other_end_with_it(world: World) -> None:
     """Nothing can have gone by ring: nobody has to be asked."""
     a, b, one, two = world.pair(promoted=False)
-    a.say(attached=1)
+    a.send_control(attached=1)
     world.rest()
     for host in (world.one, world.two):
         host.wait_for_attachments()
@@ -420,7 +420,7 @@ def test_who_never_attaches_takes_the_other_end_with_it(world: World) -> None:
     assert not world.one.lost + world.two.lost
 
 
-def leaving_behind_a_gap(world: World, how: Callable[[App], object], sent: bytes) -> tuple[App, App, Far]:
+def leaving_behind_a_gap(world: World, how: Callable[[App], object], sent: bytes) -> tuple[App, App, RemoteRelay]:
     """A provider leaves, and has all that comes resent, as the other end has gone back or ended behind some bytes."""
     a, b, one, _ = world.pair()
     b.send(sent)
@@ -458,16 +458,16 @@ def test_leaving_keeps_what_had_its_place_in_the_ring_already(world: World, piec
     app, far, stranger = world.stranger()
     before = b"." * (RING - 1000) if pieces == 2 else b""
     if before:
-        stranger.say(Say.DATA, len(before), before)
+        stranger.send_control(Control.DATA, len(before), before)
         world.rest()
         assert app.receive() == before
     sent = bytes(range(250)) * 8
-    stranger.write(WORD.pack(Say.DATA, len(sent)) + sent[:parted])
+    stranger.write(WORD.pack(Control.DATA, len(sent)) + sent[:parted])
     world.rest()
     world.one.hub.leave()
     stranger.write(sent[parted:])
-    stranger.say(Say.DATA, 4, b"more")
-    stranger.say(Say.BACK, len(before) + len(sent) + 4)
+    stranger.send_control(Control.DATA, 4, b"more")
+    stranger.send_control(Control.BACK, len(before) + len(sent) + 4)
     world.rest()
     assert not far.failed
     assert app.receive() == sent + b"more"
@@ -478,18 +478,18 @@ def test_leaving_keeps_what_had_its_place_in_the_ring_already(world: World, piec
 def test_who_has_recalled_is_not_let_go_before_that_is_granted(world: World, sent_again: bool) -> None:
     """The other provider leaves, and its application may have gone back with bytes on their way."""
     app, far, stranger = world.stranger()
-    stranger.say(Say.DATA, 3, b"one")
+    stranger.send_control(Control.DATA, 3, b"one")
     world.rest()
     assert recall(app) == 0
-    stranger.say(Say.LEAVE)
-    stranger.say(Say.RECALL, 0)
+    stranger.send_control(Control.LEAVE)
+    stranger.send_control(Control.RECALL, 0)
     world.rest()
     assert not far.lost
     if sent_again:
-        stranger.say(Say.HANDED, Acked.REQUEST)
-        stranger.say(Say.RESENDS)
+        stranger.send_control(Control.ACKED, Acked.REQUEST)
+        stranger.send_control(Control.RESENDS)
     else:
-        stranger.say(Say.BACK, 3)
+        stranger.send_control(Control.BACK, 3)
     world.rest()
     assert far.lost
     assert reset(app) != sent_again
@@ -526,9 +526,9 @@ def test_what_has_all_arrived_needs_no_link(world: World) -> None:
     """Both ends have ended, and one still reads its ring."""
     app, far, stranger = world.stranger()
     shut(app)
-    stranger.say(Say.DATA, 4, b"last")
-    stranger.say(Say.SHUT, 4)
-    stranger.say(Say.ARRIVED, 0)
+    stranger.send_control(Control.DATA, 4, b"last")
+    stranger.send_control(Control.SHUT, 4)
+    stranger.send_control(Control.ARRIVED, 0)
     world.rest()
     app.held = False
     hear_fin(app)
@@ -541,11 +541,11 @@ def test_what_has_all_arrived_needs_no_link(world: World) -> None:
 
 def test_consent_after_the_link_broke_is_not_waited_for(world: World) -> None:
     app, far, stranger = world.stranger(promoted=False)
-    stranger.say(Say.ATTACHED, RINGS)
+    stranger.send_control(Control.ATTACHED, RINGS)
     world.rest()
     snap(world, far)
     assert far.break_off() == 0
-    app.say(rx_ready=1)
+    app.send_control(rx_ready=1)
     world.rest()
     assert not app.word("acked") & Acked.READY
     assert not far.handle_arrived(None)
@@ -556,11 +556,11 @@ def test_what_is_kept_is_bounded(world: World) -> None:
     app, far, stranger = world.stranger()
     world.one.hub.leave()
     for _ in range(4):
-        stranger.say(Say.DATA, MOST // 4, bytes(MOST // 4))
+        stranger.send_control(Control.DATA, MOST // 4, bytes(MOST // 4))
         world.rest()
     assert not far.lost
     assert app.end.avail == 0
-    stranger.say(Say.DATA, 1, b"!")
+    stranger.send_control(Control.DATA, 1, b"!")
     world.rest()
     assert far.lost
     assert reset(app)
@@ -569,9 +569,9 @@ def test_what_is_kept_is_bounded(world: World) -> None:
 def test_what_is_kept_is_dropped_when_it_comes_again_by_tcp(world: World) -> None:
     app, _, stranger = world.stranger()
     world.one.hub.leave()
-    stranger.say(Say.DATA, 3, b"one")
+    stranger.send_control(Control.DATA, 3, b"one")
     world.rest()
-    stranger.say(Say.RESENDS)
+    stranger.send_control(Control.RESENDS)
     world.rest()
     assert app.end.avail == 0
     assert app.word("tx_back_at") == 0
@@ -582,10 +582,10 @@ def test_what_is_kept_is_dropped_when_it_comes_again_by_tcp(world: World) -> Non
 def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
     for app in (a, b):
-        app.say(attached=1)
+        app.send_control(attached=1)
     world.rest()
     world.one.hub.leave()
-    a.say(rx_ready=1)
+    a.send_control(rx_ready=1)
     world.rest()
     assert b.word("rx_ready") == 0
     assert not a.word("acked") & Acked.READY
@@ -597,14 +597,14 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
 # ---- the link breaks ----
 
 
-def settle(one: Far, other: Far) -> None:
+def settle(one: RemoteRelay, other: RemoteRelay) -> None:
     """What the two providers tell each other then."""
     arrived = one.break_off()
     assert arrived is not None
     there = other.break_off()
     if there is not None and other.handle_arrived(arrived) and one.handle_arrived(there):
-        one.handle_settled()
-        other.handle_settled()
+        one.handle_resynced()
+        other.handle_resynced()
         return
     one.handle_arrived(None)
     other.handle_arrived(None)
@@ -644,7 +644,7 @@ def test_a_link_that_breaks_while_the_ends_switch(world: World, one_said: int, o
     for round_number in range(1, 4):
         for app, said in ((a, one_said), (b, other_said)):
             if said >= round_number and (round_number < 3 or app.word("rx_ready")):
-                app.say(**PREPARED[round_number])
+                app.send_control(**PREPARED[round_number])
         if heard or round_number < max(one_said, other_said):
             world.rest()
     snap(world, one, other)
@@ -704,7 +704,9 @@ def gone_astray(world: World, how: Callable[[App], object]) -> tuple[App, App]:
     return a, b
 
 
-@pytest.mark.parametrize("how", [go_back, lambda app: app.say(shut_wr=1), close], ids=["back", "shut", "closed"])
+@pytest.mark.parametrize(
+    "how", [go_back, lambda app: app.send_control(shut_wr=1), close], ids=["back", "shut", "closed"]
+)
 @pytest.mark.parametrize("ended", [False, True])
 def test_what_tcp_brings_is_not_read_behind_a_gap(world: World, how: Callable[[App], object], ended: bool) -> None:
     """The sender can send nothing again before what it has sent by TCP since."""
@@ -728,7 +730,7 @@ def test_an_end_that_was_told_before_stands(world: World) -> None:
     a, b, one, other = world.pair()
     a.send(b"all")
     a.end.decide(True, Back.ENDED)
-    a.say(shut_wr=1)
+    a.send_control(shut_wr=1)
     world.rest()
     b.send(b"more")
     snap(world, one, other)
@@ -764,7 +766,7 @@ def test_a_recall_of_what_was_said_to_have_arrived_resets(world: World) -> None:
     recall(a)
     assert other.handle_arrived(300)
     assert one.handle_arrived(0)
-    one.handle_settled()
+    one.handle_resynced()
     assert reset(a)
     assert world.one.counters.get("relay_reset", "recall") == 1
 
@@ -785,7 +787,7 @@ def test_what_has_arrived_is_always_the_same(world: World) -> None:
 
 def test_a_link_that_says_nothing_harms_nobody(world: World) -> None:
     app, far, stranger = world.stranger()
-    stranger.write(WORD.pack(Say.DATA, 1000)[:9])  # half a word
+    stranger.write(WORD.pack(Control.DATA, 1000)[:9])  # half a word
     world.rest()
     assert not far.lost
     a, b, _, _ = world.pair()
@@ -799,23 +801,27 @@ def test_a_link_that_says_nothing_harms_nobody(world: World) -> None:
 
 def forbidden() -> Iterator[object]:
     """Words, and what was said before them."""
-    ready = [(Say.ATTACHED, RINGS)]
+    ready = [(Control.ATTACHED, RINGS)]
     for count in (0, 1, RING, RING << 32, 1 << 26 << 1 | RING << 32, (1 << 64) - 1):
-        yield pytest.param([], (Say.ATTACHED, count), id=f"rings {count:x}")
-    yield pytest.param(ready, (Say.ATTACHED, RINGS), id="attached twice")
-    yield pytest.param([], (Say.READY, 0), id="ready before it has attached")
-    yield pytest.param(ready, (Say.SWITCHED, 0), id="switched without consent")
-    yield pytest.param(ready, (Say.DATA, 1), id="data before the switch")
-    yield pytest.param(ready, (Say.BACK, 0), id="back without consent")
-    yield pytest.param(ready, (Say.ENDED, 0), id="ended and not closed")
-    yield pytest.param(ready, (Say.RECALL, 1), id="recall of what was not sent")
-    yield pytest.param(ready, (Say.READ, 1), id="read what was not sent")
-    yield pytest.param(ready, (Say.ARRIVED, 0), id="arrived before an end")
-    yield pytest.param(ready, (Say.SHUT, 1), id="shut at an impossible count")
-    yield pytest.param(ready, (Say.CLOSED, 1), id="closed and read what was not sent")
+        yield pytest.param([], (Control.ATTACHED, count), id=f"rings {count:x}")
+    yield pytest.param(ready, (Control.ATTACHED, RINGS), id="attached twice")
+    yield pytest.param([], (Control.READY, 0), id="ready before it has attached")
+    yield pytest.param(ready, (Control.SWITCHED, 0), id="switched without consent")
+    yield pytest.param(ready, (Control.DATA, 1), id="data before the switch")
+    yield pytest.param(ready, (Control.BACK, 0), id="back without consent")
+    yield pytest.param(ready, (Control.ENDED, 0), id="ended and not closed")
+    yield pytest.param(ready, (Control.RECALL, 1), id="recall of what was not sent")
+    yield pytest.param(ready, (Control.READ, 1), id="read what was not sent")
+    yield pytest.param(ready, (Control.ARRIVED, 0), id="arrived before an end")
+    yield pytest.param(ready, (Control.SHUT, 1), id="shut at an impossible count")
+    yield pytest.param(ready, (Control.CLOSED, 1), id="closed and read what was not sent")
     yield pytest.param(ready, (99, 0), id="no word")
     yield pytest.param(ready, (0, 0), id="zero")
-    for first, second in ((Say.SHUT, Say.SHUT), (Say.CLOSED, Say.CLOSED), (Say.RECALL, Say.RECALL)):
+    for first, second in (
+        (Control.SHUT, Control.SHUT),
+        (Control.CLOSED, Control.CLOSED),
+        (Control.RECALL, Control.RECALL),
+    ):
         yield pytest.param([*ready, (first, 0)], (second, 0), id=f"{first.name} twice")
 
 
@@ -830,17 +836,17 @@ def test_words_out_of_their_order_end_the_connection(
 @pytest.mark.parametrize(
     ("before", "word"),
     [
-        ([], (Say.SWITCHED, 7)),
-        ([], (Say.READY, 0)),
-        ([], (Say.DATA, 0)),
-        ([], (Say.DATA, MOST + 1)),
-        ([], (Say.DATA, 1 << 40)),
-        ([(Say.BACK, 0)], (Say.BACK, 0)),
-        ([(Say.BACK, 0)], (Say.DATA, 1)),
-        ([(Say.SHUT, 0)], (Say.DATA, 1)),
-        ([(Say.CLOSED, 0), (Say.ENDED, 0)], (Say.DATA, 1)),
-        ([(Say.CLOSED, 0), (Say.ENDED, 0)], (Say.BACK, 0)),
-        ([], (Say.BACK, 1)),
+        ([], (Control.SWITCHED, 7)),
+        ([], (Control.READY, 0)),
+        ([], (Control.DATA, 0)),
+        ([], (Control.DATA, MOST + 1)),
+        ([], (Control.DATA, 1 << 40)),
+        ([(Control.BACK, 0)], (Control.BACK, 0)),
+        ([(Control.BACK, 0)], (Control.DATA, 1)),
+        ([(Control.SHUT, 0)], (Control.DATA, 1)),
+        ([(Control.CLOSED, 0), (Control.ENDED, 0)], (Control.DATA, 1)),
+        ([(Control.CLOSED, 0), (Control.ENDED, 0)], (Control.BACK, 0)),
+        ([], (Control.BACK, 1)),
     ],
 )
 def test_impossible_words_of_a_sender(world: World, before: list[tuple[int, int]], word: tuple[int, int]) -> None:
@@ -850,10 +856,10 @@ def test_impossible_words_of_a_sender(world: World, before: list[tuple[int, int]
 def test_more_data_than_there_is_room_for(world: World) -> None:
     app, far, stranger = world.stranger()
     for length in RING, MOST - RING:
-        stranger.say(Say.DATA, length, bytes(length))
+        stranger.send_control(Control.DATA, length, bytes(length))
         world.rest()
     assert (app.end.avail, far.lost) == (MOST, False)
-    stranger.say(Say.DATA, 1, b"!")
+    stranger.send_control(Control.DATA, 1, b"!")
     world.rest()
     assert far.lost
     assert reset(app)
@@ -861,20 +867,20 @@ def test_more_data_than_there_is_room_for(world: World) -> None:
 
 def test_data_behind_a_recall_is_dropped_and_bounded(world: World) -> None:
     app, far, stranger = world.stranger()
-    stranger.say(Say.DATA, 3, b"one")
+    stranger.send_control(Control.DATA, 3, b"one")
     world.rest()
     recall(app)
     world.rest()
-    stranger.say(Say.DATA, 3, b"two")
+    stranger.send_control(Control.DATA, 3, b"two")
     world.rest()
     assert (app.end.avail, far.lost) == (3, False)
-    stranger.say(Say.DATA, MOST + 1)
+    stranger.send_control(Control.DATA, MOST + 1)
     world.rest()
     assert far.lost
 
 
-@pytest.mark.parametrize("word", [Say.ASK, Say.FIN_SEEN, Say.HANDED, Say.READ])
-def test_a_word_without_end_makes_no_queue(world: World, word: Say) -> None:
+@pytest.mark.parametrize("word", [Control.ASK, Control.FIN_SEEN, Control.ACKED, Control.READ])
+def test_a_word_without_end_makes_no_queue(world: World, word: Control) -> None:
     _, far, stranger = world.stranger()
     stranger.read()
     world.rest()
@@ -884,7 +890,7 @@ def test_a_word_without_end_makes_no_queue(world: World, word: Say) -> None:
         world.turn()
     world.rest()
     assert len(stranger.words()) <= 3
-    assert not far.lost or word is Say.FIN_SEEN
+    assert not far.lost or word is Control.FIN_SEEN
 
 
 def test_who_takes_no_words_is_left(world: World) -> None:
@@ -893,7 +899,7 @@ def test_who_takes_no_words_is_left(world: World) -> None:
     for _ in range(100 * limits.LINK_WORDS_MAX):
         if far.lost:
             break
-        stranger.say(Say.DATA, RING, bytes(RING))
+        stranger.send_control(Control.DATA, RING, bytes(RING))
         world.turns(lambda: far.lost or app.end.avail == RING)
         for _ in range(4):
             app.end.read(RING // 4)
@@ -910,7 +916,7 @@ def test_an_application_that_breaks_its_rules_harms_no_stream(world: World) -> N
     world.rest()
     tail, size = _channel.HEADER_WORDS[f"producer[{1 - app.provider_side}].tail"]
     os.pwrite(app.segment, (50).to_bytes(size, "little"), tail)  # it takes back what was read, and names no news
-    stranger.say(Say.READ, 100)
+    stranger.send_control(Control.READ, 100)
     world.rest()
     assert far.lost
     assert not world.one.logged  # it is not the other host's fault
@@ -924,11 +930,11 @@ def test_a_fault_of_ours_stays_with_its_connection(world: World, monkeypatch: py
     app, far, stranger = world.stranger()
     a, b, _, _ = world.pair()
 
-    def fault(_word: Say, _count: int) -> None:
+    def fault(_word: Control, _count: int) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(far, "handle_word", fault)
-    stranger.say(Say.READ, 0)
+    monkeypatch.setattr(far, "handle_control", fault)
+    stranger.send_control(Control.READ, 0)
     a.send(b"unharmed")
     world.rest()
     assert b.receive() == b"unharmed"
@@ -943,7 +949,7 @@ COUNTS = st.one_of(
 )
 HOSTILE = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from([int(word) for word in Say]), COUNTS, st.booleans()),
+        st.tuples(st.sampled_from([int(word) for word in Control]), COUNTS, st.booleans()),
         st.tuples(st.integers(0, 255), COUNTS, st.booleans()),
     ),
     max_size=25,
@@ -958,8 +964,8 @@ def be_hostile(world: World, words: list[tuple[int, int, bool]], seed: int) -> N
     stranger.read()
     total = got = b""
     for number, count, all_of_it in words:
-        length = min(count, 5000) if number == Say.DATA else 0
-        stranger.say(number, count, dice.randbytes(length if all_of_it else length // 2))
+        length = min(count, 5000) if number == Control.DATA else 0
+        stranger.send_control(number, count, dice.randbytes(length if all_of_it else length // 2))
         deed = dice.randrange(7)
         if not far.lost:
             if deed == 0:
@@ -967,9 +973,9 @@ def be_hostile(world: World, words: list[tuple[int, int, bool]], seed: int) -> N
             elif deed == 1:
                 app.receive()
             elif deed == 2:
-                app.say(notice=dice.choice((Notice.DEMOTE, Notice.CLOSED)))
+                app.send_control(notice=dice.choice((Notice.DEMOTE, Notice.CLOSED)))
             elif deed == 3:
-                app.say(shut_wr=1)
+                app.send_control(shut_wr=1)
         part = dice.randbytes(dice.randrange(1, 500))
         total += part[: innocent.send(part)]
         if dice.random() < 0.5:
@@ -989,7 +995,7 @@ def be_hostile(world: World, words: list[tuple[int, int, bool]], seed: int) -> N
 def test_any_words_harm_nobody_else(world: World, seed: int) -> None:
     dice = random.Random(seed)
     counts = (0, 0, 0, 1, 7, 100, RINGS, RING, RING + 1, 1 << 63, dice.getrandbits(64))
-    be_hostile(world, [(dice.choice(list(Say)), dice.choice(counts), dice.random() < 0.9) for _ in range(40)], seed)
+    be_hostile(world, [(dice.choice(list(Control)), dice.choice(counts), dice.random() < 0.9) for _ in range(40)], seed)
 
 
 @given(words=HOSTILE, seed=st.integers(0, 1 << 16))
@@ -1025,9 +1031,9 @@ def test_an_impossible_count_ends_that_connection(world: World, word: str, value
 def test_sending_without_consent_ends_the_connection(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
     for app in (a, b):
-        app.say(attached=1)
+        app.send_control(attached=1)
     world.rest()
-    a.say(tx_switched=1)
+    a.send_control(tx_switched=1)
     world.rest()
     assert reset(a)
     assert reset(b)
@@ -1037,7 +1043,7 @@ def test_sending_without_consent_ends_the_connection(world: World) -> None:
 def test_bytes_of_a_ring_that_was_never_gone_to_do_not_hide_the_end(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
     for app in (a, b):
-        app.say(attached=1, rx_ready=1)
+        app.send_control(attached=1, rx_ready=1)
     world.rest()
     a.poke("producer[0].tail", 1)
     world.rest()

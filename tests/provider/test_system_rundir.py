@@ -14,7 +14,7 @@ import pytest
 from sidestep import config
 from sidestep.errors import Unavailable
 from sidestep.provider import activation
-from sidestep.provider.rundir import Place, lock_path
+from sidestep.provider.rundir import RunDir, lock_path
 
 
 @pytest.fixture
@@ -93,12 +93,12 @@ def test_a_directory_that_others_can_change_is_no_place(tmp_path: Path) -> None:
     directory.mkdir()
     directory.chmod(0o775)
     with pytest.raises(Unavailable, match="only root or uid"):
-        Place.take(directory / "provider", public=True)
+        RunDir.take(directory / "provider", public=True)
 
 
 def test_a_public_socket_is_for_all(tmp_path: Path) -> None:
     path = tmp_path / "run" / "provider"
-    taken = Place.take(path, public=True)
+    taken = RunDir.take(path, public=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
     assert stat.S_IMODE(path.parent.stat().st_mode) & 0o022 == 0
     assert stat.S_IMODE(lock_path(path).stat().st_mode) == 0o600
@@ -141,7 +141,7 @@ def test_the_socket_handed_over_is_taken_and_kept(tmp_path: Path) -> None:
     assert found is not None
     assert environment == {"HOME": "/"}
     assert not os.get_inheritable(found.fileno())
-    place = Place.inherit(found)
+    place = RunDir.inherit(found)
     assert place.path == path
     place.leave()
     assert path.exists()  # the service manager's

@@ -18,8 +18,8 @@ from sidestep.errors import PeerViolation
 from sidestep.provider import rpc
 from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.rpc import Descriptors
-from sidestep.provider.workers import messages as worker_wire
-from sidestep.provider.workers.ipc import Line
+from sidestep.provider.workers import messages
+from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import KINDS, PACKET_MAX, Record, decode
 
 _OF_CODE = {"Q": st.integers(0, 2**64 - 1), "I": st.integers(0, 2**32 - 1), "H": st.integers(0, 2**16 - 1),
@@ -80,8 +80,8 @@ class Pair:
         self.ended: list[str] = []
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.other_sock = other
-        self.one = Line(one, self.services, lambda _record, _fds: None, self.ended.append)
-        self.other = Line(other, self.services, self._hear, self.ended.append)
+        self.one = IpcChannel(one, self.services, lambda _record, _fds: None, self.ended.append)
+        self.other = IpcChannel(other, self.services, self._hear, self.ended.append)
 
     def _hear(self, record: Record, descriptors: Descriptors) -> None:
         self.heard.append(record)
@@ -111,11 +111,11 @@ def test_what_the_kernel_does_not_take_waits_in_order_with_its_descriptors(pair:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     sent: list[Record] = []
     for number in range(1200):  # more than fits into any socket's buffer
-        record: Record = worker_wire.Tell(bytes([number % 251]) * 2000)
+        record: Record = messages.Tell(bytes([number % 251]) * 2000)
         if number % 400 == 399:
-            record = worker_wire.Ready(number.to_bytes(16, "big"))
+            record = messages.Ready(number.to_bytes(16, "big"))
         sent.append(record)
-        pair.one.send(record, (reader, reader, writer) if isinstance(record, worker_wire.Ready) else ())
+        pair.one.send(record, (reader, reader, writer) if isinstance(record, messages.Ready) else ())
     os.close(reader)
     os.close(writer)
     assert not pair.heard
@@ -129,7 +129,7 @@ def test_what_the_kernel_does_not_take_waits_in_order_with_its_descriptors(pair:
 
 def test_who_takes_nothing_is_left(pair: Pair) -> None:
     while pair.one.open:
-        pair.one.send(worker_wire.Tell(b"x" * 2000))
+        pair.one.send(messages.Tell(b"x" * 2000))
     assert not pair.ended  # who sends is not told in the midst of it
     pair.turn()
     assert "it takes no more messages" in pair.ended
@@ -143,25 +143,25 @@ def test_a_violation_ends_the_line_once(pair: Pair) -> None:
         raise PeerViolation("not now", rule="malformed")
 
     sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = Line(sock, pair.services, refuse, pair.ended.append)
+    ipc = IpcChannel(sock, pair.services, refuse, pair.ended.append)
     with theirs:
         for _ in range(2):
-            rpc.send_bytes(theirs, worker_wire.Leave().encode())
+            rpc.send_bytes(theirs, messages.Leave().encode())
         pair.turn()
         pair.turn()
-    assert kinds == [worker_wire.Leave]
-    assert not line.open
+    assert kinds == [messages.Leave]
+    assert not ipc.open
     assert [why.partition(" [")[0] for why in pair.ended] == ["not now"]
 
 
-@pytest.mark.parametrize("packet", [b"\xff", b"\0", worker_wire.Gone(1).encode()[:-1], b"x" * (PACKET_MAX + 1)])
+@pytest.mark.parametrize("packet", [b"\xff", b"\0", messages.Gone(1).encode()[:-1], b"x" * (PACKET_MAX + 1)])
 def test_nonsense_ends_the_line(pair: Pair, packet: bytes) -> None:
     sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = Line(sock, pair.services, pair._hear, pair.ended.append)
+    ipc = IpcChannel(sock, pair.services, pair._hear, pair.ended.append)
     with theirs:
         rpc.send_bytes(theirs, packet)
         pair.turn()
         pair.turn()
-    assert not line.open
+    assert not ipc.open
     assert len(pair.ended) == 1
     assert not pair.heard

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-
 from hosts import Host, Make, hosts, need_namespaces
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from hosts import Host
+
 from sidestep.testing import Connection
 
 TALKERS = [sys.executable, str(Path(__file__).with_name("talkers.py"))]

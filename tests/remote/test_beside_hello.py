@@ -14,7 +14,7 @@ from sidestep.remote.promotion import KEY_MAX, KEY_MIN, SIZE, Promotion, Purpose
 
 HELLO = bytes(range(76))
 KEY = b"k" * KEY_MIN
-OURS = Promotion(Purpose.SETTLE, 0x1234, bytes(range(16)), 0x0102030405060708)
+OURS = Promotion(Purpose.RESYNC, 0x1234, bytes(range(16)), 0x0102030405060708)
 PROMOTIONS = st.builds(
     Promotion,
     st.sampled_from(Purpose),
@@ -75,7 +75,7 @@ def test_a_purpose_that_nobody_knows(purpose: int) -> None:
 
 
 def test_no_answer_reads_as_a_question() -> None:
-    assert {Purpose.ARRIVED, Purpose.HEARD}.isdisjoint({Purpose.SETTLE, Purpose.SETTLED, Purpose.FAILED})
+    assert {Purpose.ARRIVED, Purpose.HEARD}.isdisjoint({Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED})
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-
 from hosts import need
+
 from sidestep.demo.demo import run_two_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces, as root")]

@@ -13,22 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from reaching import IPPROTO_SDP
-from talking import PORT, TALKERS, ends_well, line, listening, talking
-
 import toolchain
 from hosts import NETWORK, Host, Make
+from sdp_connects import IPPROTO_SDP
+from talking import PORT, TALKERS, ends_well, line, listening, talking
+
 from sidestep.config import RemoteSettings
 
 pytestmark = pytest.mark.slow
 
-REACHING = [sys.executable, str(Path(__file__).with_name("reaching.py"))]
+REACHING = [sys.executable, str(Path(__file__).with_name("sdp_connects.py"))]
 REFUSED = os.strerror(111)
 TIMED_OUT = os.strerror(110)
 
 
 def program(host: Host, *words: object) -> subprocess.Popen[str]:
-    """One of `reaching.py`, under the shim."""
+    """One of `pending_connects.py`, under the shim."""
     argv = [*REACHING, *map(str, words)]
     return host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hosts import Host, Make
 from standard_peer import StandardPeer
 from talking import PORT, TALKERS, ends_well, line
 
-from hosts import Host, Make
 from sidestep import limits
 from sidestep.cli.gateway import gateway as command
 from sidestep.config import RemoteSettings
@@ -119,11 +119,11 @@ def three(make_hosts: Make) -> tuple[Host, Host, Host]:
 
 
 @contextmanager
-def serving(server: Host, asker: Host) -> Iterator[None]:
+def serving(server: Host, resync: Host) -> Iterator[None]:
     """An echo server that knows only TCP, at a host whose port mapper answers."""
     with plainly(server, "serve", server.address, str(PORT)):
-        with asker.namespace.inside(), ExitStack() as closing:
-            StandardPeer(closing, asker.address).ask(server.address, PORT)
+        with resync.namespace.inside(), ExitStack() as closing:
+            StandardPeer(closing, resync.address).ask(server.address, PORT)
         yield
 
 

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from hosts import NETWORK, Host, Make
 from standard_peer import StandardPeer
 from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
 
-from hosts import NETWORK, Host, Make
 from sidestep.config import RemoteSettings
 from sidestep.sdp.blocking import MSG_WAITALL, SHUT_WR
 from sidestep.sdp.portmapper import Kind

@@ -36,16 +36,16 @@ from sidestep.config import RemoteSettings
 from sidestep.native import layout
 from sidestep.provider.carry import remote_relay as far
 from sidestep.remote import link, promotion
-from sidestep.switch.link import Say
+from sidestep.switch.link import Control
 
 pytestmark = pytest.mark.slow
 
 WORD: Final = struct.Struct(">B7xQ")
 BESIDE: Final = struct.Struct(">8sBBHIQ16s")  # beside the Hello; 32 bytes of HMAC behind it
-CARRY, SETTLE, ARRIVED, SETTLED, FAILED = 1, 2, 3, 4, 5
+CARRY, RESYNC, ARRIVED, RESYNCED, FAILED = 1, 2, 3, 4, 5
 _SIOCOUTQ: Final = 0x5411  # linux/sockios.h
 _ROUNDS: Final = 50
-VISIT: Final = 7
+INBOUND: Final = 7
 RING: Final = 1 << 16  # bytes of what the liar says are its rings
 READ_STEP: Final = RING // 4  # bytes read that are worth a word
 _DISCARD: Final = f"""
@@ -128,13 +128,13 @@ class Liar:
         """A word of the link."""
         self.peer.send(WORD.pack(word, count) + data)
 
-    def hear(self, wanted: Say) -> int:
+    def hear(self, wanted: Control) -> int:
         """The count of the next word of that kind; what comes before it is dropped."""
         while True:
             self.peer.until_bytes(self._taken + WORD.size)
             word, count = WORD.unpack_from(self.peer.stream, self._taken)
             self._taken += WORD.size
-            if word == Say.DATA:
+            if word == Control.DATA:
                 self._taken += count
                 self.peer.until_bytes(self._taken)
             if word == wanted:
@@ -144,21 +144,21 @@ class Liar:
 
     def attached(self) -> None:
         """Both have."""
-        self.hear(Say.ATTACHED)
-        self.say(Say.ATTACHED, RING << 32 | RING)
+        self.hear(Control.ATTACHED)
+        self.say(Control.ATTACHED, RING << 32 | RING)
 
     def invited(self) -> None:
         """The program may be sent to by ring."""
         self.attached()
-        self.hear(Say.READY)
+        self.hear(Control.READY)
 
     def switched(self) -> None:
         """The liar sends by ring."""
         self.invited()
         self.rest()
         self.on_ring = True
-        self.say(Say.SWITCHED, self._sent())
-        self.hear(Say.HANDED)
+        self.say(Control.SWITCHED, self._sent())
+        self.hear(Control.ACKED)
 
     def _sent(self) -> int:
         """Bytes that have gone by TCP, all of which the other end's kernel acknowledges (tcp(7), TCP_INFO)."""
@@ -170,10 +170,10 @@ class Liar:
     def both_ways(self) -> None:
         """And so does the program."""
         self.switched()
-        self.say(Say.READY)
-        self.say(Say.DATA, 4, b"echo")
-        self.hear(Say.SWITCHED)
-        assert self.hear(Say.DATA) == 4
+        self.say(Control.READY)
+        self.say(Control.DATA, 4, b"echo")
+        self.hear(Control.SWITCHED)
+        assert self.hear(Control.DATA) == 4
 
 
 Lie = Callable[[Liar], None]
@@ -194,79 +194,79 @@ def _overfill(liar: Liar) -> None:
     liar.switched()
     with _standing_still(liar.world):
         for _ in range(0, layout.CHANNEL_SPILL, 1 << 18):
-            liar.say(Say.DATA, 1 << 18, bytes(1 << 18))
-        liar.say(Say.DATA, 1, b"x")
+            liar.say(Control.DATA, 1 << 18, bytes(1 << 18))
+        liar.say(Control.DATA, 1, b"x")
         liar.peer.left()
 
 
 _OPEN, _ONCE, _NEVER = Liar.attached, Liar.both_ways, None
-LIES: dict[Say | str, list[tuple[str, str, Lie]]] = {
-    Say.ATTACHED: [
-        ("twice", "link_order", _then(_OPEN, (Say.ATTACHED, RING << 32 | RING))),
-        ("no rings", "link_order", _then(_NEVER, (Say.ATTACHED, 0))),
-        ("rings of 4 GiB", "link_order", _then(_NEVER, (Say.ATTACHED, 2**64 - 1))),
+LIES: dict[Control | str, list[tuple[str, str, Lie]]] = {
+    Control.ATTACHED: [
+        ("twice", "link_order", _then(_OPEN, (Control.ATTACHED, RING << 32 | RING))),
+        ("no rings", "link_order", _then(_NEVER, (Control.ATTACHED, 0))),
+        ("rings of 4 GiB", "link_order", _then(_NEVER, (Control.ATTACHED, 2**64 - 1))),
     ],
-    Say.READY: [
-        ("too early", "link_order", _then(_NEVER, (Say.READY, 0))),
-        ("twice", "link_order", _then(_OPEN, (Say.READY, 0), (Say.READY, 0))),
+    Control.READY: [
+        ("too early", "link_order", _then(_NEVER, (Control.READY, 0))),
+        ("twice", "link_order", _then(_OPEN, (Control.READY, 0), (Control.READY, 0))),
     ],
-    Say.SWITCHED: [
-        ("without consent", "link_order", _then(_NEVER, (Say.SWITCHED, 0))),
-        ("twice", "link_order", _then(Liar.switched, (Say.SWITCHED, 0))),
+    Control.SWITCHED: [
+        ("without consent", "link_order", _then(_NEVER, (Control.SWITCHED, 0))),
+        ("twice", "link_order", _then(Liar.switched, (Control.SWITCHED, 0))),
     ],
-    Say.DATA: [
-        ("by who has not switched", "link_data", _then(Liar.invited, (Say.DATA, 10))),
-        ("none", "link_data", _then(Liar.switched, (Say.DATA, 0))),
-        ("2^64 - 1 bytes", "link_data", _then(Liar.switched, (Say.DATA, 2**64 - 1))),
-        ("more than the ring", "link_data", _then(Liar.switched, (Say.DATA, layout.CHANNEL_SPILL + 1))),
+    Control.DATA: [
+        ("by who has not switched", "link_data", _then(Liar.invited, (Control.DATA, 10))),
+        ("none", "link_data", _then(Liar.switched, (Control.DATA, 0))),
+        ("2^64 - 1 bytes", "link_data", _then(Liar.switched, (Control.DATA, 2**64 - 1))),
+        ("more than the ring", "link_data", _then(Liar.switched, (Control.DATA, layout.CHANNEL_SPILL + 1))),
         ("more than there is room for", "link_data", _overfill),
-        ("behind the end", "link_data", _then(_ONCE, (Say.SHUT, 4), (Say.DATA, 1))),
+        ("behind the end", "link_data", _then(_ONCE, (Control.SHUT, 4), (Control.DATA, 1))),
     ],
-    Say.READ: [
-        ("what was not sent", "link_count", _then(_OPEN, (Say.READ, 1))),
-        ("more than was sent", "link_count", _then(_ONCE, (Say.READ, 5))),
-        ("less than before", "link_count", _then(_ONCE, (Say.READ, 4), (Say.READ, 3))),
+    Control.READ: [
+        ("what was not sent", "link_count", _then(_OPEN, (Control.READ, 1))),
+        ("more than was sent", "link_count", _then(_ONCE, (Control.READ, 5))),
+        ("less than before", "link_count", _then(_ONCE, (Control.READ, 4), (Control.READ, 3))),
     ],
-    Say.RECALL: [
-        ("what was not sent", "link_count", _then(_ONCE, (Say.RECALL, 5))),
-        ("what was read", "link_count", _then(_ONCE, (Say.READ, 4), (Say.RECALL, 3))),
-        ("twice", "link_count", _then(_ONCE, (Say.RECALL, 4), (Say.RECALL, 4))),
+    Control.RECALL: [
+        ("what was not sent", "link_count", _then(_ONCE, (Control.RECALL, 5))),
+        ("what was read", "link_count", _then(_ONCE, (Control.READ, 4), (Control.RECALL, 3))),
+        ("twice", "link_count", _then(_ONCE, (Control.RECALL, 4), (Control.RECALL, 4))),
     ],
-    Say.BACK: [
-        ("by who was not invited", "link_order", _then(_NEVER, (Say.BACK, 0))),
-        ("at another byte", "link_count", _then(_ONCE, (Say.BACK, 5))),
-        ("twice", "link_order", _then(_ONCE, (Say.BACK, 4), (Say.BACK, 4))),
+    Control.BACK: [
+        ("by who was not invited", "link_order", _then(_NEVER, (Control.BACK, 0))),
+        ("at another byte", "link_count", _then(_ONCE, (Control.BACK, 5))),
+        ("twice", "link_order", _then(_ONCE, (Control.BACK, 4), (Control.BACK, 4))),
     ],
-    Say.SHUT: [
-        ("at another byte", "link_count", _then(_ONCE, (Say.SHUT, 3))),
-        ("twice", "link_order", _then(_ONCE, (Say.SHUT, 4), (Say.SHUT, 4))),
+    Control.SHUT: [
+        ("at another byte", "link_count", _then(_ONCE, (Control.SHUT, 3))),
+        ("twice", "link_order", _then(_ONCE, (Control.SHUT, 4), (Control.SHUT, 4))),
     ],
-    Say.CLOSED: [
-        ("having read what was not sent", "link_count", _then(_ONCE, (Say.CLOSED, 5))),
-        ("twice", "link_count", _then(_ONCE, (Say.CLOSED, 4), (Say.CLOSED, 4))),
+    Control.CLOSED: [
+        ("having read what was not sent", "link_count", _then(_ONCE, (Control.CLOSED, 5))),
+        ("twice", "link_count", _then(_ONCE, (Control.CLOSED, 4), (Control.CLOSED, 4))),
     ],
-    Say.ENDED: [
-        ("without being closed", "link_order", _then(_ONCE, (Say.ENDED, 4))),
-        ("at another byte", "link_count", _then(_ONCE, (Say.CLOSED, 4), (Say.ENDED, 5))),
+    Control.ENDED: [
+        ("without being closed", "link_order", _then(_ONCE, (Control.ENDED, 4))),
+        ("at another byte", "link_count", _then(_ONCE, (Control.CLOSED, 4), (Control.ENDED, 5))),
     ],
-    Say.ARRIVED: [("where no end was told", "link_count", _then(_ONCE, (Say.ARRIVED, 4)))],
+    Control.ARRIVED: [("where no end was told", "link_count", _then(_ONCE, (Control.ARRIVED, 4)))],
     "no word": [
         ("0", "link_word", _then(_OPEN, (0, 0))),
-        ("the next one", "link_word", _then(_OPEN, (max(Say) + 1, 0))),
+        ("the next one", "link_word", _then(_OPEN, (max(Control) + 1, 0))),
         ("255", "link_word", _then(_OPEN, (255, 2**64 - 1))),
     ],
 }
 
 # What may be said at any time: it harms nobody but who says it.
-FREE: dict[Say, str] = {
-    Say.ASK: "answered once", Say.FIN_SEEN: "of its own socket", Say.HANDED: "of what it has done itself",
-    Say.RESET: "of its own connection", Say.LEAVE: "its connections go back to TCP",
-    Say.RESENDS: "heard when it was asked for",
+FREE: dict[Control, str] = {
+    Control.ASK: "answered once", Control.FIN_SEEN: "of its own socket", Control.ACKED: "of what it has done itself",
+    Control.RESET: "of its own connection", Control.LEAVE: "its connections go back to TCP",
+    Control.RESENDS: "heard when it was asked for",
 }  # fmt: skip
 
 
 def test_every_word_and_every_rule_has_a_lie() -> None:
-    assert {each for each in LIES if isinstance(each, Say)} | set(FREE) == set(Say)
+    assert {each for each in LIES if isinstance(each, Control)} | set(FREE) == set(Control)
     assert not set(FREE) & set(LIES)
     sources = Path(far.__file__).read_text() + Path(link.__file__).read_text()
     told = {rule for lies in LIES.values() for _, rule, _ in lies} | {"link_words"}
@@ -329,7 +329,7 @@ def _is_over(liar: Liar) -> None:
 
 
 @pytest.mark.parametrize("word", LIES, ids=str)
-def test_who_lies_loses_that_connection(world: World, word: Say | str) -> None:
+def test_who_lies_loses_that_connection(world: World, word: Control | str) -> None:
     failed = []
     with bystander(world):
         for name, rule, lie in LIES[word]:
@@ -347,7 +347,7 @@ def test_who_lies_loses_that_connection(world: World, word: Say | str) -> None:
 
 
 @pytest.mark.parametrize("word", FREE, ids=str)
-def test_what_may_be_said_a_thousand_times(world: World, word: Say) -> None:
+def test_what_may_be_said_a_thousand_times(world: World, word: Control) -> None:
     with bystander(world), world.here.namespace.inside(), ExitStack() as closing:
         liar = Liar(world, closing)
         liar.both_ways()
@@ -379,7 +379,7 @@ def test_who_takes_no_words_is_given_up(world: World) -> None:
         liar.peer.refreshes = False
         with suppress(Ended, OSError):
             for _ in range(2 * limits.LINK_WORDS_MAX):
-                liar.say(Say.DATA, READ_STEP, bytes(READ_STEP))
+                liar.say(Control.DATA, READ_STEP, bytes(READ_STEP))
                 if line(server) != "read":
                     break
         assert world.logs("[link_words]", logged), world.log()[logged:]
@@ -409,11 +409,11 @@ def test_a_request_that_is_not_believed(world: World) -> None:
             with pytest.raises(RefusedError):
                 liar.ask(what)
             assert world.logs(f"[{rule}]", logged), f"{rule}: {world.log()[logged:]}"
-        liar.say(Say.DATA, 4, b"more")
-        assert liar.hear(Say.DATA) == 4
+        liar.say(Control.DATA, 4, b"more")
+        assert liar.hear(Control.DATA) == 4
 
 
-@pytest.mark.parametrize("purpose", [SETTLE, ARRIVED, SETTLED, FAILED])
+@pytest.mark.parametrize("purpose", [RESYNC, ARRIVED, RESYNCED, FAILED])
 def test_nobody_settles_what_is_not_his(world: World, purpose: int) -> None:
     """The right Hello with another name, and the right name with another Hello: no answer, and the link goes on."""
     with world.here.namespace.inside(), ExitStack() as closing:
@@ -428,8 +428,8 @@ def test_nobody_settles_what_is_not_his(world: World, purpose: int) -> None:
             assert not refused.value.args[0], "an answer"
             victim.hello = victim_hello
         for each in (victim, other):
-            each.say(Say.DATA, 4, b"more")
-            assert each.hear(Say.DATA) == 4
+            each.say(Control.DATA, 4, b"more")
+            assert each.hear(Control.DATA) == 4
 
 
 def test_a_visit_with_a_hello_that_must_be_refused(world: World) -> None:
@@ -440,7 +440,7 @@ def test_a_visit_with_a_hello_that_must_be_refused(world: World) -> None:
     with world.here.namespace.inside():
         where = (world.there.address, ask_port(world.here.address, world.there.address, 0))
     with world.here.namespace.inside(), pytest.raises(RefusedError):
-        HandPeer.connect(world.here.address, where, bad + beside(bad, VISIT, secrets.token_bytes(16)))
+        HandPeer.connect(world.here.address, where, bad + beside(bad, INBOUND, secrets.token_bytes(16)))
     assert world.logs("[hello_max_adverts]", logged)
     assert " goes to " not in world.log()[logged:]
 
@@ -471,7 +471,7 @@ def test_a_visit_that_was_recorded_is_not_made_again(tmp_path: Path) -> None:
     key.chmod(0o600)
     with _world(tmp_path, key) as world, bystander(world), world.here.namespace.inside():
         hello = hello_ib(world.here.address, world.there.address, 40000)
-        recorded = hello + beside(hello, VISIT, secrets.token_bytes(16), key=b"k" * 40)
+        recorded = hello + beside(hello, INBOUND, secrets.token_bytes(16), key=b"k" * 40)
         where = (world.there.address, ask_port(world.here.address, world.there.address, 0))
         with HandPeer.connect(world.here.address, where, recorded):
             pass

@@ -8,9 +8,8 @@ import subprocess
 import time
 
 import pytest
-from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
-
 from hosts import Host
+from talking import PORT, TALKERS, ends_well, line, promoted, serving, talking
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hosts import Host, Make
 from talking import PORT, line
 
-from hosts import Host, Make
 from sidestep import limits
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ CROWD: Final = [sys.executable, str(Path(__file__).with_name("crowd.py"))]
 ROUNDS_MAX: Final = 200
 
 
-class Crowd:
+class ClientQuota:
     """A program with many connections to another, which echoes."""
 
     def __init__(self, one: Host, other: Host) -> None:
@@ -74,48 +74,48 @@ def test_a_thousand_are_promoted(two: tuple[Host, Host]) -> None:
     if hard < (needed := 2 * MANY * limits.RELAY_DESCRIPTORS + limits.DESCRIPTORS_SPARE):
         pytest.skip(f"a provider for {MANY} needs {needed} descriptors, and {hard} are allowed")
     before = [resident_kib(host) for host in two]
-    crowd = Crowd(*two)
-    while min(crowd.promoted()) < MANY:
-        assert crowd.count < 2 * MANY, f"of {crowd.count} only {crowd.promoted()} are promoted"
-        first, wanted = crowd.count, min(crowd.promoted()) + AT_ONCE
-        crowd.talk(more=AT_ONCE, first=first)
+    quota = ClientQuota(*two)
+    while min(quota.promoted()) < MANY:
+        assert quota.count < 2 * MANY, f"of {quota.count} only {quota.promoted()} are promoted"
+        first, wanted = quota.count, min(quota.promoted()) + AT_ONCE
+        quota.talk(more=AT_ONCE, first=first)
         for _ in range(ROUNDS_MAX):  # on a busy machine some offers expire: those stay on TCP
-            if min(crowd.promoted()) >= wanted or not crowd.offered():
+            if min(quota.promoted()) >= wanted or not quota.offered():
                 break
-            crowd.talk(first=first)
+            quota.talk(first=first)
     for _ in range(2):
-        crowd.talk()
-    assert min(crowd.promoted()) >= MANY
+        quota.talk()
+    assert min(quota.promoted()) >= MANY
     buffers_kib = limits.REMOTE_RECEIVES * limits.REMOTE_RECEIVE_SIZE >> 10
     grown_kib = [(resident_kib(host) - old) / MANY for host, old in zip(two, before, strict=True)]
     print(f"a connection costs each provider {grown_kib} KiB; its private buffers have {buffers_kib}")
     assert max(grown_kib) < buffers_kib + 128
-    crowd.end()
+    quota.end()
 
 
 @pytest.mark.timeout(200)
 def test_many_at_once_are_promoted_or_stay_on_tcp(two: tuple[Host, Host]) -> None:
     """Who waits for longer than an offer stands keeps to TCP."""
-    crowd = Crowd(*two)
-    crowd.talk(more=300)
+    quota = ClientQuota(*two)
+    quota.talk(more=300)
     for _ in range(ROUNDS_MAX):
-        if min(crowd.promoted()) > 0:
+        if min(quota.promoted()) > 0:
             break
-        crowd.talk()
-    assert min(crowd.promoted()) > 0
-    crowd.talk()
-    crowd.end()
+        quota.talk()
+    assert min(quota.promoted()) > 0
+    quota.talk()
+    quota.end()
 
 
 def test_what_a_provider_has_no_memory_for_stays_on_tcp(make_hosts: Make) -> None:
     room, ring_size = 20, 65536
     budget = room * (limits.CHANNEL_HEADER_SIZE + 2 * ring_size)  # of which a user gets a share
-    crowd = Crowd(*make_hosts(2, ring_size=ring_size, budget_bytes=budget))
-    crowd.talk(more=2 * room)
+    quota = ClientQuota(*make_hosts(2, ring_size=ring_size, budget_bytes=budget))
+    quota.talk(more=2 * room)
     for _ in range(ROUNDS_MAX):
-        if min(crowd.promoted()) > 0 and crowd.hosts[0].counter("offer_refused{NO_BUDGET}"):
+        if min(quota.promoted()) > 0 and quota.hosts[0].counter("offer_refused{NO_BUDGET}"):
             break
-        crowd.talk()
-    crowd.talk(more=2 * room)
-    assert 0 < min(crowd.promoted()) <= max(crowd.promoted()) <= room
-    crowd.end()
+        quota.talk()
+    quota.talk(more=2 * room)
+    assert 0 < min(quota.promoted()) <= max(quota.promoted()) <= room
+    quota.end()

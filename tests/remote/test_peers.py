@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
-
 from hosts import need_namespaces
+
 from sidestep import limits
 from sidestep.observe.namespaces import Namespace, ip
 from sidestep.rdma.soft.loop import Loop

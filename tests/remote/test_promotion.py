@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from talking import ends_well, promoted, serving, talking
-
 from hosts import Host, Make
+from talking import ends_well, promoted, serving, talking
 
 pytestmark = pytest.mark.slow
 

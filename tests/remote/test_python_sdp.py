@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hosts import Host, Make
 from talking import PORT, PYTHON_SDP, TALKERS, line, running, talks
 
-from hosts import Host, Make
 from sidestep.sdp.portmapper import UDP_PORT
 
 pytestmark = pytest.mark.slow

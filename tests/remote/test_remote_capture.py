@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from talking import PYTHON_SDP, TALKERS, line, promoted, running, talks
-
 from dissector import messages_seen, shown
 from hosts import Host, Make
+from talking import PYTHON_SDP, TALKERS, line, promoted, running, talks
+
 from sidestep.observe.capture.decode import Decoder
 from sidestep.observe.capture.events import What
-from sidestep.remote.link import WORD
+from sidestep.remote.link import CONTROL
 from sidestep.sdp.wire import BSDH_LEN, Mid
-from sidestep.switch.link import Say
+from sidestep.switch.link import Control
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
 PORT = 7311  # root's captures hear of all providers: no other test has it
@@ -71,13 +71,13 @@ def carried(messages: list[bytes]) -> bytes:
         if message[0] != Mid.DATA:
             continue
         payload = message[BSDH_LEN : int.from_bytes(message[4:8])]  # without InfiniBand's padding
-        begun = begun or (payload[1:8] == bytes(7) and payload[0] in set(Say))
+        begun = begun or (payload[1:8] == bytes(7) and payload[0] in set(Control))
         left += payload if begun else b""
     at = 0
     while at < len(left):
-        number, count = WORD.unpack_from(left, at)
-        at += WORD.size
-        if Say(number) is Say.DATA:
+        number, count = CONTROL.unpack_from(left, at)
+        at += CONTROL.size
+        if Control(number) is Control.DATA:
             found += left[at : at + count]
             at += count
     return found

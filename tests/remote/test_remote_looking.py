@@ -7,10 +7,10 @@ import subprocess
 from typing import Any
 
 import pytest
+from hosts import Host, command
 from prometheus_client.parser import text_string_to_metric_families
 from talking import PORT, TALKERS, line, promoted, serving
 
-from hosts import Host, command
 from sidestep import limits
 from sidestep.observe.links import OTHERS, LinkTotals, Way, sums
 from sidestep.observe.metrics import Exporter

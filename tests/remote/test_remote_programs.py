@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from talking import listening, promoted, random_file, sha256_of
-
 from hosts import Host
+from talking import listening, promoted, random_file, sha256_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import NETWORK, Host, Make, command
 from talking import PORT, TALKERS, line
 
-from hosts import NETWORK, Host, Make, command
 from sidestep.config import RemoteSettings
 from sidestep.remote.promotion import why_not, why_not_in
 

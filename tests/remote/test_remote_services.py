@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from talking import listening, promoted, random_file, sha256_of
-
 from hosts import SEARCH_PATH, Host, need
+from talking import listening, promoted, random_file, sha256_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.app]
 

@@ -14,11 +14,11 @@ from remote_world import World, all_of, go_back, hear_fin, reset
 
 from sidestep.errors import PeerViolation
 from sidestep.provider.carry.direction import In
-from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected
 from sidestep.remote.link import SdpLink
 from sidestep.remote.promotion import SIZE, Promotion, Purpose
-from sidestep.remote.resync import Answers, Asker, Route
+from sidestep.remote.resync import Resync, ResyncResponder, Route
 from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, EventKind
 from sidestep.sdp.settings import Addresses
@@ -34,28 +34,28 @@ class Settling(World):
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack)
-        self.answers = Answers(self.loop)
+        self.answers = ResyncResponder(self.loop)
         self.answering: Callable[[ConnectionRequest, Promotion, bytes], None] = self._answer
         self.asked: list[Promotion] = []
         self.hello = b""
         self.promotion = Promotion(Purpose.CARRY, 7, NAME)
         self.listener = self.two.stack.take_requests(0, self._requested)
         self.port = self.listener.service_id & 0xFFFF
-        self.askers: set[Asker] = set()
+        self.askers: set[Resync] = set()
         stack.callback(self._close)
 
     def _close(self) -> None:
-        for asker in self.askers:
-            asker.close()
+        for resync in self.askers:
+            resync.close()
 
-    def joined(self, *, promoted: bool = True) -> tuple[App, App, Far, Far]:
+    def joined(self, *, promoted: bool = True) -> tuple[App, App, RemoteRelay, RemoteRelay]:
         """A connection over a link that the first host has made."""
         apps = App(0), App(1)
         for app in apps:
             self.stack.callback(app.close)
         self._accepting = apps[1]
-        self.taken: list[Far] = []
-        made: list[Far] = []
+        self.taken: list[RemoteRelay] = []
+        made: list[RemoteRelay] = []
 
         def beside(hello: bytes) -> bytes:
             self.hello = hello
@@ -76,7 +76,7 @@ class Settling(World):
 
     def _broken(self, far: Carried) -> None:
         route = Route(self.one.stack, self.two.device.address, self.port, self.hello)
-        self.askers.add(Asker(self.loop, route, self.promotion, KEY, far, self.askers.discard))
+        self.askers.add(Resync(self.loop, route, self.promotion, KEY, far, self.askers.discard))
 
     def _requested(self, request: ConnectionRequest) -> None:
         found = Promotion.find(request.private_data, KEY)
@@ -116,7 +116,7 @@ class Settling(World):
         self.rest()
         return Promotion.find(hello + told[0].private_data, KEY)
 
-    def cut(self, far: Far) -> None:
+    def cut(self, far: RemoteRelay) -> None:
         """The RDMA connection is lost, seen from this end first."""
         assert isinstance(far.link, SdpLink)
         far.link.stream.abort()
@@ -153,14 +153,14 @@ def test_tcp_goes_on_where_the_link_broke(world: Settling, whose: int, seed: int
     assert not reset(a) | reset(b)
     all_of(a, b, counts[a])
     all_of(b, a, counts[b])
-    world.turns(lambda: world.asked[-1].purpose is Purpose.SETTLED)
-    assert [one.purpose for one in world.asked] == [Purpose.CARRY, Purpose.SETTLE, Purpose.SETTLED]
+    world.turns(lambda: world.asked[-1].purpose is Purpose.RESYNCED)
+    assert [one.purpose for one in world.asked] == [Purpose.CARRY, Purpose.RESYNC, Purpose.RESYNCED]
 
 
 def test_a_connection_that_ends_is_not_asked_about(world: Settling) -> None:
     a, b, _, _ = world.joined()
     for app in (a, b):
-        app.say(notice=1)
+        app.send_control(notice=1)
         world.rest()
     assert world.over()
     world.rest()
@@ -210,11 +210,11 @@ def test_an_answer_is_the_same_however_often_it_is_asked_for(world: Settling) ->
     world.rest()
     world.answering = world._answer
     for _ in range(2):
-        found = world.ask(Purpose.SETTLE, 0)
+        found = world.ask(Purpose.RESYNC, 0)
         assert found is not None
         assert (found.purpose, found.arrived) == (Purpose.ARRIVED, 300)
     for _ in range(2):
-        found = world.ask(Purpose.SETTLED)
+        found = world.ask(Purpose.RESYNCED)
         assert found is not None
         assert found.purpose is Purpose.HEARD
     assert other.lost
@@ -224,12 +224,12 @@ def test_an_answer_is_the_same_however_often_it_is_asked_for(world: Settling) ->
 
 def test_settled_before_anything_was_asked_is_a_reset(world: Settling) -> None:
     _, b, _, _ = world.joined()
-    found = world.ask(Purpose.SETTLED)
+    found = world.ask(Purpose.RESYNCED)
     assert found is not None
     assert reset(b)
 
 
-@pytest.mark.parametrize("purpose", [Purpose.SETTLE, Purpose.SETTLED, Purpose.FAILED, Purpose.ARRIVED, Purpose.HEARD])
+@pytest.mark.parametrize("purpose", [Purpose.RESYNC, Purpose.RESYNCED, Purpose.FAILED, Purpose.ARRIVED, Purpose.HEARD])
 def test_a_question_with_another_hello_is_not_answered(world: Settling, purpose: Purpose) -> None:
     _, b, _, other = world.joined()
     changed = bytearray(world.hello)
@@ -241,7 +241,7 @@ def test_a_question_with_another_hello_is_not_answered(world: Settling, purpose:
 
 def test_an_impossible_count_is_answered_by_nothing(world: Settling) -> None:
     _, b, _, _ = world.joined()
-    assert world.ask(Purpose.SETTLE, 1) is None
+    assert world.ask(Purpose.RESYNC, 1) is None
     assert reset(b)
 
 
@@ -317,7 +317,7 @@ def test_nothing_is_left_of_many(world: Settling) -> None:
         _, _, one, _ = world.joined()
         world.cut(one)
         world.turns(world.over)
-        world.turns(lambda: world.asked[-1].purpose is Purpose.SETTLED)
+        world.turns(lambda: world.asked[-1].purpose is Purpose.RESYNCED)
         world.rest()
         world.answers._settled.clear()
     assert not world.answers._links

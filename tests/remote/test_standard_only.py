@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from queue import Queue
 
 import pytest
+from hosts import hosts, need_namespaces
 from sdp_by_hand import (
     BUFFERED,
     COMBINED,
@@ -31,7 +32,6 @@ from sdp_by_hand import (
 from standard_peer import StandardPeer
 from ways import WAIT_S, WAYS, Ends, Way, World
 
-from hosts import hosts, need_namespaces
 from sidestep.rdma.iwarp.ddp import RdmapOp, Segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.spec("SDP (A4); docs/wire/sdp.md §3 to §18, §23")]

@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hosts import hosts, need_namespaces
+from raw_iwarp import Ended
 from sdp_by_hand import (
     BSDH,
     BUFFER,
@@ -27,8 +29,6 @@ from sdp_by_hand import (
 )
 from ways import WAYS, Way, World
 
-from hosts import hosts, need_namespaces
-from raw_iwarp import Ended
 from sidestep.rdma.iwarp.ddp import RdmapOp
 from sidestep.sdp import header, hello, states
 from sidestep.sdp.states import FORBIDDEN, NO_PAYLOAD, OPEN, State

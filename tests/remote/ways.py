@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sdp_by_hand import BUFFER, BUFS, HandPeer, ask_port, hello_ib
-
 from hosts import Host
+from sdp_by_hand import BUFFER, BUFS, HandPeer, ask_port, hello_ib
 
 PORT: Final = 7000
 WAIT_S: Final = 20.0

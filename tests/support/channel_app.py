@@ -63,7 +63,7 @@ class App:
         offset, size = _channel.HEADER_WORDS[f"side[{side}].{name}"]
         return int.from_bytes(os.pread(self.segment, size, offset), "little")
 
-    def say(self, **words: int) -> None:
+    def send_control(self, **words: int) -> None:
         """Stores words of its own, and names the channel."""
         for name, value in words.items():
             self.end.publish(name, value)

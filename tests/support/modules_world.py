@@ -16,12 +16,12 @@ from sidestep.switch.protocol import (
     Endpoint,
     Ends,
     Incoming,
+    ListenerLease,
     OffloadProtocol,
     OffloadTransport,
     Pair,
     PortMapper,
     Services,
-    Visited,
     Workers,
 )
 
@@ -55,7 +55,7 @@ class NoServices:
     remote: RemoteSettings | None = None
     port_mapper: PortMapper | None = None
 
-    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+    def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
         raise AssertionError
 
     def drive(self, driven: Driven) -> None:
@@ -77,10 +77,10 @@ class NoServices:
     def check_listener(self, carrier: OffloadProtocol, local: Endpoint) -> None:
         raise AssertionError
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         raise AssertionError
 
-    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+    def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
         raise AssertionError
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:

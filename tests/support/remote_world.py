@@ -13,9 +13,9 @@ from channel_app import RING, App
 from sidestep import limits
 from sidestep.counters import Counters
 from sidestep.native.layout import Acked, Back, Notice, Seen
-from sidestep.provider.carry import remote_relay as fars
-from sidestep.provider.carry.hub import Relays
-from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry import remote_relay
+from sidestep.provider.carry.hub import Hub
+from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.carry.services import ProviderServices
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.soft.loop import Loop
@@ -25,7 +25,7 @@ from sidestep.sdp.endpoint import Stream
 from sidestep.sdp.requests import Event, StreamReceive, Told
 from sidestep.sdp.settings import Addresses
 from sidestep.sdp.stack import Stack
-from sidestep.switch.link import Carried, Say
+from sidestep.switch.link import Carried, Control
 
 WORD = Struct(">B7xQ")
 RINGS = RING << 32 | RING  # what ATTACHED says of them
@@ -33,7 +33,7 @@ TURN_S = 0.02
 WAIT_S = 20.0
 
 
-class Hub:
+class HubWorld:
     """One provider's, whose time is the test's."""
 
     def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
@@ -42,7 +42,7 @@ class Hub:
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
         self.counters = Counters()
-        self.hub = Relays(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
+        self.hub = Hub(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
         self.hub.descriptors()
         stack.callback(self.hub.close)
         self.dropped = 0
@@ -63,7 +63,7 @@ class Hub:
             callback()
 
 
-class Host(Hub):
+class Host(HubWorld):
     """One provider: a hub and a stack."""
 
     def __init__(self, stack: ExitStack, loop: Loop, address: str) -> None:
@@ -83,8 +83,8 @@ class Host(Hub):
     def link(self, stream: Stream) -> SdpLink:
         return SdpLink(stream, self.loop, self.lost.append, self.logged.append)
 
-    def take(self, app: App, link: SdpLink) -> Far:
-        far = fars.enter(
+    def take(self, app: App, link: SdpLink) -> RemoteRelay:
+        far = remote_relay.enter(
             self.hub, app.given(), protocol="test", on_drop=self._on_drop, link=link, segment_id=bytes(16), uid=0
         )
         link.carry(far)
@@ -127,17 +127,17 @@ class Stranger:
         if self.open:
             self.stream.send(memoryview(data))
 
-    def say(self, word: int, count: int = 0, data: bytes = b"") -> None:
+    def send_control(self, word: int, count: int = 0, data: bytes = b"") -> None:
         """One word, and what follows it."""
         self.write(WORD.pack(word, count) + data)
 
-    def words(self) -> list[tuple[Say, int]]:
+    def words(self) -> list[tuple[Control, int]]:
         """What has been heard, without data."""
         found, rest = [], bytes(self.heard)
         while len(rest) >= WORD.size:
             number, count = WORD.unpack(rest[: WORD.size])
-            rest = rest[WORD.size + (count if number == Say.DATA else 0) :]
-            found.append((Say(number), count))
+            rest = rest[WORD.size + (count if number == Control.DATA else 0) :]
+            found.append((Control(number), count))
         return found
 
 
@@ -172,12 +172,14 @@ class World:
         while quiet < 3:
             quiet = 0 if self.turn() else quiet + 1
 
-    def pair(self, *, promoted: bool = True, rings: tuple[int, int] = (RING, RING)) -> tuple[App, App, Far, Far]:
+    def pair(
+        self, *, promoted: bool = True, rings: tuple[int, int] = (RING, RING)
+    ) -> tuple[App, App, RemoteRelay, RemoteRelay]:
         """Two applications whose providers have a link."""
         apps = App(0, rings[0]), App(1, rings[1])
         for app in apps:
             self.stack.callback(app.close)
-        taken: list[Far] = []
+        taken: list[RemoteRelay] = []
         listener = self.two.stack.listen(0, lambda stream: taken.append(self.two.take(apps[1], self.two.link(stream))))
         addresses = Addresses(
             IPv4Address(self.one.device.address), 1, IPv4Address(self.two.device.address), listener.service_id & 0xFFFF
@@ -194,12 +196,12 @@ class World:
         """Both directions go by ring."""
         for words in ({"attached": 1}, {"rx_ready": 1}, {"tx_switch_offset": 7, "tx_switched": 1}):
             for app in apps:
-                app.say(**words)
+                app.send_control(**words)
             self.rest()
         assert [app.word("tx_switch_offset") for app in apps] == [7, 7]
         assert all(app.word("acked") & Acked.SWITCH for app in apps)
 
-    def stranger(self, *, promoted: bool = True) -> tuple[App, Far, Stranger]:
+    def stranger(self, *, promoted: bool = True) -> tuple[App, RemoteRelay, Stranger]:
         """An application whose provider has a link with somebody who says what he likes."""
         app = App(0)
         self.stack.callback(app.close)
@@ -212,16 +214,16 @@ class World:
         far = self.one.take(app, self.one.link(stream))
         self.turns(lambda: bool(met))
         listener.close()
-        app.say(attached=1)
+        app.send_control(attached=1)
         if promoted:
-            met[0].say(Say.ATTACHED, RINGS)
+            met[0].send_control(Control.ATTACHED, RINGS)
             self.rest()
-            app.say(rx_ready=1)
+            app.send_control(rx_ready=1)
             self.rest()
-            met[0].say(Say.READY)
-            met[0].say(Say.SWITCHED, 7)
+            met[0].send_control(Control.READY)
+            met[0].send_control(Control.SWITCHED, 7)
             self.rest()
-            app.say(tx_switch_offset=7, tx_switched=1)
+            app.send_control(tx_switch_offset=7, tx_switched=1)
         self.rest()
         return app, far, met[0]
 
@@ -244,19 +246,19 @@ def recall(app: App) -> int:
     at = app.end.received
     app.end.publish("rx_frozen", at)
     assert app.end.decide(False, Back.RECALLED) == Back.RECALLED
-    app.say(notice=Notice.RECALL | Notice.DEMOTE)
+    app.send_control(notice=Notice.RECALL | Notice.DEMOTE)
     return at
 
 
 def shut(app: App) -> None:
     """It shuts its sending direction down."""
     app.end.decide(True, Back.ENDED)
-    app.say(shut_wr=1)
+    app.send_control(shut_wr=1)
 
 
 def close(app: App) -> None:
     """The last descriptor is closed."""
-    app.say(notice=Notice.CLOSED)
+    app.send_control(notice=Notice.CLOSED)
 
 
 def hear_fin(app: App, seen: Seen = Seen.END) -> None:
@@ -264,7 +266,7 @@ def hear_fin(app: App, seen: Seen = Seen.END) -> None:
     app.poke(f"side[{1 - app.provider_side}].fin_seen", seen)
 
 
-def snap(world: World, *ends: Far) -> None:
+def snap(world: World, *ends: RemoteRelay) -> None:
     """The link of these is broken, and neither host has heard the last of the other."""
     for far in ends:
         assert isinstance(far.link, SdpLink)
@@ -284,16 +286,18 @@ def all_of(sender: App, receiver: App, sent: int) -> None:
         assert sent == by_ring == 0
 
 
-Words = list[tuple[int, int]]
+PeerState = list[tuple[int, int]]
 
 
-def is_cut_off_by(word: tuple[int, int], before: Words, world: World, app: App, far: Far, stranger: Stranger) -> None:
+def is_cut_off_by(
+    word: tuple[int, int], before: PeerState, world: World, app: App, far: RemoteRelay, stranger: Stranger
+) -> None:
     """What the stranger says before does no harm; with that word its connection is reset, as a violation."""
     for each in before:
-        stranger.say(*each)
+        stranger.send_control(*each)
     world.rest()
     assert not far.lost
-    stranger.say(*word)
+    stranger.send_control(*word)
     world.rest()
     assert far.lost
     assert reset(app)

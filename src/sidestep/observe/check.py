@@ -1,8 +1,8 @@
 """What would become of a program's connections under sidestep, here: a prediction, before anything is deployed.
 
-The program is judged by its file (`reach`), this place by trying what the shim would do in it. Run it where the program
-will run: in its container, as its user, with its limits. What the code of a program does is guessed from its bytes, and
-said so.
+The program is judged by its file (`preload_check`), this place by trying what the shim would do in it. Run it
+where the program will run: in its container, as its user, with its limits. What the code of a program does is guessed
+from its bytes, and said so.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Connection:
     born_ns: int  # CLOCK_MONOTONIC; no other connection of its process has it
     promotions: int = 0  # how often its sending has gone to the ring
     key: Key | None = None
-    link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `Far.details`
+    link: dict[str, Any] | None = None  # to another host: protocol, device, modes, credit; see `RemoteRelay.details`
 
     @property
     def promoted(self) -> bool:

@@ -1,7 +1,7 @@
 """What carries connections to other hosts, summed up: for `sidestep top` and the metrics.
 
-A single link is a document of the provider's control operation `links` (`Far.details`, `SdpLink.details`, the SDP
-connection's own). Another provider, or one of another version, may leave out what it does not know.
+A single link is a document of the provider's control operation `links` (`RemoteRelay.details`, `SdpLink.details`,
+the SDP connection's own). Another provider, or one of another version, may leave out what it does not know.
 """
 
 from __future__ import annotations

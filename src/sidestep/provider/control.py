@@ -84,7 +84,7 @@ class ControlConnection:
         return self.document("status")
 
     def links(self) -> Iterator[dict[str, Any]]:
-        """The connections with other hosts; see `Far.details`."""
+        """The connections with other hosts; see `RemoteRelay.details`."""
         after: int | None = 0
         while after is not None:
             document = self.document("links", after=after)

@@ -12,7 +12,7 @@ from sidestep.config import ProviderSettings
 from sidestep.errors import Unavailable
 from sidestep.provider import activation
 from sidestep.provider.log import to_file, to_stderr
-from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, Place, log_path
+from sidestep.provider.rundir import BUSY, READY, AlreadyRunning, RunDir, log_path
 from sidestep.provider.server import Provider
 
 _LOG_MODE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -36,7 +36,7 @@ def serve(
     _raise_descriptor_limit()
     try:
         listener = activation.listener() if settings.system else None
-        place = Place.inherit(listener) if listener else Place.take(settings.socket, public=settings.system)
+        place = RunDir.inherit(listener) if listener else RunDir.take(settings.socket, public=settings.system)
         if background:
             _detach(log_path(settings.socket), keep={place.lock_fd, place.listener.fileno(), ready_fd})
         provider = Provider(settings, place.listener, write_log=to_file if background else to_stderr)

@@ -34,7 +34,7 @@ class AlreadyRunning(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunDir:
     """A socket that this process serves, and the lock that makes it the only one."""
 
     path: Path
@@ -43,12 +43,12 @@ class Place:
     identity: tuple[int, int]  # device and inode of the socket's name
 
     @classmethod
-    def inherit(cls, listener: socket.socket) -> Place:
+    def inherit(cls, listener: socket.socket) -> RunDir:
         """What the service manager has handed over."""
         return cls(Path(listener.getsockname()), listener, None, (0, 0))
 
     @classmethod
-    def take(cls, path: Path, *, public: bool = False) -> Place:
+    def take(cls, path: Path, *, public: bool = False) -> RunDir:
         """Takes the lock and listens; `public`: for all users.
 
         Raises:

@@ -27,7 +27,7 @@ from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset
 from sidestep.remote.gateway_rules import Rule, check_rules
-from sidestep.remote.inbound import BY_CARRIER, Place, Visit, settings_for
+from sidestep.remote.inbound import BY_CARRIER, Inbound, InboundRuntime, settings_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers
 from sidestep.remote.pump import Pieces, Pump
@@ -45,7 +45,7 @@ _BACKLOG: Final = 512
 _ACCEPTS_PER_TURN: Final = 64
 _PAUSE_S: Final = 0.1  # after an accept() that failed for want of something
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_VISIT_S: Final = limits.MPA_DECISION_S - 1.0  # who asks by iWARP hears in time that nobody answers
+_INBOUND_S: Final = limits.MPA_DECISION_S - 1.0  # who asks by iWARP hears in time that nobody answers
 Log = Callable[[str], None]
 
 
@@ -439,7 +439,7 @@ class _FromSdp:
         self.tally = Tally()
         self.listening = rule.listen
         self._stack = gateway.at(rule.listen.address)
-        self._visits: dict[Visit, None] = {}
+        self._inbound: dict[Inbound, None] = {}
         self._listener = self._stack.take_requests(rule.rdma_port, self._requested)
         self.rdma_port = self._listener.service_id & 0xFFFF
 
@@ -447,12 +447,12 @@ class _FromSdp:
         self._listener.close()
 
     def abort(self) -> None:
-        for visit in list(self._visits):
-            visit.abandon("the gateway stops")
+        for inbound in list(self._inbound):
+            inbound.abandon("the gateway stops")
 
     @property
     def counted(self) -> Tally:
-        pumps = (visit.pump for visit in self._visits)
+        pumps = (inbound.pump for inbound in self._inbound)
         return with_running(self.tally, ((pump.to_tcp, pump.to_sdp) for pump in pumps if pump is not None))
 
     def _requested(self, request: ConnectionRequest) -> None:
@@ -468,16 +468,16 @@ class _FromSdp:
             self._log(host, f"is refused: {why}")
             request.reject()
             return
-        place = Place(self.gateway.loop, self._stack, self.gateway.pieces)
-        visit = Visit(
-            place, request, settings, self.rule.target, self._ended, partial(self._log, host), timeout_s=_VISIT_S
+        place = InboundRuntime(self.gateway.loop, self._stack, self.gateway.pieces)
+        inbound = Inbound(
+            place, request, settings, self.rule.target, self._ended, partial(self._log, host), timeout_s=_INBOUND_S
         )
-        self._visits[visit] = None
+        self._inbound[inbound] = None
         self.tally.active += 1
 
-    def _ended(self, visit: Visit) -> None:
-        del self._visits[visit]
-        tally, pump = self.tally, visit.pump
+    def _ended(self, inbound: Inbound) -> None:
+        del self._inbound[inbound]
+        tally, pump = self.tally, inbound.pump
         tally.active -= 1
         if pump is None:
             tally.failed += 1

@@ -35,7 +35,7 @@ BY_CARRIER: Final = {carrier: replace(_SETTINGS, carrier=carrier) for carrier in
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InboundRuntime:
     """Where connections are joined."""
 
     loop: Loop
@@ -43,7 +43,7 @@ class Place:
     pieces: Pieces
 
 
-class Visit:
+class Inbound:
     """One request.
 
     Args:
@@ -61,11 +61,11 @@ class Visit:
 
     def __init__(
         self,
-        place: Place,
+        place: InboundRuntime,
         request: ConnectionRequest,
         settings: Settings,
         target: Endpoint,
-        on_over: Callable[[Visit], object],
+        on_over: Callable[[Inbound], object],
         tell: Callable[[str], object],
         *,
         timeout_s: float,

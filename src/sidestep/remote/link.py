@@ -22,14 +22,14 @@ from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
 from sidestep.rdma.work import Access
 from sidestep.sdp.requests import Event, EventKind, StreamReceive, StreamSend, Told
-from sidestep.switch.link import Carried, Say
+from sidestep.switch.link import Carried, Control
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop, Timer
     from sidestep.rdma.verbs import MemoryRegion
     from sidestep.sdp.endpoint import Stream
 
-WORD: Final = Struct(">B7xQ")
+CONTROL: Final = Struct(">B7xQ")
 _ENDS: Final = frozenset({EventKind.BROKEN, EventKind.CLOSED})  # after END_OF_STREAM there may be words to read
 _TOGETHER: Final = 224  # bytes of words, and short data behind one of them, that go inline
 _LARGE: Final = 4  # messages of the present size: data that would fill more of them asks for larger ones
@@ -63,12 +63,12 @@ class SdpLink:
         self._on_lost = on_lost
         self._log = log
         self._device = device
-        self._far: Carried | None = None
+        self._relay: Carried | None = None
         self._out: list[bytes | memoryview] = []  # in order; words of one piece stand together
         self._pieces = 0  # of data, in `_out` and on their way
         self._on_way: dict[StreamSend, int] = {}  # the words that each brings; 0: it is data
-        self._words = 0  # queued and on their way
-        self._header = memoryview(bytearray(WORD.size))
+        self._controls = 0  # queued and on their way
+        self._header = memoryview(bytearray(CONTROL.size))
         self._due: list[int] = []  # bytes of data that each outstanding receive brings; empty: a header is awaited
         self._established = self._finishing = self._ended = self._over = self._lost = False
         self._on_gone: Callable[[], None] = _nothing
@@ -93,17 +93,17 @@ class SdpLink:
     def _ending(self) -> bool:
         return self._finishing or self._over
 
-    def say(self, word: Say, count: int = 0) -> None:
+    def send_control(self, control: Control, count: int = 0) -> None:
         if self._ending:
             return
-        self._out.append(WORD.pack(word, count))
-        self._words += 1
-        self._loop.soon(self._flush if self._words <= limits.LINK_WORDS_MAX else self._overflow)
+        self._out.append(CONTROL.pack(control, count))
+        self._controls += 1
+        self._loop.soon(self._flush if self._controls <= limits.LINK_WORDS_MAX else self._overflow)
 
     def send(self, piece: memoryview) -> None:
         if self._ending:
             return
-        self.say(Say.DATA, len(piece))
+        self.send_control(Control.DATA, len(piece))
         self._out.append(piece)
         self._pieces += 1
 
@@ -127,8 +127,8 @@ class SdpLink:
 
     def _overflow(self) -> None:
         """The other end takes nothing, and yet has us say more and more."""
-        if self._far is not None and not self._over:
-            self._break(self._far, PeerViolation(f"it takes none of {self._words} words", rule="link_words"))
+        if self._relay is not None and not self._over:
+            self._break(self._relay, PeerViolation(f"it takes none of {self._controls} words", rule="link_words"))
 
     def details(self) -> dict[str, object]:
         return {"device": self._device, "peer": self._stream.address, **self._stream.connection.details()}
@@ -136,7 +136,7 @@ class SdpLink:
     # ---- for whoever made the stream ----
 
     def carry(self, far: Carried) -> None:
-        self._far = far
+        self._relay = far
         if self._gone:
             return
         with suppress(SidestepError):  # else each piece is registered by itself
@@ -148,8 +148,8 @@ class SdpLink:
         if self._over:
             return
         self._read_on()
-        if self._far is not None and not self._finishing:
-            self._far.handle_room()
+        if self._relay is not None and not self._finishing:
+            self._relay.handle_room()
 
     # ---- out ----
 
@@ -162,54 +162,54 @@ class SdpLink:
         out, self._out = self._out, []
         parts: list[bytes | memoryview] = []
         counts: list[int] = []  # words in each part; 0: it is data
-        words: list[bytes] = []
+        controls: list[bytes] = []
         room = _TOGETHER
         full = self._pieces >= limits.LINK_PIECES_MAX
         for each in out:
             if isinstance(each, bytes):
-                words.append(each)
+                controls.append(each)
                 room -= len(each)
             elif len(each) <= room:  # a copy costs less than a place of its own in a message
-                words[-1] += each
+                controls[-1] += each
                 room -= len(each)
                 self._pieces -= 1
             else:
-                parts += b"".join(words), each
-                counts += len(words), 0
-                words, room = [], _TOGETHER
+                parts += b"".join(controls), each
+                counts += len(controls), 0
+                controls, room = [], _TOGETHER
                 if not self._large and len(each) > _LARGE * self._stream.connection.remote_size:
                     self._large = True
                     with suppress(SidestepError):  # it may have such buffers, or its request be on its way
                         self._stream.resize_remote(limits.REMOTE_RECEIVE_SIZE_MAX)
-        if words:
-            parts.append(b"".join(words))
-            counts.append(len(words))
+        if controls:
+            parts.append(b"".join(controls))
+            counts.append(len(controls))
         if parts:
             sends = self._stream.send_together(map(memoryview, parts))
             for send, count in zip(sends, counts, strict=True):
                 self._on_way[send] = count
                 if send.done:  # it was told before we knew it
                     self._sent(send)
-        if full and self._pieces < limits.LINK_PIECES_MAX and self._far is not None:
-            self._far.handle_room()
+        if full and self._pieces < limits.LINK_PIECES_MAX and self._relay is not None:
+            self._relay.handle_room()
         if self._finishing and not (self._ended or self._over):
             self._ended = True
             self._stream.shutdown_write()
 
     def _sent(self, send: StreamSend) -> None:
-        words = self._on_way.pop(send, None)
-        if words:
-            self._words -= words
-        elif words is not None:
+        controls = self._on_way.pop(send, None)
+        if controls:
+            self._controls -= controls
+        elif controls is not None:
             full = self._pieces >= limits.LINK_PIECES_MAX
             self._pieces -= 1
-            if full and self._far is not None:
-                self._far.handle_room()
+            if full and self._relay is not None:
+                self._relay.handle_room()
 
     # ---- in ----
 
     def _received(self, receive: StreamReceive) -> None:
-        far = self._far
+        far = self._relay
         if self._over or far is None:
             return
         if receive.filled < (receive.length if receive.waitall else 1):
@@ -226,7 +226,7 @@ class SdpLink:
                 if not self._finishing:
                     far.handle_data(length)
             elif not self._finishing:
-                self._take_word(far)
+                self._take_control(far)
         except PeerViolation as why:
             self._break(far, why)
         if not (self._due or self._over):
@@ -239,16 +239,16 @@ class SdpLink:
         else:
             self._stream.receive(self._header, waitall=True)
 
-    def _take_word(self, far: Carried) -> None:
-        number, count = WORD.unpack(self._header)
-        if number == Say.DATA:
+    def _take_control(self, far: Carried) -> None:
+        number, count = CONTROL.unpack(self._header)
+        if number == Control.DATA:
             self._await_data(far, count)
             return
         try:
-            word = Say(number)
+            control = Control(number)
         except ValueError:
             raise PeerViolation(f"word {number} of a link", rule="link_word") from None
-        far.handle_word(word, count)
+        far.handle_control(control, count)
 
     def _await_data(self, far: Carried, length: int) -> None:
         if not 0 < length <= limits.RING_SIZE_MAX:
@@ -291,8 +291,8 @@ class SdpLink:
             call(*arguments)
         except Exception:
             self._log(f"a connection is reset, by a fault of ours: {traceback.format_exc()}")
-            if self._far is not None:
-                self._far.reset("fault")
+            if self._relay is not None:
+                self._relay.reset("fault")
             self.abandon()
 
     def _close(self) -> None:
@@ -312,7 +312,7 @@ class SdpLink:
 
     def _lose(self, *, broken: bool = False) -> None:
         """The stream is over: that was to be, or the connection goes on without it."""
-        far = self._far
+        far = self._relay
         if far is None or self._lost or (self._over and not (broken and self._finishing)):
             return
         self._lost = True

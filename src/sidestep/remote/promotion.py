@@ -47,12 +47,12 @@ class Purpose(IntEnum):
     """What it is for. No answer reads as a request: it could be sent back to who made it."""
 
     CARRY = 1  # a request: carry this connection
-    SETTLE = 2  # a request: its link is broken; so many bytes have arrived here
+    RESYNC = 2  # a request: its link is broken; so many bytes have arrived here
     ARRIVED = 3  # the answer: so many bytes have arrived here, and what you miss comes by TCP
-    SETTLED = 4  # a request: what you miss comes by TCP, too
+    RESYNCED = 4  # a request: what you miss comes by TCP, too
     FAILED = 5  # a request: it is reset
     HEARD = 6  # the answer to these two
-    VISIT = 7  # a request: an ordinary connection to the service at that port; its client is who the Hello says
+    INBOUND = 7  # a request: an ordinary connection to the service at that port; its client is who the Hello says
 
 
 @dataclass(frozen=True, slots=True)

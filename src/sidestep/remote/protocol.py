@@ -9,9 +9,9 @@ TCP and stays there.
 A host is believed if it is among those that the provider was told of, and has the key, if there is one; what it asks
 for must concern a connection between the very addresses that it asks from.
 
-A request for a service, with nothing beside its Hello or with `Purpose.VISIT`, is one of ordinary SDP: `serving` hands
-it to who listens there. `reach` makes such connections for programs of this host that begin with SDP: those whose
-socket names IPPROTO_SDP, and those of whom a rule of the policy says so.
+A request for a service, with nothing beside its Hello or with `Purpose.INBOUND`, is one of ordinary SDP: `serving`
+hands it to who listens there. `sdp_connect` makes such connections for programs of this host that begin with SDP: those
+whose socket names IPPROTO_SDP, and those of whom a rule of the policy says so.
 
 If the SDP connection breaks while the TCP connection lives, the connecting end's provider asks the other up to which
 byte it has come, and both go back to TCP there (`Purpose.SETTLE`).
@@ -36,8 +36,8 @@ from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
 from sidestep.remote.peers import PROVIDER_PORT, Peers
 from sidestep.remote.promotion import SIZE, Promotion, Purpose, read_key, why_not, why_not_in
-from sidestep.remote.resync import Answers, Asker, Route
-from sidestep.remote.sdp_connect import Reaches
+from sidestep.remote.resync import Resync, ResyncResponder, Route
+from sidestep.remote.sdp_connect import SdpConnects
 from sidestep.remote.serving import Serving
 from sidestep.routing import Address
 from sidestep.sdp.endpoint import Stream
@@ -48,13 +48,13 @@ from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Settings
 from sidestep.switch.link import Carried
 from sidestep.switch.protocol import (
-    Asked,
     Capabilities,
     Endpoint,
     Incoming,
     OffloadProtocol,
     Outgoing,
     Pair,
+    PendingConnect,
     PortMapper,
     Request,
     Services,
@@ -84,11 +84,11 @@ class Sdp(OffloadProtocol):
         super().start(services)
         self._stacks: dict[Address, _At] = {}
         self._carried: set[Carried] = set()
-        self._askers: set[Asker] = set()
+        self._askers: set[Resync] = set()
         self._key: bytes | None = None
         self._peers: PortMapper
         self._workers: Workers | None = None
-        self._reaches: Reaches | None = None
+        self._connects: SdpConnects | None = None
         if services.remote is None:
             return
         if services.remote.key_file is not None:
@@ -98,8 +98,8 @@ class Sdp(OffloadProtocol):
             self._peers = services.port_mapper
         else:
             self._peers = peers = Peers(self._loop, self._port_for, services.log)
-            self._workers = services.hire(self, peers)
-            self._reaches = Reaches(self, peers, lambda local: self._at(local).stack)
+            self._workers = services.start_workers(self, peers)
+            self._connects = SdpConnects(self, peers, lambda local: self._at(local).stack)
         services.drive(self._loop)
 
     def stop(self) -> None:
@@ -107,12 +107,12 @@ class Sdp(OffloadProtocol):
             return
         self.services.release_driven(self._loop)
         if self._workers is not None:
-            self._workers.dismiss()
-        if self._reaches is not None:
-            self._reaches.close()
+            self._workers.stop()
+        if self._connects is not None:
+            self._connects.close()
         self._peers.close()
-        for asker in self._askers:
-            asker.close()
+        for resync in self._askers:
+            resync.close()
         for at in self._stacks.values():
             at.close()
         for far in list(self._carried):  # nobody will find out any more what has arrived
@@ -143,10 +143,10 @@ class Sdp(OffloadProtocol):
         """Where other providers call."""
         return self._at(local).port
 
-    def open(self, asked: Asked) -> None:
+    def open(self, asked: PendingConnect) -> None:
         """Begins with SDP."""
-        assert self._reaches is not None  # what programs ask for comes to the provider, not to a worker
-        self._reaches.open(asked)
+        assert self._connects is not None  # what programs ask for comes to the provider, not to a worker
+        self._connects.open(asked)
 
     def reach(self, outgoing: Outgoing, vain: int | None) -> None:
         """Asks for the other provider's port and calls there; `vain`: where nobody answered."""
@@ -201,7 +201,7 @@ class Sdp(OffloadProtocol):
 
     def settle(self, route: Route, promotion: Promotion, far: Carried) -> None:
         """Its link is broken: finds out where TCP goes on."""
-        self._askers.add(Asker(self._loop, route, promotion, self._key, far, self._askers.discard))
+        self._askers.add(Resync(self._loop, route, promotion, self._key, far, self._askers.discard))
 
     def trusts(self, host: Address) -> bool:
         return self.services.remote is not None and self.services.remote.trusts(host)
@@ -244,7 +244,7 @@ class _At(Node):
         except BaseException:
             self.device.close()
             raise
-        self.answers = Answers(sdp.loop)
+        self.answers = ResyncResponder(sdp.loop)
         self.serving = Serving(sdp, self.stack, address)
 
     @property
@@ -298,8 +298,8 @@ class _At(Node):
         hello = Hello.decode(memoryview(told))
         if (hello.src_ip, hello.dst_ip) != (host, self.address):
             raise PeerViolation("it concerns other addresses than it comes from", rule="promotion_host")
-        if found.purpose is Purpose.VISIT:
-            self.answers.visit(found.name)
+        if found.purpose is Purpose.INBOUND:
+            self.answers.note_inbound(found.name)
             client = Endpoint(host, hello.local_port)
             self.serving.take(request, found.port, client, settings_for(told, host, self.address), beside_hello=SIZE)
             return
@@ -323,7 +323,7 @@ class _At(Node):
         self.sdp.services.await_end(self.sdp, local, remote, found_end, partial(self._decline, request))
 
     def _accepted(self, stream: Stream, incoming: Incoming, name: bytes, hello: bytes) -> None:
-        def broken(_far: Carried) -> None:
+        def broken(_relay: Carried) -> None:
             self.answers.handle_broken(name)
 
         link = SdpLink(stream, self.sdp.loop, broken, self.sdp.services.log, self.device.name)

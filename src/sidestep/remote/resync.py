@@ -8,7 +8,7 @@ The end that made the link asks, by connection requests that are never accepted:
                                               <--  HEARD
 
 Each side lets its application read TCP only when it knows that the other one sends there all that is missing
-(`Far.handle_settled`). Every question may be asked again: the answers are kept for a while.
+(`RemoteRelay.handle_resynced`). Every question may be asked again: the answers are kept for a while.
 
 Until then the connection stands still, as a TCP connection does over a link that is down, and for as long at most. A
 host that does not know the link, or where nobody listens any more, says so at once: then nobody knows which bytes the
@@ -48,12 +48,12 @@ class Route:
     hello: bytes  # that the link began with
 
 
-class Asker:
+class Resync:
     """Asks about one connection until it is settled; `on_over` is called then, if nobody closes it before."""
 
     def __init__(
         self, loop: Loop, route: Route, promotion: Promotion, key: bytes | None, far: Carried,
-        on_over: Callable[[Asker], None],
+        on_over: Callable[[Resync], None],
     ) -> None:  # fmt: skip
         self._loop = loop
         self._on_over = on_over
@@ -62,14 +62,14 @@ class Asker:
         self._asked: Connection | None = None
         self._route = route
         self._key = key
-        self._far = far
+        self._relay = far
         self._promotion = promotion
         self._until = loop.now + limits.SETTLE_S
         arrived = far.break_off()
         if arrived is None:
             self._begin(replace(promotion, purpose=Purpose.FAILED), self._heard_end)
         else:
-            self._begin(replace(promotion, purpose=Purpose.SETTLE, arrived=arrived), self._heard_arrived)
+            self._begin(replace(promotion, purpose=Purpose.RESYNC, arrived=arrived), self._heard_arrived)
 
     def close(self) -> None:
         """Asks no more: its stack is about to be closed."""
@@ -86,7 +86,7 @@ class Asker:
 
     def _begin(self, question: Promotion, answered: Callable[[Promotion | None], None]) -> None:
         self._question, self._answered = question, answered
-        if question.purpose is not Purpose.SETTLE:
+        if question.purpose is not Purpose.RESYNC:
             self._until = self._loop.now + limits.SETTLED_KEPT_S
         self._tries = 0
         self._again()
@@ -97,7 +97,7 @@ class Asker:
         self._timer = self._loop.call_later(pause_s, self._ask)
 
     def _ask(self) -> None:
-        if self._question.purpose is Purpose.SETTLE and self._far.break_off() is None:  # it has been reset meanwhile
+        if self._question.purpose is Purpose.RESYNC and self._relay.break_off() is None:  # it has been reset meanwhile
             self._begin(replace(self._promotion, purpose=Purpose.FAILED), self._heard_end)
             return
         if self._loop.now > self._until:
@@ -131,9 +131,9 @@ class Asker:
 
     def _heard_arrived(self, answer: Promotion | None) -> None:
         known = answer is not None and answer.purpose is Purpose.ARRIVED
-        if self._far.handle_arrived(answer.arrived if known and answer is not None else None):
-            self._far.handle_settled()
-            purpose = Purpose.SETTLED
+        if self._relay.handle_arrived(answer.arrived if known and answer is not None else None):
+            self._relay.handle_resynced()
+            purpose = Purpose.RESYNCED
         else:
             purpose = Purpose.FAILED
         if known:  # it waits for this
@@ -146,7 +146,7 @@ class Asker:
 
 
 @dataclass(slots=True)
-class _Settling:
+class _Pending:
     """A link of another host's."""
 
     hello: bytes  # that it began with
@@ -157,53 +157,53 @@ class _Settling:
     answered: bool = False  # he knows what has arrived here, and we what there
 
 
-class Answers:
+class ResyncResponder:
     """What the other hosts may ask about: links of theirs, and those that were settled not long ago."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._links: dict[bytes, _Settling] = {}  # by name
+        self._links: dict[bytes, _Pending] = {}  # by name
         self._settled: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # by name: Hello, until
-        self._visits: OrderedDict[bytes, None] = OrderedDict()  # names
+        self._inbound: OrderedDict[bytes, None] = OrderedDict()  # names
 
     def check(self, name: bytes) -> None:
         """Raises PeerViolation for a name that is taken."""
         if name in self._links or name in self._settled:
             raise PeerViolation("a second link of that name", rule="promotion_name")
 
-    def visit(self, name: bytes) -> None:
+    def note_inbound(self, name: bytes) -> None:
         """Raises PeerViolation for the name of a visit that was made already: no TCP connection stands behind one."""
-        if name in self._visits:
+        if name in self._inbound:
             raise PeerViolation("a second visit of that name", rule="promotion_name")
-        self._visits[name] = None
-        if len(self._visits) > limits.VISITS_REMEMBERED_MAX:
-            self._visits.popitem(last=False)
+        self._inbound[name] = None
+        if len(self._inbound) > limits.VISITS_REMEMBERED_MAX:
+            self._inbound.popitem(last=False)
 
     def add(self, name: bytes, hello: bytes, link: SdpLink, far: Carried) -> None:
-        self._links[name] = _Settling(hello, link, far)
+        self._links[name] = _Pending(hello, link, far)
 
     def remove(self, name: bytes) -> None:
-        settling = self._links.pop(name, None)
-        if settling is not None and settling.timer is not None:
-            settling.timer.cancel()
+        resyncing = self._links.pop(name, None)
+        if resyncing is not None and resyncing.timer is not None:
+            resyncing.timer.cancel()
 
     def handle_broken(self, name: bytes) -> None:
         """The link is gone: its maker is waited for, as long as he would ask."""
-        if (settling := self._links.get(name)) is not None:
-            self._wait(settling)
+        if (resyncing := self._links.get(name)) is not None:
+            self._wait(resyncing)
 
-    def _wait(self, settling: _Settling) -> None:
+    def _wait(self, resyncing: _Pending) -> None:
         """Gives it up when its time is over, or sooner if TCP has been reset meanwhile."""
-        if settling.until is None:
-            settling.until = self._loop.now + limits.SETTLE_S
-            self._look_after(settling)
+        if resyncing.until is None:
+            resyncing.until = self._loop.now + limits.SETTLE_S
+            self._look_after(resyncing)
 
-    def _look_after(self, settling: _Settling) -> None:
-        assert settling.until is not None
-        if self._loop.now > settling.until:
-            settling.far.handle_arrived(None)
-        elif settling.far.break_off() is not None:
-            settling.timer = self._loop.call_later(limits.SETTLE_LOOK_S, lambda: self._look_after(settling))
+    def _look_after(self, resyncing: _Pending) -> None:
+        assert resyncing.until is not None
+        if self._loop.now > resyncing.until:
+            resyncing.far.handle_arrived(None)
+        elif resyncing.far.break_off() is not None:
+            resyncing.timer = self._loop.call_later(limits.SETTLE_LOOK_S, lambda: self._look_after(resyncing))
 
     def answer(self, request: ConnectionRequest, asked: Promotion, hello: bytes, key: bytes | None) -> None:
         """Answers one question; one that makes no sense, or is of an unknown link, is rejected without a word."""
@@ -214,25 +214,25 @@ class Answers:
         now = self._loop.now
         while self._settled and next(iter(self._settled.values()))[1] <= now:
             self._settled.popitem(last=False)
-        settling = self._links.get(asked.name)
-        if settling is None or settling.hello != hello:
+        resyncing = self._links.get(asked.name)
+        if resyncing is None or resyncing.hello != hello:
             settled = self._settled.get(asked.name)
-            if settled is not None and settled[0] == hello and asked.purpose is not Purpose.SETTLE:
+            if settled is not None and settled[0] == hello and asked.purpose is not Purpose.RESYNC:
                 return replace(asked, purpose=Purpose.HEARD)
             return None
-        far = settling.far
-        if asked.purpose is Purpose.SETTLE:
-            settling.link.abandon()  # nothing more arrives
-            self._wait(settling)
+        far = resyncing.far
+        if asked.purpose is Purpose.RESYNC:
+            resyncing.link.abandon()  # nothing more arrives
+            self._wait(resyncing)
             arrived = far.break_off()
             if arrived is None or not far.handle_arrived(asked.arrived):
                 return None
-            settling.answered = True
+            resyncing.answered = True
             return replace(asked, purpose=Purpose.ARRIVED, arrived=arrived)
-        if asked.purpose is Purpose.SETTLED and settling.answered:
-            far.handle_settled()
+        if asked.purpose is Purpose.RESYNCED and resyncing.answered:
+            far.handle_resynced()
         else:
-            settling.link.abandon()
+            resyncing.link.abandon()
             far.handle_arrived(None)
         self._settled[asked.name] = hello, now + limits.SETTLED_KEPT_S
         while len(self._settled) > limits.SETTLED_MAX:

@@ -2,11 +2,11 @@
 
     program ── TCP, loopback ──► place ── Pump ── SDP stream ──► the other host's provider, or whoever has SDP there
 
-Theory of operation. The program waits in connect() (`switch.protocol.Asked`). The other host's provider is asked for,
-and gets a Hello with `Purpose.VISIT` beside it; a host that has none may still know the service by the standard: its
-port mapper is asked for it, and it gets the ordinary Hello of iWARP. When the stream is established the program's
-socket is sent to a *place*: a listening socket that takes in that very socket, whose cookie the kernel tells, and
-nothing else. The program is told by its shim that it is connected with the other host.
+Theory of operation. The program waits in connect() (`switch.protocol.PendingConnect`). The other host's provider is
+asked for, and gets a Hello with `Purpose.INBOUND` beside it; a host that has none may still know the service by the
+standard: its port mapper is asked for it, and it gets the ordinary Hello of iWARP. When the stream is established the
+program's socket is sent to a *place*: a listening socket that takes in that very socket, whose cookie the kernel tells,
+and nothing else. The program is told by its shim that it is connected with the other host.
 
 Who insists on SDP and gets no verdict in time is sent to a place that is *shut*: a filter drops what comes, so the
 kernel goes on sending SYNs and the connect() is truly in progress. It opens when the stream is established, and goes
@@ -44,7 +44,7 @@ from sidestep.remote.serving import NAMED, Provider
 from sidestep.sdp.errnos import BY_CAUSE
 from sidestep.sdp.requests import Event, EventKind, Told
 from sidestep.sdp.settings import Addresses, Carrier
-from sidestep.switch.protocol import Asked, Endpoint, Ends
+from sidestep.switch.protocol import Endpoint, Ends, PendingConnect
 
 if TYPE_CHECKING:
     from sidestep.rdma.soft.loop import Loop, Timer
@@ -59,7 +59,7 @@ _BACKLOG: Final = 8  # strangers may knock as well
 _ACCEPTS_PER_TURN: Final = 16
 
 
-class Reaches:
+class SdpConnects:
     """Those of one provider."""
 
     def __init__(self, provider: Provider, peers: Peers, stack_at: Callable[[Address], Stack]) -> None:
@@ -67,14 +67,14 @@ class Reaches:
         self.peers: Final = peers
         self.stack_at: Final = stack_at
         self.pieces: Final = Pieces()
-        self._there: dict[_Reach, None] = {}
+        self._there: dict[_SdpConnect, None] = {}
         self._vain: OrderedDict[Endpoint, float] = OrderedDict()  # until when TCP comes first
 
     def close(self) -> None:
         for reach in list(self._there):
             reach.abandon("the provider stops")
 
-    def open(self, asked: Asked) -> None:
+    def open(self, asked: PendingConnect) -> None:
         """Begins one; raises Unavailable."""
         remote = asked.request.remote
         if not remote.port:
@@ -82,7 +82,7 @@ class Reaches:
         until = self._vain.get(remote)
         if not asked.insists and until is not None and until > self.provider.loop.now:
             raise Unavailable("SDP has failed there a moment ago")
-        reach = _Reach(self, asked, self._local_of(asked))
+        reach = _SdpConnect(self, asked, self._local_of(asked))
         self._there[reach] = None
         reach.begin()
 
@@ -97,10 +97,10 @@ class Reaches:
         """SDP has been had there."""
         self._vain.pop(remote, None)
 
-    def ended(self, reach: _Reach) -> None:
+    def ended(self, reach: _SdpConnect) -> None:
         self._there.pop(reach, None)
 
-    def _local_of(self, asked: Asked) -> Endpoint:
+    def _local_of(self, asked: PendingConnect) -> Endpoint:
         """Where the program's connection comes from, to the other host."""
         local, remote = asked.request.local, asked.request.remote
         assert local is not None
@@ -112,12 +112,12 @@ class Reaches:
         return Endpoint(address, local.port)
 
 
-class _Reach:
+class _SdpConnect:
     """One connection."""
 
-    def __init__(self, reaches: Reaches, asked: Asked, local: Endpoint) -> None:
-        self._reaches = reaches
-        self._loop = reaches.provider.loop
+    def __init__(self, connects: SdpConnects, asked: PendingConnect, local: Endpoint) -> None:
+        self._connects = connects
+        self._loop = connects.provider.loop
         self._asked = asked
         self._local = local
         self._remote = asked.request.remote
@@ -127,7 +127,7 @@ class _Reach:
         self._port = 0
         self._silent: dict[Endpoint, bool] = {}  # who has told of nowhere, and whether he has said anything
         self._stream: Stream | None = None
-        self._place: _Place | None = None
+        self._place: _RedirectListener | None = None
         self._pump: Pump | None = None
         self._unname: Callable[[], None] | None = None
         self._over = False
@@ -153,14 +153,14 @@ class _Reach:
         return Endpoint(self._remote.address, PROVIDER_PORT)
 
     def _ask(self, whom: Endpoint) -> None:
-        self._reaches.peers.ask(self._local, whom, partial(self._heard, whom), anew=self._asked.insists)
+        self._connects.peers.ask(self._local, whom, partial(self._heard, whom), anew=self._asked.insists)
 
     # ---- the way there ----
 
     def _ask_for_service(self) -> None:
         """As the standard has it; that request cannot show a key."""
         wanted = self._stream is None and not self._over and self._remote not in self._silent
-        if wanted and self._reaches.provider.key is None:
+        if wanted and self._connects.provider.key is None:
             self._ask(self._remote)
 
     def _heard(self, whom: Endpoint, port: int | None) -> None:
@@ -173,13 +173,13 @@ class _Reach:
             self._asked_of, self._port = whom, port
             self._connect()
         else:
-            self._silent[whom] = not self._reaches.peers.denied(whom)
+            self._silent[whom] = not self._connects.peers.denied(whom)
             self._ask_for_service()
             self._give_up()
 
     def _give_up(self) -> None:
         """If nobody is left who might answer."""
-        asked = {self._provider_there} | ({self._remote} if self._reaches.provider.key is None else set())
+        asked = {self._provider_there} | ({self._remote} if self._connects.provider.key is None else set())
         if self._over or self._stream is not None or not asked <= self._silent.keys():
             return
         if all(self._silent.values()):
@@ -193,7 +193,7 @@ class _Reach:
         if self._asked_of == self._provider_there:
             carrier, beside = Carrier.INFINIBAND, self._beside_hello
         try:
-            stack = self._reaches.stack_at(self._local.address)
+            stack = self._connects.stack_at(self._local.address)
             self._stream = stack.connect(
                 str(self._remote.address), addresses, self._told, BY_CARRIER[carrier], beside_hello=beside
             )
@@ -201,8 +201,8 @@ class _Reach:
             self._fail(errno.ENETUNREACH, why.message)
 
     def _beside_hello(self, hello: bytes) -> bytes:
-        promotion = Promotion(Purpose.VISIT, self._remote.port, secrets.token_bytes(16))
-        return promotion.encode(hello, self._reaches.provider.key)
+        promotion = Promotion(Purpose.INBOUND, self._remote.port, secrets.token_bytes(16))
+        return promotion.encode(hello, self._connects.provider.key)
 
     def _told(self, stream: Stream, event: Told) -> None:
         """Until there is a pump."""
@@ -221,7 +221,7 @@ class _Reach:
             self._stream = None
             if error == errno.ECONNREFUSED and self._asked_of is not None and not self._opened:
                 # Who was to be there may have been started anew, at another port; or this service is refused.
-                self._reaches.peers.doubt(self._asked_of, self._port)
+                self._connects.peers.doubt(self._asked_of, self._port)
                 self._ask(self._asked_of)
             else:
                 self._fail(error, event.error.message if event.error is not None else "it broke")
@@ -242,14 +242,14 @@ class _Reach:
             taken_s = limits.REACH_TAKEN_S + 2 * (self._loop.now - self._began_at)
         self._end.cancel()
         self._end = self._loop.call_later(taken_s, self._handle_not_taken)
-        self._reaches.worth_it(self._remote)
+        self._connects.worth_it(self._remote)
 
     # ---- the way here ----
 
     def _send_to_place(self, *, shut: bool) -> None:
         address = NAMED if self._remote.address.version == NAMED.version else self._local.address
         try:
-            self._place = _Place(self._loop, address, self._asked, self._taken, shut=shut)
+            self._place = _RedirectListener(self._loop, address, self._asked, self._taken, shut=shut)
         except OSError as error:
             self._fail(errno.ENOBUFS, f"no place for it: {error.strerror}")
             return
@@ -259,7 +259,7 @@ class _Reach:
         comes_from = bound.address
         if comes_from.is_unspecified or comes_from.version != place.address.version:
             comes_from = ip_address("127.0.0.1") if place.address == NAMED else self._local.address
-        self._unname = self._reaches.provider.services.name_ends(
+        self._unname = self._connects.provider.services.map_addresses(
             Ends(Endpoint(comes_from, bound.port), place), Ends(self._local, self._remote)
         )
         self._answer()
@@ -278,7 +278,7 @@ class _Reach:
             return
         self._end.cancel()
         self._log("goes by SDP")
-        self._pump = Pump(self._loop, self._stream, sock, self._reaches.pieces, self._pumped)
+        self._pump = Pump(self._loop, self._stream, sock, self._connects.pieces, self._pumped)
 
     def _pumped(self, pump: Pump) -> None:
         how = f": {pump.why}" if pump.why else ""
@@ -313,7 +313,7 @@ class _Reach:
             return
         self._log(f"does not go by SDP: {why}")
         if not self._asked.insists:
-            self._reaches.in_vain(self._remote)
+            self._connects.in_vain(self._remote)
         self._drop_stream()
         if not self._answered:
             self._answer()
@@ -343,18 +343,24 @@ class _Reach:
             self._place.close()
         if self._unname is not None:
             self._unname()
-        self._reaches.ended(self)
+        self._connects.ended(self)
         self._asked.over()
 
     def _log(self, what: str) -> None:
-        self._reaches.provider.services.log(f"a connection from {self._local} to {self._remote} {what}")
+        self._connects.provider.services.log(f"a connection from {self._local} to {self._remote} {what}")
 
 
-class _Place:
+class _RedirectListener:
     """Where one program's socket is taken in; raises OSError."""
 
     def __init__(
-        self, loop: Loop, address: Address, asked: Asked, taken: Callable[[socket.socket], object], *, shut: bool
+        self,
+        loop: Loop,
+        address: Address,
+        asked: PendingConnect,
+        taken: Callable[[socket.socket], object],
+        *,
+        shut: bool,
     ) -> None:
         self.shut = shut
         self._loop = loop

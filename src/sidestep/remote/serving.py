@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
 from sidestep.native.layout import TRANSLATED_ADDRESS
-from sidestep.remote.inbound import Place, Visit, settings_for
+from sidestep.remote.inbound import Inbound, InboundRuntime, settings_for
 from sidestep.remote.pump import Pieces
 from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Services
 
@@ -79,14 +79,14 @@ class Serving:
         self._address = address
         self._pieces = Pieces()
         self._services: dict[int, _Service] = {}
-        self._visits: dict[Visit, None] = {}
+        self._inbound: dict[Inbound, None] = {}
 
     def close(self) -> None:
         for service in self._services.values():
             service.listener.close()
         self._services.clear()
-        for visit in list(self._visits):
-            visit.abandon("the provider stops")
+        for inbound in list(self._inbound):
+            inbound.abandon("the provider stops")
 
     def port_for(self, service: int) -> tuple[int, float] | None:
         """The RDMA port of a service and for how long it may be used; None: there is none.
@@ -136,27 +136,27 @@ class Serving:
         """Joins a request that is in order, of that client, with the service; or rejects it."""
         local = Endpoint(self._address, service)
         try:
-            if len(self._visits) >= limits.SERVED_MAX:
+            if len(self._inbound) >= limits.SERVED_MAX:
                 raise LimitReached(f"{limits.SERVED_MAX} connections are served")
-            visited = self._provider.services.visit(self._provider.as_protocol, local)
+            visited = self._provider.services.lease_listener(self._provider.as_protocol, local)
         except (PeerViolation, Unavailable, Misuse, LimitReached) as why:
             self._refuse(request, service, why)
             return
-        place = Place(self._provider.loop, self._stack, self._pieces)
+        place = InboundRuntime(self._provider.loop, self._stack, self._pieces)
 
-        def over(visit: Visit) -> None:
-            self._visits.pop(visit, None)
+        def over(inbound: Inbound) -> None:
+            self._inbound.pop(inbound, None)
             visited.leave()
 
         def name(comes_from: Endpoint) -> Callable[[], None]:
-            return self._provider.services.name_ends(Ends(local, comes_from), Ends(local, client))
+            return self._provider.services.map_addresses(Ends(local, comes_from), Ends(local, client))
 
-        visit = Visit(
+        inbound = Inbound(
             place, request, settings, local, over, partial(self.log, request, service),
             timeout_s=limits.SERVICE_CONNECT_S, beside_hello=beside_hello, name=name if visited.named else None,
             source=NAMED if visited.named and self._address.version == NAMED.version else self._address,
         )  # fmt: skip
-        self._visits[visit] = None
+        self._inbound[inbound] = None
 
     def _judge(self, request: ConnectionRequest, host: Address) -> Settings:
         """Whether an ordinary request is in order and believed, and the settings for its kind of Hello."""

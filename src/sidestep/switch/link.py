@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Protocol
 
 
-class Say(IntEnum):
+class Control(IntEnum):
     """What one provider says to the other of one connection; the count means what is said here."""
 
     ATTACHED = 1  # our application holds its channel; count: bytes of its rings, sent << 32 | read
@@ -25,7 +25,7 @@ class Say(IntEnum):
     CLOSED = 10  # nobody holds it any more; count: of the bytes that it has read
     ENDED = 11  # behind CLOSED: all that it sent by ring has gone before; count: as with BACK
     FIN_SEEN = 12  # its native socket has told the end
-    HANDED = 13  # `Acked` bits, as count: what was said of these is done
+    ACKED = 13  # `Acked` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
     LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
     ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own
@@ -39,7 +39,7 @@ class Link(Protocol):
     def room(self) -> int:
         """How many more pieces of data it takes now; it calls `Carried.handle_room` once there is more."""
 
-    def say(self, word: Say, count: int = 0) -> None:
+    def send_control(self, control: Control, count: int = 0) -> None:
         """Queues a word."""
 
     def send(self, piece: memoryview) -> None:
@@ -72,7 +72,7 @@ class Carried(Protocol):
     def handle_room(self) -> None:
         """The link takes data again."""
 
-    def handle_word(self, word: Say, count: int) -> None:
+    def handle_control(self, control: Control, count: int) -> None:
         """The other side said anything but DATA; raises PeerViolation once it is reset for that."""
 
     def data_room(self, length: int) -> tuple[memoryview, ...] | None:
@@ -93,5 +93,5 @@ class Carried(Protocol):
     def handle_arrived(self, count: int | None) -> bool:
         """So many bytes have arrived at the other side; None: that cannot be found out. False: it is over now."""
 
-    def handle_settled(self) -> None:
+    def handle_resynced(self) -> None:
         """What has not arrived here comes by TCP."""

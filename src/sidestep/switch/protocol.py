@@ -36,7 +36,7 @@ class Capabilities:
     rdma: bool = False  # places bytes into the peer's memory by itself
     local: bool = True  # can carry a connection both of whose ends are on this host
     remote: bool = False  # and one that leaves it
-    opens: bool = False  # opens a connection by itself, in the place of TCP, for who names it: see `Asked`
+    opens: bool = False  # opens a connection by itself, in the place of TCP, for who names it: see `PendingConnect`
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Incoming(Protocol):
         """Its bytes go over that link from now on; raises Unavailable."""
 
 
-class Asked(Protocol):
+class PendingConnect(Protocol):
     """A program that waits in connect() for a connection that a protocol is to open in the place of TCP.
 
     Whoever has it calls `redirect` or `refuse`, once, and `over` once nothing is left of it. `on_gone` is called when
@@ -146,7 +146,7 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Visited:
+class ListenerLease:
     """A listener that takes a connection of another host."""
 
     named: bool  # its program asks the provider who is at the other end
@@ -186,7 +186,7 @@ class Workers(Protocol):
             NotYet: It will soon be known.
         """
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """They take what they carry back to TCP, and end."""
 
 
@@ -215,7 +215,7 @@ class Services(Protocol):
     def port_mapper(self) -> PortMapper | None:
         """What a worker asks; None: this is no worker, and a protocol that needs one has its own."""
 
-    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+    def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
         """Workers that run this protocol, too, and ask `mapper`; None: it carries everything itself."""
 
     def drive(self, driven: Driven) -> None:
@@ -245,14 +245,14 @@ class Services(Protocol):
             Unavailable: Nobody listens there, or the policy keeps the listener on TCP, or it cannot be told.
         """
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         """The same for one connection, which counts.
 
         Raises:
             Unavailable: As `check_listener`.
         """
 
-    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+    def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
         """Programs under the shim see `names` where a TCP socket has `ends`, until what it gives is called."""
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -325,7 +325,7 @@ class OffloadProtocol(OffloadModule):
         """
         raise Unavailable(f"{self.name} carries no connections to other hosts")
 
-    def open(self, asked: Asked) -> None:
+    def open(self, asked: PendingConnect) -> None:
         """Opens a connection to another host in the place of TCP; raises Unavailable if that cannot be tried.
 
         Only for protocols that say that they can, by `opens`.

@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 TIMEOUT_S = 60
 
 
-def say(value: object) -> None:
+def send_control(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -37,7 +37,7 @@ def fetch(port: int, paths: list[str]) -> None:
         connection.request("GET", path)
         response = connection.getresponse()
         answers.append([response.status, *checksum(response.read())])
-    say(answers)
+    send_control(answers)
 
     def again() -> None:
         connection.request("GET", paths[0])
@@ -53,10 +53,10 @@ def held(port: int, path: str) -> None:
     response = connection.getresponse()
     assert response.status == 200, response.status
     body = bytearray(response.read(1_000_000))
-    say("begun")
+    send_control("begun")
     linger(lambda: body.extend(response.read(1_000_000)))
     body += response.read()
-    say(checksum(body))
+    send_control(checksum(body))
     connection.close()
 
 
@@ -74,13 +74,13 @@ def post(port: int, path: str, size: int) -> None:
         unsent = unsent[length:]
 
     send(10_000)
-    say("begun")
+    send_control("begun")
     linger(lambda: send(10_000))
     send(len(unsent))
     response = connection.getresponse()
     answer = json.loads(response.read())
     assert answer[:2] == checksum(body), answer
-    say([response.status, *answer])
+    send_control([response.status, *answer])
     connection.close()
 
 
@@ -150,7 +150,7 @@ def pester(port: int, path: str, count: int) -> None:
             for answer, by in seen.items():
                 if len(by) == count and answer not in said:
                     said.add(answer)
-                    say(answer)
+                    send_control(answer)
             told.wait()
     for pest in pests:
         pest.stopping = True
@@ -158,7 +158,7 @@ def pester(port: int, path: str, count: int) -> None:
         pest.join()
         if pest.error:
             raise pest.error
-    say({"answers": sorted(seen), "idle": sum(pest.requests < 3 for pest in pests)})
+    send_control({"answers": sorted(seen), "idle": sum(pest.requests < 3 for pest in pests)})
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from provider import prepare
 from sidestep.config import ProviderSettings
-from sidestep.provider import server, users
+from sidestep.provider import client_table, server, users
 from sidestep.provider.clients import Client
 from sidestep.provider.pairing import pairing
 from sidestep.provider.rpc import Packet
@@ -23,12 +23,12 @@ from sidestep.provider.rpc import Packet
 path, listener, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 taken = [0]
 channels: list[mmap.mmap] = []
-take_in, take_offer = server.Provider._take_in, pairing.Pairing._take_offer
+take_in, take_offer = client_table.ClientTable._take_in, pairing.Pairing._take_offer
 
 
-def count(provider: server.Provider, sock: socket.socket) -> None:
+def count(table: client_table.ClientTable, sock: socket.socket) -> None:
     taken[0] += 1
-    take_in(provider, sock)
+    take_in(table, sock)
 
 
 def keep(pairs: pairing.Pairing, client: Client, packet: Packet, *rest: object) -> object:
@@ -44,7 +44,7 @@ def tell() -> None:
     os._exit(0)
 
 
-server.Provider._take_in = count  # type: ignore[assignment,method-assign]
+client_table.ClientTable._take_in = count  # type: ignore[assignment,method-assign]
 pairing.Pairing._take_offer = keep  # type: ignore[assignment,method-assign]
 users.Users.admits = lambda *_: True  # type: ignore[method-assign]
 users.Users.may_pair = lambda *_, **__: True  # type: ignore[method-assign]

@@ -221,7 +221,7 @@ class Directions:
         self.ending = Ending.OPEN  # as the other provider has been told
         self.into = In.APART
         self.recall = Recall.NOT
-        self.far_ending = Ending.OPEN  # as we have been told
+        self.peer_ending = Ending.OPEN  # as we have been told
         self.shown = Ending.OPEN  # as our application knows: OPEN, SHUT or ENDED
         self.leaving = Leaving.STAYS
 
@@ -243,7 +243,7 @@ class Directions:
     @property
     def flows(self) -> bool:
         """Whether data may come."""
-        return self.into is In.RING and self.far_ending not in SILENT
+        return self.into is In.RING and self.peer_ending not in SILENT
 
     @property
     def given(self) -> bool:

@@ -45,8 +45,8 @@ class End:
 class Side:
     """The provider's side of one application's channel."""
 
-    def __init__(self, joint: Joint, end: End, doorbell: _channel.RemoteDoorbell, number: int) -> None:
-        self.joint = joint
+    def __init__(self, relayed: Relayed, end: End, doorbell: _channel.RemoteDoorbell, number: int) -> None:
+        self.relayed = relayed
         self.channel = end.channel
         self.end_of = end
         self.doorbell = doorbell
@@ -54,11 +54,11 @@ class Side:
         self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
         self.asking = False  # the application is to ring when it has read
         self.gone = False  # no process holds that end any more
-        self.words = PeerState(*[0] * len(PeerState._fields))
+        self.peer = PeerState(*[0] * len(PeerState._fields))
 
-    def tell(self, **words: int) -> None:
+    def tell(self, **peer: int) -> None:
         """Shows the application some words, in their order, and rings."""
-        for name, value in words.items():
+        for name, value in peer.items():
             self.channel.publish(name, value)
         self.doorbell.ring()
 
@@ -76,12 +76,12 @@ class Side:
     @property
     def closed(self) -> bool:
         """Nobody holds that end of the connection any more."""
-        return self.gone or bool(self.words.notice & _CLOSED)
+        return self.gone or bool(self.peer.notice & _CLOSED)
 
     @property
     def final(self) -> bool:
         """It sends nothing any more, neither by ring nor by TCP."""
-        return self.closed or bool(self.words.shut_wr)
+        return self.closed or bool(self.peer.shut_wr)
 
     @property
     def read_count(self) -> int:
@@ -89,12 +89,12 @@ class Side:
         return self.channel.sent - self.channel.unread
 
 
-class Joint(ABC):
+class Relayed(ABC):
     """One connection, as far as it ends in this provider, and what the hub needs of it."""
 
     side: Side
 
-    def __init__(self, hub: Relays, protocol: str, on_drop: Callable[[], None], *, ends_here: int = 1) -> None:
+    def __init__(self, hub: Hub, protocol: str, on_drop: Callable[[], None], *, ends_here: int = 1) -> None:
         self._hub = hub
         self.protocol = protocol
         self.on_drop = on_drop
@@ -152,7 +152,7 @@ class _Feed:
     sides: dict[int, Side]
 
 
-class Relays:
+class Hub:
     """All connections through this provider, and the doorbell that serves them."""
 
     def __init__(
@@ -166,16 +166,16 @@ class Relays:
         """`guarded` calls what it is given and answers for what that raises."""
         self._services = services
         self.counters = counters
-        self._joints_max = relays_max
+        self._relayed_max = relays_max
         self._leaving = False
         self.refused: set[str] = set()  # protocols that are about to go
         self._guarded = guarded
-        self._joints: dict[int, Joint] = {}
-        self.finishing: dict[Joint, None] = {}  # over, but for last words that are still on their way
+        self._relayed: dict[int, Relayed] = {}
+        self.finishing: dict[Relayed, None] = {}  # over, but for last words that are still on their way
         self._feeds: dict[tuple[bytes, int], _Feed] = {}
         self._news: dict[Side, None] = {}  # in order
         self._farewells: list[Callable[[], None]] = []  # protocols that have still to hear that a stream is lost
-        self._young: deque[tuple[float, Joint]] = deque()  # in order of the time by which they must be attached
+        self._young: deque[tuple[float, Relayed]] = deque()  # in order of the time by which they must be attached
         self._numbers = 0
         self._tidy_due = False
         self._doorbell: _channel.Doorbell | None = None
@@ -183,30 +183,30 @@ class Relays:
         self.doorbell_id: Final = secrets.token_bytes(16)
 
     def __len__(self) -> int:
-        return len(self._joints)
+        return len(self._relayed)
 
-    def __iter__(self) -> Iterator[Joint]:
-        return iter(self._joints.values())
+    def __iter__(self) -> Iterator[Relayed]:
+        return iter(self._relayed.values())
 
     # ---- making ----
 
-    def enter(self, joint: Joint, end: End) -> None:
+    def enter(self, relayed: Relayed, end: End) -> None:
         """Takes in an end whose application has not attached yet; raises Unavailable."""
-        if self._leaving or joint.protocol in self.refused:
+        if self._leaving or relayed.protocol in self.refused:
             raise Unavailable("the provider, or its protocol, is going away")
-        if joint.ends_here and sum(bool(each.ends_here) for each in self) >= self._joints_max:
-            raise Unavailable(f"{self._joints_max} connections already go through this provider")
+        if relayed.ends_here and sum(bool(each.ends_here) for each in self) >= self._relayed_max:
+            raise Unavailable(f"{self._relayed_max} connections already go through this provider")
         try:
-            joint.side = side = self._side(joint, end)
+            relayed.side = side = self._side(relayed, end)
         except (OSError, Unavailable) as error:
             raise Unavailable(f"a doorbell cannot be used: {error}") from error
-        self._joints[id(joint)] = joint
+        self._relayed[id(relayed)] = relayed
         side.channel.publish("hint", side.number)
         self.mark(side)
-        self._young.append((self._services.now() + limits.RELAY_ATTACH_S, joint))
+        self._young.append((self._services.now() + limits.RELAY_ATTACH_S, relayed))
         if len(self._young) == 1:
             self._services.call_later(limits.RELAY_ATTACH_S, self._check_attached)
-        if joint.ends_here:
+        if relayed.ends_here:
             self.counters.add("relay_opened")
 
     def descriptors(self) -> tuple[int, int, int]:
@@ -223,7 +223,7 @@ class Relays:
             self._doorbell, self._life = doorbell, life
         return self._doorbell.fd, self._doorbell.page_fd, self._life[0]
 
-    def _side(self, joint: Joint, end: End) -> Side:
+    def _side(self, relayed: Relayed, end: End) -> Side:
         name = (end.doorbell_name, end.doorbell_index)
         feed = self._feeds.get(name)
         if feed is None:
@@ -234,7 +234,7 @@ class Relays:
         self._numbers = self._numbers % 0xFFFFFFFF + 1
         while self._numbers in feed.sides:
             self._numbers = self._numbers % 0xFFFFFFFF + 1
-        side = Side(joint, end, feed.doorbell, self._numbers)
+        side = Side(relayed, end, feed.doorbell, self._numbers)
         feed.sides[side.number] = side
         return side
 
@@ -242,10 +242,10 @@ class Relays:
         """Drops connections that an application never took up: both ends are on TCP."""
         now = self._services.now()
         while self._young and (self._young[0][0] <= now or self._young[0][1].open or self._young[0][1].lost):
-            _, joint = self._young.popleft()
-            if not (joint.open or joint.lost or joint.promised):
+            _, relayed = self._young.popleft()
+            if not (relayed.open or relayed.lost or relayed.promised):
                 self.counters.add("relay_dropped", "not_attached")
-                self.drop(joint)
+                self.drop(relayed)
         if self._young:
             self._services.call_later(self._young[0][0] - now, self._check_attached)
 
@@ -255,7 +255,7 @@ class Relays:
         """Call before waiting; whether the wait must not sleep."""
         if self._farewells:
             return True
-        if self._doorbell is None or not self._joints:
+        if self._doorbell is None or not self._relayed:
             return False
         self._doorbell.sleep()
         return self.news
@@ -270,7 +270,7 @@ class Relays:
         farewells, self._farewells = self._farewells, []
         for farewell in farewells:
             self._guarded(farewell)
-        if self._doorbell is None or not self._joints:
+        if self._doorbell is None or not self._relayed:
             return
         self._doorbell.wake()
         for feed in self._feeds.values():
@@ -280,14 +280,14 @@ class Relays:
                     self.mark(side)
         news, self._news = self._news, {}
         for side in news:
-            if not side.joint.lost:
+            if not side.relayed.lost:
                 self._guarded(partial(self._serve, side))
 
     def _serve(self, side: Side) -> None:
         try:
-            side.joint.turn(side)
+            side.relayed.turn(side)
         except Exception:
-            side.joint.leave()
+            side.relayed.leave()
             raise
 
     def mark(self, side: Side) -> None:
@@ -302,40 +302,40 @@ class Relays:
 
     def handle_disconnect(self) -> None:
         """A client has gone; connections that it held may have gone with it."""
-        for joint in list(self._joints.values()):
-            if not (joint.checking or joint.side.gone or joint.side.end_of.client_open()):
-                joint.checking = True
-                self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, joint, limits.RELAY_CHECK_S))
+        for relayed in list(self._relayed.values()):
+            if not (relayed.checking or relayed.side.gone or relayed.side.end_of.client_open()):
+                relayed.checking = True
+                self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, relayed, limits.RELAY_CHECK_S))
 
-    def _check(self, joint: Joint, waited_s: float) -> None:
-        joint.checking = False
-        if not joint.lost and joint.check_held():
+    def _check(self, relayed: Relayed, waited_s: float) -> None:
+        relayed.checking = False
+        if not relayed.lost and relayed.check_held():
             wait_s = min(2 * waited_s, limits.RELAY_CHECK_MAX_S)
-            joint.checking = True
-            self._services.call_later(wait_s, partial(self._check, joint, wait_s))
+            relayed.checking = True
+            self._services.call_later(wait_s, partial(self._check, relayed, wait_s))
 
     def leave(self, protocol: str | None = None) -> None:
         """Asks connections back to TCP: those that a protocol carries, or all, and then no others are taken in."""
         self._leaving |= protocol is None
-        for joint in list(self._joints.values()):
-            if protocol in (None, joint.protocol):
-                joint.leave()
+        for relayed in list(self._relayed.values()):
+            if protocol in (None, relayed.protocol):
+                relayed.leave()
 
     def settled(self, protocol: str | None = None) -> bool:
         """Whether the provider, or that protocol, can go without a connection being reset."""
-        settled = all(joint.settled for joint in self._joints.values() if protocol in (None, joint.protocol))
-        return settled and not any(protocol in (None, joint.protocol) for joint in self.finishing)
+        settled = all(relayed.settled for relayed in self._relayed.values() if protocol in (None, relayed.protocol))
+        return settled and not any(protocol in (None, relayed.protocol) for relayed in self.finishing)
 
-    def drop(self, joint: Joint) -> None:
+    def drop(self, relayed: Relayed) -> None:
         """Lets go of a connection: both streams are lost to the protocol, which hears of it in the next turn."""
-        if joint.lost:
+        if relayed.lost:
             return
-        joint.lost = True
-        del self._joints[id(joint)]
-        joint.on_drop()
-        joint.side.tell(notice=Notice.OVER)  # it may just be asking for something
-        self._forget(joint.side)
-        joint.bid_farewell()
+        relayed.lost = True
+        del self._relayed[id(relayed)]
+        relayed.on_drop()
+        relayed.side.tell(notice=Notice.OVER)  # it may just be asking for something
+        self._forget(relayed.side)
+        relayed.bid_farewell()
         if not self._tidy_due:
             with suppress(LimitReached):  # so many timers are pending that more will be dropped
                 self._services.call_later(limits.RELAY_TIDY_S, self._tidy)
@@ -370,8 +370,8 @@ class Relays:
 
     def close(self) -> None:
         """Lets go of everything; connections that still go through here are reset by their shims."""
-        for joint in list(self._joints.values()):
-            self.drop(joint)
+        for relayed in list(self._relayed.values()):
+            self.drop(relayed)
         if self._doorbell is not None:
             self._services.unwatch(self._doorbell.wait_fd)
             self._doorbell.close()

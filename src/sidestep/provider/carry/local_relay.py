@@ -1,16 +1,16 @@
 """Connections both of whose ends are here, so that an offload protocol can stand between them.
 
 Theory of operation. A and B are the two ends of one TCP connection; the protocol carries their bytes. Each has a
-channel of its own with the provider, and a `Far` as if the other were on another host. What joins the two is a link
-that never leaves the process, and whose bytes the protocol moves:
+channel of its own with the provider, and a `RemoteRelay` as if the other were on another host. What joins the two is a
+link that never leaves the process, and whose bytes the protocol moves:
 
-    A ══ ring ══► Far ── passage │ protocol │ passage ── Far ══ ring ══► B          (and the other way round)
+    A ══ ring ══► relay ── passage │ protocol │ passage ── relay ══ ring ══► B      (and the other way round)
     └──────────────────────────── native TCP ────────────────────────────┘
 
-A passage is the link of one Far, and the protocol's stream with its application. It hands words on to the other Far
+A passage is the link of one relay, and the protocol's stream with its application. It hands controls on to the other
 in the next turn, but for those that say how a direction ends: they stand behind its last byte, so they wait until the
 protocol has committed that and calls `end`. Data it does not hand on: the protocol reads it where it lies, and commits
-it to the other passage. All else is as between two hosts (`far`).
+it to the other passage. All else is as between two hosts (`remote_relay`).
 
 Bytes stay in A's ring until B has read them, though the protocol has long consumed them. So a protocol that fails or is
 removed loses nothing: whatever is not committed then goes straight from ring to ring, at once, and both ends leave.
@@ -26,12 +26,12 @@ from enum import Enum
 from typing import Final
 
 from sidestep.errors import Misuse, PeerViolation
-from sidestep.provider.carry.hub import End, Relays, Side
-from sidestep.provider.carry.remote_relay import Far
-from sidestep.switch.link import Say
+from sidestep.provider.carry.hub import End, Hub, Side
+from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.switch.link import Control
 from sidestep.switch.stream import Stream
 
-_ENDS: Final = frozenset({Say.BACK, Say.SHUT, Say.ENDED})
+_ENDS: Final = frozenset({Control.BACK, Control.SHUT, Control.ENDED})
 
 
 def _nothing() -> None:
@@ -47,7 +47,7 @@ class _Way(Enum):
     OVER = "its end is lost, and says nothing more"
 
 
-class _End(Far):
+class _End(RemoteRelay):
     """One of two whose other end is here."""
 
     link: _Passage
@@ -62,9 +62,9 @@ class _Passage(Stream):
     """The link of one end, and the protocol's stream with its application."""
 
     other: _Passage
-    far: _End
+    relay: _End
 
-    def __init__(self, hub: Relays) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.on_change = _nothing
         self._views: tuple[memoryview, ...] = ()  # of our application's bytes, which stay there while we look at them,
@@ -72,8 +72,8 @@ class _Passage(Stream):
         self._way = _Way.PROTOCOL
         self._sent = 0  # bytes that our application has sent
         self._passed = 0  # of them, those that the protocol has consumed, or that went straight
-        self._out: list[tuple[Say, int]] = []  # for the other end, in order; DATA: bytes that go straight
-        self._held: list[tuple[Say, int]] = []  # behind bytes that the protocol has
+        self._out: list[tuple[Control, int]] = []  # for the other end, in order; DATA: bytes that go straight
+        self._held: list[tuple[Control, int]] = []  # behind bytes that the protocol has
         self._delivers = self._calls = False  # in the next turn
         self._on_gone = _nothing
 
@@ -88,26 +88,26 @@ class _Passage(Stream):
         """Nothing that anybody asks for."""
         return {}
 
-    def say(self, word: Say, count: int = 0) -> None:
-        if word is Say.LEAVE:
+    def send_control(self, control: Control, count: int = 0) -> None:
+        if control is Control.LEAVE:
             self.go_straight()
-        elif word is Say.RECALL:
+        elif control is Control.RECALL:
             self.other.finish_way()  # what else comes to our application comes by TCP
         if self._way is _Way.OVER:
             return
-        if word in _ENDS and self._way is _Way.PROTOCOL:
-            self._held.append((word, count))
+        if control in _ENDS and self._way is _Way.PROTOCOL:
+            self._held.append((control, count))
         else:
-            self._out.append((word, count))
+            self._out.append((control, count))
             self._deliver_later()
 
     def send(self, piece: memoryview) -> None:
         """Bytes, which lie in our application's ring behind those that were sent before."""
-        channel = self.far.side.channel
+        channel = self.relay.side.channel
         self._views, self._views_from = channel.readable(), channel.received
         self._sent += len(piece)
         if self._way is _Way.STRAIGHT:
-            self._out.append((Say.DATA, len(piece)))
+            self._out.append((Control.DATA, len(piece)))
             self._deliver_later()
 
     def finish(self, on_gone: Callable[[], None]) -> None:
@@ -117,8 +117,8 @@ class _Passage(Stream):
         self._way, self._on_gone = _Way.OVER, on_gone
         self._deliver_later()
         self._let_go()
-        if not (self.far.open or self.other.far.open):  # the other has not left TCP either
-            self._hub.drop(self.other.far)
+        if not (self.relay.open or self.other.relay.open):  # the other has not left TCP either
+            self._hub.drop(self.other.relay)
 
     def finish_way(self) -> None:
         """The protocol has nothing more to do with bytes of our application's: what follows them is said."""
@@ -137,32 +137,32 @@ class _Passage(Stream):
     def _deliver(self) -> None:
         """The other end hears what was said."""
         self._delivers = False
-        far = self.other.far
+        relay = self.other.relay
         try:
-            self._say_all(far)
+            self._send_all(relay)
         except Exception:
-            far.reset("fault")
+            relay.reset("fault")
             raise
         finally:
             if self._way is _Way.OVER:
                 on_gone, self._on_gone = self._on_gone, _nothing
                 on_gone()
-                far.handle_farewell()
-                far.handle_arrived(None)
+                relay.handle_farewell()
+                relay.handle_arrived(None)
 
-    def _say_all(self, far: Far) -> None:
+    def _send_all(self, relay: RemoteRelay) -> None:
         out, self._out = self._out, []
         with suppress(PeerViolation):  # an application's, which has been reset for it
-            for word, count in out:
-                if far.lost:
+            for control, count in out:
+                if relay.lost:
                     return
-                if word is Say.DATA:
-                    self._pass(far, count)
-                elif word is Say.RESET:
-                    far.give_up(None)
+                if control is Control.DATA:
+                    self._pass(relay, count)
+                elif control is Control.RESET:
+                    relay.give_up(None)
                 else:
-                    far.handle_word(word, count)
-                if word is Say.SWITCHED:
+                    relay.handle_control(control, count)
+                if control is Control.SWITCHED:
                     self.call_later()  # from now on there are bytes to read
 
     def _pieces(self, count: int) -> tuple[memoryview, ...]:
@@ -175,12 +175,12 @@ class _Passage(Stream):
             skip = max(0, skip - len(view))
         return tuple(found)
 
-    def _pass(self, far: Far, count: int) -> None:
+    def _pass(self, relay: RemoteRelay, count: int) -> None:
         """Straight into the other ring, which has room for all that was sent."""
         for piece in self._pieces(count):
-            for room in far.data_room(len(piece)) or ():
+            for room in relay.data_room(len(piece)) or ():
                 room[:] = piece[: len(room)]
-                far.handle_data(len(room))
+                relay.handle_data(len(room))
                 piece = piece[len(room) :]
         self._passed += count
 
@@ -191,17 +191,17 @@ class _Passage(Stream):
             return
         for one in both:
             try:
-                one.far.turn(one.far.side)  # it may have sent more by now
+                one.relay.turn(one.relay.side)  # it may have sent more by now
             except Exception:
-                one.far.reset("fault")
+                one.relay.reset("fault")
                 raise
         for one in both:
             one._let_go()
             if one._way is _Way.OVER:
                 continue
-            if one._way is _Way.PROTOCOL and not one.other.far.lost:
-                one._passed = one.other.far.side.channel.sent
-                one._out += [(Say.DATA, one._sent - one._passed), *one._held]
+            if one._way is _Way.PROTOCOL and not one.other.relay.lost:
+                one._passed = one.other.relay.side.channel.sent
+                one._out += [(Control.DATA, one._sent - one._passed), *one._held]
             else:
                 one._passed = one._sent
             one._way = _Way.STRAIGHT
@@ -220,7 +220,7 @@ class _Passage(Stream):
         return self._way is _Way.DONE or (not self.lost and bool(self._held) and self._passed == self._sent)
 
     def readable(self) -> tuple[memoryview, ...]:
-        if self._way is not _Way.PROTOCOL or not self.other.far.flows:  # the other end does not know of them yet
+        if self._way is not _Way.PROTOCOL or not self.other.relay.flows:  # the other end does not know of them yet
             return ()
         return self._pieces(self._sent - self._passed)
 
@@ -236,17 +236,17 @@ class _Passage(Stream):
         if self.lost or self.other._way is not _Way.PROTOCOL:
             return ()
         try:
-            return self.far.side.channel.writable()
+            return self.relay.side.channel.writable()
         except ConnectionResetError:
-            self.far.reset("violation")
+            self.relay.reset("violation")
             return ()
 
     def commit(self, count: int) -> None:
         if self.lost or self.other._way is not _Way.PROTOCOL or not count:
             return
-        if not (self.far.flows and 0 <= count <= self.far.side.channel.space):
+        if not (self.relay.flows and 0 <= count <= self.relay.side.channel.space):
             raise Misuse(f"there is no room for {count} bytes, or nobody has sent them")
-        self.far.handle_data(count)
+        self.relay.handle_data(count)
         self.call_later()
 
     def end(self) -> None:
@@ -263,8 +263,8 @@ class _Passage(Stream):
 
     def leave(self) -> None:
         if not self.lost:
-            self.far.leave()
-            self.other.far.leave()
+            self.relay.leave()
+            self.other.relay.leave()
 
     def call_later(self) -> None:
         """The protocol may have something to do, and hears of it once a turn."""
@@ -287,18 +287,18 @@ class _Passage(Stream):
 
 
 def open_relay(
-    hub: Relays, offerer: End, claimer: End, *, protocol: str, on_drop: Callable[[], None]
+    hub: Hub, offerer: End, claimer: End, *, protocol: str, on_drop: Callable[[], None]
 ) -> tuple[Stream, Stream]:
     """A relay between two applications that have not attached yet; raises Unavailable."""
     one, other = _Passage(hub), _Passage(hub)
-    one.far = _End(hub, protocol, _nothing, one, ends_here=2)
-    other.far = _End(hub, protocol, on_drop, other, ends_here=0)
+    one.relay = _End(hub, protocol, _nothing, one, ends_here=2)
+    other.relay = _End(hub, protocol, on_drop, other, ends_here=0)
     one.other, other.other = other, one
-    hub.enter(other.far, claimer)
+    hub.enter(other.relay, claimer)
     try:
-        hub.enter(one.far, offerer)
+        hub.enter(one.relay, offerer)
     except BaseException:
-        one.far.lost = True
-        hub.drop(other.far)
+        one.relay.lost = True
+        hub.drop(other.relay)
         raise
     return one, other

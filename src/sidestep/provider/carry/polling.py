@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sidestep import limits
 
 if TYPE_CHECKING:
-    from sidestep.provider.carry.hub import Relays
+    from sidestep.provider.carry.hub import Hub
     from sidestep.provider.carry.services import ProviderServices
 
 _LOAD: Final = "/proc/loadavg"
@@ -74,7 +74,7 @@ class Polling:
 class Waiting:
     """How a loop with connections that go through its process waits."""
 
-    def __init__(self, selector: selectors.BaseSelector, services: ProviderServices, hub: Relays) -> None:
+    def __init__(self, selector: selectors.BaseSelector, services: ProviderServices, hub: Hub) -> None:
         self._selector = selector
         self._services = services
         self._hub = hub

@@ -2,20 +2,20 @@
 
 Theory of operation. Each application has a channel with its own provider, the TCP connection between the two lives on,
 and the words that they would exchange in shared memory are handed on (`direction`). Every word is a message of the
-link, which leads to another host, or to another end in this process (`relay`):
+link, which leads to another host, or to another end in this process (`local_relay`):
 
-    A ══ ring ══► Far at A's host ── link ──► Far at B's host ══ ring ══► B          (and the other way round)
+    A ══ ring ══► relay at A's host ── link ──► relay at B's host ══ ring ══► B      (and the other way round)
     └──────────────────────────────── native TCP ─────────────────────────┘
 
 Bytes stay in A's ring until the link has told that B has *read* them, and never more are sent than B's ring has room
 for. So whatever arrives is put into B's ring at once, straight from the link: no word waits behind bytes that nobody
 reads, and all that B recalls, or that a broken link has swallowed, A still has and can send by TCP.
 
-What A has said and only counts once B's host has done its part (`acked`, channel.h) is confirmed by a HANDED.
+What A has said and only counts once B's host has done its part (`acked`, channel.h) is confirmed by an ACKED.
 
 The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
 has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
-application read TCP behind what has come by ring (`handle_settled`): an end that has gone back to TCP, or ended, by
+application read TCP behind what has come by ring (`handle_resynced`): an end that has gone back to TCP, or ended, by
 itself cannot send again, and what TCP brings then would be read in the place of what is lost. If all that cannot be
 found out, or done, the connection is reset. An application that is on TCP already needs nothing of it.
 
@@ -51,8 +51,8 @@ from sidestep.provider.carry.direction import (
     RecallEvent,
     moved,
 )
-from sidestep.provider.carry.hub import End, Joint, Relays, Side
-from sidestep.switch.link import Link, Say
+from sidestep.provider.carry.hub import End, Hub, Relayed, Side
+from sidestep.switch.link import Control, Link
 
 _RECALL: Final = int(Notice.RECALL)  # an operator of a flag costs 2 us
 _DEMOTE: Final = int(Notice.DEMOTE)
@@ -68,12 +68,12 @@ def _rings(read: int, sent: int) -> int:
     return sent << 32 | read
 
 
-class Far(Directions, Joint):
+class RemoteRelay(Directions, Relayed):
     """One connection."""
 
     def __init__(
         self,
-        hub: Relays,
+        hub: Hub,
         protocol: str,
         on_drop: Callable[[], None],
         link: Link,
@@ -83,7 +83,7 @@ class Far(Directions, Joint):
         ends_here: int = 1,
     ) -> None:
         Directions.__init__(self)
-        Joint.__init__(self, hub, protocol, on_drop, ends_here=ends_here)
+        Relayed.__init__(self, hub, protocol, on_drop, ends_here=ends_here)
         self.segment_id = segment_id  # by which a shim's slot names it
         self.uid = uid  # whose it is
         self.link = link
@@ -95,8 +95,8 @@ class Far(Directions, Joint):
         self.arrived_told = -1  # of our application's bytes, as the other provider has confirmed behind an end
         # Of the direction to it:
         self.recalled_at = 0  # the count from which all is wanted by TCP
-        self.far_switched_at = 0  # bytes that came by TCP before
-        self.far_read_at_close = 0  # what the other application had read when it closed
+        self.peer_switched_at = 0  # bytes that came by TCP before
+        self.peer_read_at_close = 0  # what the other application had read when it closed
         self.read_told = 0
         self.read_step = 0  # bytes read that are worth a word
         self._kept = bytearray()  # what comes while it is not known whether it comes again
@@ -134,39 +134,39 @@ class Far(Directions, Joint):
             self._hub.mark(self.side)
 
     def _look(self, side: Side) -> None:
-        side.words = words = PeerState(*side.channel.remote())
-        self._tell_attached(side, words)
+        side.peer = peer = PeerState(*side.channel.remote())
+        self._tell_attached(side, peer)
         if self.leaving is Leaving.FOLLOWS and self._free:
             self._hub.drop(self)
             return
         if not self.open:
             return
-        if self.settled_at is not None and (words.fin_seen or side.closed):
+        if self.settled_at is not None and (peer.fin_seen or side.closed):
             self._doom()
-        if words.fin_seen & ~self.seen:
-            self._hear_fin(words.fin_seen)
-        if words.rx_ready and self.into is In.TCP and self._invites:
+        if peer.fin_seen & ~self.seen:
+            self._hear_fin(peer.fin_seen)
+        if peer.rx_ready and self.into is In.TCP and self._invites:
             self.into = moved(self.into, InEvent.CONSENT)
             side.channel.publish("acked", Acked.READY)
-            self.link.say(Say.READY)
-        if words.tx_switched and self.out in BEFORE:
+            self.link.send_control(Control.READY)
+        if peer.tx_switched and self.out in BEFORE:
             self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
-            self.link.say(Say.SWITCHED, words.tx_switch_offset)
-        if words.notice & _RECALL and self.recall not in BY_APPLICATION:
-            self._recall(side, words)
-        elif words.notice & _DEMOTE and not self.demote_told:
+            self.link.send_control(Control.SWITCHED, peer.tx_switch_offset)
+        if peer.notice & _RECALL and self.recall not in BY_APPLICATION:
+            self._recall(side, peer)
+        elif peer.notice & _DEMOTE and not self.demote_told:
             self.demote_told = True
-            self.link.say(Say.ASK)
-        if words.back == Back.BACK and words.tx_back_at != words.tail:
+            self.link.send_control(Control.ASK)
+        if peer.back == Back.BACK and peer.tx_back_at != peer.tail:
             self.reset("violation")
         # it cannot have sent by ring without having gone there, and its end would be waited for behind such bytes
-        if (side.final or words.back) and self.out in BEFORE and not self._drained:
+        if (side.final or peer.back) and self.out in BEFORE and not self._drained:
             self.reset("violation")
         if self.lost:
             return
         self._send(side)
         self._tell_read(side)
-        self._tell_end(side, words)
+        self._tell_end(side, peer)
         self._show_end(side)
         if self.shown is self.ending is Ending.ENDED and not self.lost:
             self._hub.drop(self)
@@ -178,7 +178,7 @@ class Far(Directions, Joint):
 
     def _hear_fin(self, seen: int) -> None:
         if not self.seen:
-            self.link.say(Say.FIN_SEEN)
+            self.link.send_control(Control.FIN_SEEN)
         if seen & ~self.seen & _SEEN_RESET:
             self._hub.call_later(limits.SETTLE_ENDED_S, self._check_dead)
         self.seen |= seen
@@ -188,10 +188,10 @@ class Far(Directions, Joint):
         if not (self.lost or self.taken or self.side.closed):
             self.reset("link_lost")
 
-    def _tell_attached(self, side: Side, words: PeerState) -> None:
-        if words.attached and self.into is In.APART:
+    def _tell_attached(self, side: Side, peer: PeerState) -> None:
+        if peer.attached and self.into is In.APART:
             self.into = moved(self.into, InEvent.ATTACHED)
-            self.link.say(Say.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
+            self.link.send_control(Control.ATTACHED, _rings(side.channel.tx_most, side.channel.rx_size))
         self._open(side)
 
     def _open(self, side: Side) -> None:
@@ -225,69 +225,66 @@ class Far(Directions, Joint):
             read = side.read_count
             if read > self.read_told and (all_of_it or read - self.read_told >= self.read_step):
                 self.read_told = read
-                self.link.say(Say.READ, read)
+                self.link.send_control(Control.READ, read)
             wanted = channel.sent - self.read_told >= self.read_step
             if wanted == side.asking:
                 break
             side.ask(wanted=wanted)  # then look once more
 
-    def _recall(self, side: Side, words: PeerState) -> None:
+    def _recall(self, side: Side, peer: PeerState) -> None:
         """Our application wants by TCP what it has not read."""
         if self.recall is not Recall.NOT:  # all that has not come before is wanted already
-            if words.rx_frozen != self.recalled_at:
+            if peer.rx_frozen != self.recalled_at:
                 self.reset("recall")  # the other end sends again what follows later bytes
                 return
             self.recall = moved(self.recall, RecallEvent.WANT)
             return
         channel = side.channel
-        if (
-            channel.decide(True, Back.RECALLED) != Back.RECALLED
-            or not self.read_told <= words.rx_frozen <= channel.sent
-        ):
+        if channel.decide(True, Back.RECALLED) != Back.RECALLED or not self.read_told <= peer.rx_frozen <= channel.sent:
             self.reset("violation")
             return
         self.recall = moved(self.recall, RecallEvent.WANT)
-        self.recalled_at = words.rx_frozen
-        self.link.say(Say.RECALL, words.rx_frozen)
+        self.recalled_at = peer.rx_frozen
+        self.link.send_control(Control.RECALL, peer.rx_frozen)
 
     @property
     def _drained(self) -> bool:
         """Whether the link has all that our application has sent by ring."""
         side = self.side
-        return self.out is Out.RECALLED or side.channel.received + side.held == side.words.tail
+        return self.out is Out.RECALLED or side.channel.received + side.held == side.peer.tail
 
-    def _tell_end(self, side: Side, words: PeerState) -> None:
+    def _tell_end(self, side: Side, peer: PeerState) -> None:
         """How our application's direction ends, behind its last byte."""
         if side.closed and (self.ending is Ending.OPEN or self.ending is Ending.SHUT):
             self.ending = moved(self.ending, EndEvent.CLOSED)
-            self.link.say(Say.CLOSED, side.read_count)
+            self.link.send_control(Control.CLOSED, side.read_count)
         if not self._drained:
             return
-        if words.back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
+        if peer.back == Back.BACK and self.out not in (Out.BACK, Out.RECALLED) and self.ending not in SILENT:
             self.out = moved(self.out, OutEvent.BACK)
             self._tell_read(side, all_of_it=True)
-            self._say_end(Say.BACK, words.tail)
-        if words.shut_wr and self.ending is Ending.OPEN:
+            self._send_end(Control.BACK, peer.tail)
+        if peer.shut_wr and self.ending is Ending.OPEN:
             self.ending = moved(self.ending, EndEvent.SHUT)
-            self._say_end(Say.SHUT, words.tail)
+            self._send_end(Control.SHUT, peer.tail)
         if side.closed and self.ending is not Ending.ENDED:
             self.ending = moved(self.ending, EndEvent.ENDED)
-            self._say_end(Say.ENDED, words.tail)
+            self._send_end(Control.ENDED, peer.tail)
 
-    def _say_end(self, word: Say, count: int) -> None:
+    def _send_end(self, control: Control, count: int) -> None:
         self.unconfirmed += 1
-        self.link.say(word, count)
+        self.link.send_control(control, count)
 
     def _show_end(self, side: Side) -> None:
         """How the other application's direction ends, once all of it is in our application's ring."""
-        if self.far_ending not in (Ending.OPEN, Ending.SHUT) and self.shown is not Ending.ENDED:
-            unread = self.out is not Out.RECALLED and side.words.tail != self.far_read_at_close
-            if unread and (self.far_ending is Ending.ENDED or not side.channel.space):
+        if self.peer_ending not in (Ending.OPEN, Ending.SHUT) and self.shown is not Ending.ENDED:
+            unread = self.out is not Out.RECALLED and side.peer.tail != self.peer_read_at_close
+            if unread and (self.peer_ending is Ending.ENDED or not side.channel.space):
                 self.reset("unread")  # it closed without reading them, which TCP answers with a reset as well
                 return
-        if self.far_ending not in SILENT:
+        if self.peer_ending not in SILENT:
             return
-        if self.shown is (shown := self.far_ending if self.far_ending is Ending.ENDED else Ending.SHUT):
+        if self.shown is (shown := self.peer_ending if self.peer_ending is Ending.ENDED else Ending.SHUT):
             return
         self.shown = shown
         if self.into is not In.BACK and self.recall not in BY_APPLICATION and not self._decide(Back.ENDED):
@@ -307,7 +304,7 @@ class Far(Directions, Joint):
 
     # ---- what the other provider says ----
 
-    def handle_word(self, word: Say, count: int) -> None:
+    def handle_control(self, control: Control, count: int) -> None:
         """Anything but DATA.
 
         Raises:
@@ -316,7 +313,7 @@ class Far(Directions, Joint):
         if self.lost:
             return
         try:
-            self._HEARD[word](self, self.side, count)
+            self._HEARD[control](self, self.side, count)
         except PeerViolation:
             self.reset("violation")
             raise
@@ -392,9 +389,9 @@ class Far(Directions, Joint):
 
     def _on_switched(self, side: Side, count: int) -> None:
         self.into = moved(self.into, InEvent.SWITCHED)
-        self.far_switched_at = count
+        self.peer_switched_at = count
         side.tell(tx_switch_offset=count, tx_switched=1)
-        self.link.say(Say.HANDED, Acked.SWITCH)
+        self.link.send_control(Control.ACKED, Acked.SWITCH)
 
     def _on_read(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -412,7 +409,7 @@ class Far(Directions, Joint):
             return
         self.asked_answered = True
         side.tell(notice=Notice.DEMOTE)
-        self.link.say(Say.HANDED, Acked.REQUEST)
+        self.link.send_control(Control.ACKED, Acked.REQUEST)
 
     def _on_recall(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -426,8 +423,8 @@ class Far(Directions, Joint):
                 self.reset("recall")
             return
         side.doorbell.ring()
-        self.link.say(Say.HANDED, Acked.REQUEST)
-        self.link.say(Say.RESENDS)
+        self.link.send_control(Control.ACKED, Acked.REQUEST)
+        self.link.send_control(Control.RESENDS)
 
     def _on_resends(self, side: Side, _count: int) -> None:
         self.recall = moved(self.recall, RecallEvent.RESENDS)
@@ -455,23 +452,23 @@ class Far(Directions, Joint):
 
     def _on_back(self, side: Side, count: int) -> None:
         self.into = moved(self.into, InEvent.BACK)
-        if self.far_ending in SILENT:
+        if self.peer_ending in SILENT:
             raise PeerViolation("back to TCP behind its end", rule="link_order")
         if self._arrived(count):  # it may never have left TCP: then the count is 0
             self._read_tcp(side)
 
     def _on_shut(self, _side: Side, count: int) -> None:
-        self.far_ending = moved(self.far_ending, EndEvent.SHUT)
+        self.peer_ending = moved(self.peer_ending, EndEvent.SHUT)
         self._arrived(count)
 
     def _on_closed(self, side: Side, count: int) -> None:
         if not side.channel.received <= count <= self.sent:
             raise PeerViolation(f"closed with {count} bytes read, of {self.sent} that were sent", rule="link_count")
-        self.far_ending = moved(self.far_ending, EndEvent.CLOSED, rule="link_count")
-        self.far_read_at_close = count
+        self.peer_ending = moved(self.peer_ending, EndEvent.CLOSED, rule="link_count")
+        self.peer_read_at_close = count
 
     def _on_ended(self, _side: Side, count: int) -> None:
-        self.far_ending = moved(self.far_ending, EndEvent.ENDED)
+        self.peer_ending = moved(self.peer_ending, EndEvent.ENDED)
         self._arrived(count)
 
     def _arrived(self, count: int) -> bool:
@@ -483,7 +480,7 @@ class Far(Directions, Joint):
             return False
         if self.recall is Recall.NOT and count != self.side.channel.sent:
             raise PeerViolation(f"an end at byte {count}, of {self.side.channel.sent} that came", rule="link_count")
-        self.link.say(Say.ARRIVED, count)
+        self.link.send_control(Control.ARRIVED, count)
         return True
 
     def _give_kept(self) -> None:
@@ -500,14 +497,14 @@ class Far(Directions, Joint):
 
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
-        side.words = PeerState(*side.channel.remote())
+        side.peer = PeerState(*side.channel.remote())
         side.gone |= not side.final
 
-    def _on_handed(self, side: Side, count: int) -> None:
+    def _on_acked(self, side: Side, count: int) -> None:
         side.tell(acked=count & (Acked.SWITCH | Acked.REQUEST))
 
     def _on_arrived(self, side: Side, count: int) -> None:
-        if not self.unconfirmed or count != side.words.tail:
+        if not self.unconfirmed or count != side.peer.tail:
             raise PeerViolation(f"{count} bytes have arrived, where no end was told there", rule="link_count")
         self.unconfirmed -= 1
         self.arrived_told = count
@@ -528,7 +525,7 @@ class Far(Directions, Joint):
             return None
         if self.settled_at is None:
             self.settled_at = self.side.channel.sent if self.recall is Recall.NOT else self.recalled_at
-        if self.side.words.fin_seen and not self.side.end_of.held():
+        if self.side.peer.fin_seen and not self.side.end_of.held():
             if self._free:
                 self._hub.drop(self)  # all has arrived, or went by TCP
             else:
@@ -539,7 +536,7 @@ class Far(Directions, Joint):
             return None
         if self.into is In.RING and not (self._doomed or self.taken):
             received = self.side.end_of.received()
-            if received is not None and received > self.far_switched_at + 1:  # one may be a FIN
+            if received is not None and received > self.peer_switched_at + 1:  # one may be a FIN
                 self._doom()  # what stands behind the lost bytes may fill TCP's buffers, and the end not get through
         return self.settled_at
 
@@ -560,7 +557,7 @@ class Far(Directions, Joint):
     def handle_arrived(self, count: int | None) -> bool:
         """Of our application's bytes `count` have arrived; None: that cannot be found out. False: it is over now.
 
-        What follows goes by TCP. What comes from the other end still waits for `handle_settled`.
+        What follows goes by TCP. What comes from the other end still waits for `handle_resynced`.
         """
         if self.break_off() is None:
             return False
@@ -589,7 +586,7 @@ class Far(Directions, Joint):
             return self._stop_at(side, count, moved(self.out, OutEvent.RECALLED))
         return True
 
-    def handle_settled(self) -> None:
+    def handle_resynced(self) -> None:
         """The other application sends by TCP what has not arrived here, and ours may read it."""
         if self.lost or self.settled_at is None:
             return
@@ -609,7 +606,7 @@ class Far(Directions, Joint):
         """Bytes are lost, or a rule was broken: both ends are told to reset the connection."""
         if not self.lost:
             self.failed = True
-            self.link.say(Say.RESET)
+            self.link.send_control(Control.RESET)
             self.give_up(reason)
 
     def bid_farewell(self) -> None:
@@ -626,19 +623,19 @@ class Far(Directions, Joint):
         if self.lost or self.left:
             return
         self.leaving = moved(self.leaving, LeaveEvent.LEAVE)
-        self.link.say(Say.LEAVE)
+        self.link.send_control(Control.LEAVE)
         if not self.lost:
             self._leave(self.side)
 
     def _leave(self, side: Side) -> None:
         if self.ends_here:
             self._hub.counters.add("relay_left")
-        if self.into in AWAITED and self.recall is Recall.NOT and self.far_ending not in SILENT:
+        if self.into in AWAITED and self.recall is Recall.NOT and self.peer_ending not in SILENT:
             # What has arrived here is read from the ring. From there on the other end sends again by TCP, which ours
             # reads once it is known that it can: it may just have gone back, or ended, by itself.
             self.recall = moved(self.recall, RecallEvent.TAKE)
             self.recalled_at = side.channel.sent
-            self.link.say(Say.RECALL, self.recalled_at)
+            self.link.send_control(Control.RECALL, self.recalled_at)
         side.tell(notice=Notice.DEMOTE)
         self._hub.mark(side)
 
@@ -662,29 +659,29 @@ class Far(Directions, Joint):
         return self.given and self.taken and (unused or self.arrived_told >= 0)
 
     _HEARD = {  # noqa: RUF012 - not to be changed
-        Say.ATTACHED: _on_attached,
-        Say.READY: _on_ready,
-        Say.SWITCHED: _on_switched,
-        Say.READ: _on_read,
-        Say.ASK: _on_ask,
-        Say.RECALL: _on_recall,
-        Say.BACK: _on_back,
-        Say.SHUT: _on_shut,
-        Say.CLOSED: _on_closed,
-        Say.ENDED: _on_ended,
-        Say.FIN_SEEN: _on_fin_seen,
-        Say.HANDED: _on_handed,
-        Say.RESET: _on_reset,
-        Say.LEAVE: _on_leave,
-        Say.ARRIVED: _on_arrived,
-        Say.RESENDS: _on_resends,
+        Control.ATTACHED: _on_attached,
+        Control.READY: _on_ready,
+        Control.SWITCHED: _on_switched,
+        Control.READ: _on_read,
+        Control.ASK: _on_ask,
+        Control.RECALL: _on_recall,
+        Control.BACK: _on_back,
+        Control.SHUT: _on_shut,
+        Control.CLOSED: _on_closed,
+        Control.ENDED: _on_ended,
+        Control.FIN_SEEN: _on_fin_seen,
+        Control.ACKED: _on_acked,
+        Control.RESET: _on_reset,
+        Control.LEAVE: _on_leave,
+        Control.ARRIVED: _on_arrived,
+        Control.RESENDS: _on_resends,
     }
 
 
 def enter(
-    hub: Relays, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
-) -> Far:
+    hub: Hub, end: End, *, protocol: str, on_drop: Callable[[], None], link: Link, segment_id: bytes, uid: int
+) -> RemoteRelay:
     """Takes a connection in whose application has not attached yet; raises Unavailable."""
-    far = Far(hub, protocol, on_drop, link, segment_id=segment_id, uid=uid)
-    hub.enter(far, end)
-    return far
+    relay = RemoteRelay(hub, protocol, on_drop, link, segment_id=segment_id, uid=uid)
+    hub.enter(relay, end)
+    return relay

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.errors import LimitReached
-from sidestep.provider.pairing.address_map import Names
+from sidestep.provider.pairing.address_map import AddressMap
 from sidestep.provider.pairing.listeners import Listeners
 from sidestep.switch.modules import Transports
 from sidestep.switch.protocol import (
@@ -20,10 +20,10 @@ from sidestep.switch.protocol import (
     Endpoint,
     Ends,
     Incoming,
+    ListenerLease,
     OffloadProtocol,
     OffloadTransport,
     PortMapper,
-    Visited,
     Workers,
 )
 
@@ -31,7 +31,7 @@ EndFinder: TypeAlias = Callable[
     [OffloadProtocol, Endpoint, Endpoint, Callable[[Incoming], None], Callable[[str], None]], Awaited
 ]
 
-Hire: TypeAlias = Callable[[OffloadProtocol, PortMapper], Workers | None]
+WorkerStarter: TypeAlias = Callable[[OffloadProtocol, PortMapper], Workers | None]
 
 
 class ProviderServices:
@@ -48,10 +48,10 @@ class ProviderServices:
         self.transports_known: Transports | None = None  # set once there are any to ask
         self.remote: RemoteSettings | None = None
         self.port_mapper: PortMapper | None = None  # set in a worker
-        self.hires: Hire | None = None  # set in a provider that may have workers
+        self.worker_starter: WorkerStarter | None = None  # set in a provider that may have workers
         self.find_end: EndFinder | None = None  # set once there is a pairing
         self.listeners: Listeners | None = None  # likewise
-        self.names: Names | None = None
+        self.address_map: AddressMap | None = None
         self._driven: list[Driven] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -75,9 +75,9 @@ class ProviderServices:
         self._driven.remove(driven)
         self._selector.unregister(driven.fileno())
 
-    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
+    def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
         """Workers that run this protocol, too; None: it carries everything itself."""
-        return self.hires(carrier, mapper) if self.hires else None
+        return self.worker_starter(carrier, mapper) if self.worker_starter else None
 
     def await_end(
         self,
@@ -96,14 +96,14 @@ class ProviderServices:
         assert self.listeners is not None
         self.listeners.check(carrier, local)
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         assert self.listeners is not None
-        return self.listeners.visit(carrier, local)
+        return self.listeners.lease_listener(carrier, local)
 
-    def name_ends(self, ends: Ends, names: Ends) -> Callable[[], None]:
+    def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
         """What programs see of a connection, until what this gives is called."""
-        assert self.names is not None
-        return self.names.add(ends, names)
+        assert self.address_map is not None
+        return self.address_map.add(ends, names)
 
     def transports(self) -> Iterator[OffloadTransport]:
         return self.transports_known.each() if self.transports_known else iter(())

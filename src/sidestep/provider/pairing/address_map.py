@@ -18,7 +18,7 @@ from sidestep.routing import plain_address
 from sidestep.switch.protocol import Endpoint, Ends
 
 
-class Names:
+class AddressMap:
     """Of one provider; as many as there are connections, and some that are over, whose programs may still ask."""
 
     def __init__(self, netns_cookie: int) -> None:

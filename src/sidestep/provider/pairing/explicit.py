@@ -1,8 +1,8 @@
 """Explicit sockets: what the provider answers to programs that name the family or the protocol themselves.
 
 A call of such a socket waits for the answer, so nothing here waits; where a connection is opened in the place of TCP
-the answer comes when that is decided (`reaching`). Ordinary sockets ask before they connect if the policy has some
-connections begin with a protocol.
+the answer comes when that is decided (`pending_connects`). Ordinary sockets ask before they connect if the policy has
+some connections begin with a protocol.
 
 Native TCP and the offload protocols share one space of ports: whoever is bound natively gets the same port from every
 protocol that it wants, or the bind fails; those that had bound before are released in reverse order.
@@ -36,9 +36,9 @@ from sidestep.errors import LimitReached, PeerViolation, Unavailable
 from sidestep.native.layout import IPPROTO_OFFLOAD_ANY, Ask, Refusal, Rpc
 from sidestep.provider.clients import Client
 from sidestep.provider.decisions import Decisions, Verdict
-from sidestep.provider.pairing.address_map import Names
-from sidestep.provider.pairing.pairing import expect
-from sidestep.provider.pairing.pending_connects import Reaching
+from sidestep.provider.pairing.address_map import AddressMap
+from sidestep.provider.pairing.pending_connects import PendingConnects
+from sidestep.provider.pairing.shared import expect
 from sidestep.provider.proof import duplicate as possession
 from sidestep.provider.proof import lookup as proof
 from sidestep.provider.proof.lookup import endpoint_of
@@ -81,8 +81,8 @@ class ExplicitSockets:
         counters: Counters,
         netns_cookie: int,
         leases_max: int,
-        reaching: Reaching,
-        names: Names,
+        pending_connects: PendingConnects,
+        address_map: AddressMap,
     ) -> None:
         self._protocols = protocols
         self._decisions = decisions
@@ -90,8 +90,8 @@ class ExplicitSockets:
         self._counters = counters
         self._netns_cookie = netns_cookie
         self._leases_max = leases_max
-        self._reaching = reaching
-        self._names = names
+        self._pending_connects = pending_connects
+        self._address_map = address_map
         self._leases: set[Lease] = set()
         self._of_user: Counter[int] = Counter()
         self._held: Counter[tuple[int, Endpoint]] = Counter()  # leases, by identity of the protocol
@@ -182,13 +182,13 @@ class ExplicitSockets:
             refusal = Refusal.NO_PROTOCOL if place is None else Refusal.FOREIGN_NETNS
             return Answer(errno.EADDRNOTAVAIL) if message.protocol else Answer(refusal=refusal)
         try:
-            self._reaching.ask(client, message, request, cookie, opener)
+            self._pending_connects.ask(client, message, request, cookie, opener)
         except LimitReached:
             return Answer(errno.ENOBUFS) if message.protocol else Answer(refusal=Refusal.TOO_MANY)
         return None
 
     def _name(self, _client: Client, packet: Packet) -> Answer:
-        found = self._names.of(packet.descriptors.take_first())
+        found = self._address_map.of(packet.descriptors.take_first())
         return Answer(errno.ENOENT) if found is None else Answer(names=found)
 
     def _insist(self, number: int, endpoint: Endpoint, verdict: Verdict, unable: int) -> Answer:

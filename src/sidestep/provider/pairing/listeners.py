@@ -26,7 +26,7 @@ from sidestep.policy import Subject
 from sidestep.provider.decisions import Decisions, names_of
 from sidestep.provider.proof.lookup import SocketProver
 from sidestep.provider.users import ROOT
-from sidestep.switch.protocol import Endpoint, OffloadProtocol, Visited
+from sidestep.switch.protocol import Endpoint, ListenerLease, OffloadProtocol
 
 _PROC: Final = Path("/proc")
 _ARENA: Final = "/memfd:sidestep-arena"  # what a program under the shim has open (shim_arena.c)
@@ -46,7 +46,7 @@ class Listeners:
     def __init__(self, decisions: Decisions, counters: Counters) -> None:
         self._decisions = decisions
         self._counters = counters
-        self.visitors = 0  # connections of other hosts that go to listeners of this one
+        self.leases = 0  # connections of other hosts that go to listeners of this one
         self._prover: SocketProver | None = None  # made when it is first wanted
         self._known: OrderedDict[int, _Listener] = OrderedDict()  # by inode
 
@@ -79,7 +79,7 @@ class Listeners:
             )
         return named
 
-    def visit(self, carrier: OffloadProtocol, local: Endpoint) -> Visited:
+    def lease_listener(self, carrier: OffloadProtocol, local: Endpoint) -> ListenerLease:
         """One connection wants in. Raises as `check` does."""
         try:
             named = self.check(carrier, local)
@@ -87,11 +87,11 @@ class Listeners:
             self._counters.add("visit_refused", carrier.name)
             raise
         self._counters.add("visit_accepted", carrier.name)
-        self.visitors += 1
-        return Visited(named, self._leave)
+        self.leases += 1
+        return ListenerLease(named, self._leave)
 
     def _leave(self) -> None:
-        self.visitors -= 1
+        self.leases -= 1
 
     def _look_up(self, inode: int, uid: int, local: Endpoint) -> _Listener:
         known = self._known.get(inode)

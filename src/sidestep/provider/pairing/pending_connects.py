@@ -24,7 +24,7 @@ from sidestep.switch.offers import ConnectionKey
 from sidestep.switch.protocol import Endpoint, OffloadProtocol, Request
 
 
-class Reaching:
+class PendingConnects:
     """Those of one provider.
 
     Args:
@@ -38,7 +38,7 @@ class Reaching:
         self._users = users
         self.counters: Final = counters
         self.send: Final = send
-        self._there: dict[_Asked, None] = {}
+        self._there: dict[_PendingConnect, None] = {}
         self._of_user: Counter[int] = Counter()
         self._prover: SocketProver | None = None  # made when it is first wanted
 
@@ -64,7 +64,7 @@ class Reaching:
         most = self._users.share(limits.REACHED_MAX, client.uid)
         if len(self._there) >= limits.REACHED_MAX or self._of_user[client.uid] >= most:
             raise LimitReached(f"{most} connections begin with an offload protocol")
-        asked = _Asked(self, client, message, request, cookie)
+        asked = _PendingConnect(self, client, message, request, cookie)
         self._there[asked] = None
         self._of_user[client.uid] += 1
         try:
@@ -77,7 +77,7 @@ class Reaching:
             asked.refuse(errno.EIO, "the protocol failed")
             asked.over()
 
-    def ended(self, asked: _Asked) -> None:
+    def ended(self, asked: _PendingConnect) -> None:
         del self._there[asked]
         self._of_user[asked.client.uid] -= 1
         if not self._of_user[asked.client.uid]:
@@ -90,13 +90,15 @@ class Reaching:
         return self._prover.holds(key, cookie)
 
 
-class _Asked:
-    """One (`switch.protocol.Asked`)."""
+class _PendingConnect:
+    """One (`switch.protocol.PendingConnect`)."""
 
-    def __init__(self, reaching: Reaching, client: Client, message: Message, request: Request, cookie: int) -> None:
+    def __init__(
+        self, pending_connects: PendingConnects, client: Client, message: Message, request: Request, cookie: int
+    ) -> None:
         self.client: Final = client
         self.on_gone: Callable[[], None] = _nobody
-        self._reaching = reaching
+        self._pending_connects = pending_connects
         self._message = message
         self._request = request
         self._cookie = cookie
@@ -116,7 +118,7 @@ class _Asked:
         return min(self._message.wait_ms / 1000, limits.REACH_WAIT_MAX_S)
 
     def redirect(self, place: Endpoint) -> None:
-        self._reaching.counters.add("reach_opened")
+        self._pending_connects.counters.add("reach_opened")
         self._answer(Message(
             type=Rpc.ANSWER, token=self._message.token, flags=Ask.CONNECT, protocol=self._message.protocol,
             remote_addr=mapped_address(str(place.address)), remote_port=place.port,
@@ -125,7 +127,7 @@ class _Asked:
     def refuse(self, error: int, why: str) -> None:
         del why  # who opens it has a log
         name = errno.errorcode.get(error, "UNKNOWN")
-        self._reaching.counters.add("reach_refused", name)
+        self._pending_connects.counters.add("reach_refused", name)
         self._answer(Message(
             type=Rpc.ANSWER, token=self._message.token, flags=Ask.CONNECT, protocol=self._message.protocol,
             error=error if self.insists else 0, reason=0 if self.insists else Refusal.PROTOCOL_FAILED,
@@ -135,17 +137,17 @@ class _Asked:
         key = ConnectionKey(
             0, mapped_address(str(local.address)), local.port, mapped_address(str(place.address)), place.port
         )
-        return self._reaching.holds(key, self._cookie)
+        return self._pending_connects.holds(key, self._cookie)
 
     def over(self) -> None:
         if not self._over:
             self._over = True
-            self._reaching.ended(self)
+            self._pending_connects.ended(self)
 
     def _answer(self, message: Message) -> None:
         if not self._answered:
             self._answered = True
-            self._reaching.send(self.client, message)
+            self._pending_connects.send(self.client, message)
 
 
 def _nobody() -> None:

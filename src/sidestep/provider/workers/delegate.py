@@ -1,25 +1,23 @@
-"""Ends of connections with other hosts that a worker carries (`workers`), and what the provider keeps of them.
+"""Ends of connections with other hosts that a worker carries (`pool`), and what the provider keeps of them.
 
-The provider has the clients and their offers and claims; the worker gets descriptors, and the facts that a `Far` wants.
-Until it has carried the end its application is told nothing: it may withdraw, or go, and the end is then not `taken`.
+The provider has the clients and their offers and claims; the worker gets descriptors, and the facts that a
+`RemoteRelay` wants. Until it has carried the end its application is told nothing: it may withdraw, or go, and the end
+is then not `taken`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sidestep.provider import rpc
 from sidestep.provider.clients import Brought, Client
 from sidestep.switch.offers import ConnectionKey, Offer
 
-if TYPE_CHECKING:
-    from sidestep.provider.pairing.pairing import Pairing
-
 
 @dataclass(frozen=True, slots=True)
-class LentEnd:
+class DelegatedEnd:
     """An application's end of a channel, in what can be told to another process."""
 
     key: ConnectionKey
@@ -30,10 +28,10 @@ class LentEnd:
     doorbell_index: int
 
 
-class Lent(Protocol):
+class Delegated(Protocol):
     """An end of a connection with another host that a worker is to carry, or refuse."""
 
-    end: LentEnd
+    end: DelegatedEnd
     client: Client
 
     @property
@@ -55,13 +53,14 @@ class Lent(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class LentOffer:
+class DelegatedOffer:
     """One that opened its connection."""
 
-    pairing: Pairing
     offer: Offer[Brought]
-    end: LentEnd
+    end: DelegatedEnd
     client: Client
+    tell: Callable[[bytes, Sequence[int]], bool]  # its application
+    refuse_offer: Callable[[str], None]
 
     @property
     def uid(self) -> int:
@@ -72,27 +71,28 @@ class LentOffer:
         return self.offer.brought.descriptors.numbers
 
     def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
-        """Its application is told."""
-        return self.pairing.tell_offerer(self.offer, doorbell_id, doorbell)
+        return self.tell(doorbell_id, doorbell)
 
     def refuse(self) -> None:
-        """It stays on TCP."""
-        self.pairing.refuse_offered(self.offer, "")
+        self.refuse_offer("")
 
     def over(self) -> None:
         """The segment is the offerer's: the sweep finds out when it is gone."""
 
 
 @dataclass(slots=True, eq=False)
-class LentClaim:
+class DelegatedClaim:
     """One that accepted its connection."""
 
-    pairing: Pairing
-    end: LentEnd
+    end: DelegatedEnd
     client: Client
     token: int
-    segment: rpc.Descriptors
-    doorbell: rpc.Descriptors
+    segment: rpc.Descriptors  # which we have made
+    doorbell: rpc.Descriptors  # of the application
+    tell: Callable[[DelegatedClaim, bytes, Sequence[int]], bool]  # its application
+    refuse_claim: Callable[[], None]
+    on_answered: Callable[[DelegatedClaim], None]
+    on_over: Callable[[], None]
     waits: bool = True  # its application has not been answered
 
     @property
@@ -101,33 +101,29 @@ class LentClaim:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The segment, which we have made, and the application's doorbell."""
         return (*self.segment.numbers, *self.doorbell.numbers)
 
     def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
-        """Its application is told."""
         if not self.waits:
             return False
-        (segment,) = self.segment.numbers
-        told = self.pairing.tell_claimer(self.client, self.token, self.end.segment_id, segment, doorbell_id, doorbell)
+        told = self.tell(self, doorbell_id, doorbell)
         self.withdraw()
         return told
 
     def refuse(self) -> None:
-        """It stays on TCP."""
         if self.waits:
-            self.pairing.refuse_lent(self)
+            self.refuse_claim()
             self.withdraw()
 
     def withdraw(self) -> None:
         """It has been answered, or wants no answer any more."""
         if self.waits:
             self.waits = False
-            self.pairing.handle_lent(self)
+            self.on_answered(self)
             self.segment.close()
             self.doorbell.close()
 
     def over(self) -> None:
         """Its memory is given back."""
         self.withdraw()
-        self.pairing.release_lent(self.end.segment_id)
+        self.on_over()

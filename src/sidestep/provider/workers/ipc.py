@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FULL: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})  # the last: of descriptors on their way
 
 
-class Line:
+class IpcChannel:
     """One end.
 
     Args:

@@ -67,7 +67,7 @@ class Ways(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Lend(Record):
+class Delegate(Record):
     """An application's end of a channel, for the worker to make the other end; segment, doorbell, its page."""
 
     LAYOUT: ClassVar[Struct] = Struct("=QQQI16sH16sHQQB16s16sI")
@@ -192,7 +192,7 @@ class Over(Record):
 
 @dataclass(frozen=True, slots=True)
 class Await(Ways):
-    """Looks for the end that accepted a connection of another host; `Lend` or `Missing` answers."""
+    """Looks for the end that accepted a connection of another host; `Delegate` or `Missing` answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class Shown(Record):
     text: bytes
 
 
-TO_WORKER: Final = (Lend, Missing, Drop, Gone, Listen, Port, Show, Leave)
+TO_WORKER: Final = (Delegate, Missing, Drop, Gone, Listen, Port, Show, Leave)
 TO_PROVIDER: Final = (Ready, Carried, Refused, Over, Await, Forget, Ask, Doubt, Listens, Counted, Tell, Shown)
 KINDS: Final[Mapping[int, type[Record]]] = dict(enumerate((*TO_WORKER, *TO_PROVIDER), start=1))
 _CODES: Final[Mapping[type[Record], int]] = {kind: code for code, kind in KINDS.items()}

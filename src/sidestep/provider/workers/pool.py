@@ -36,9 +36,9 @@ from sidestep.errors import PeerViolation, Unavailable
 from sidestep.provider import memory
 from sidestep.provider.proof.lookup import endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
-from sidestep.provider.workers import messages as worker_wire
-from sidestep.provider.workers.delegate import Lent
-from sidestep.provider.workers.ipc import Line
+from sidestep.provider.workers import messages
+from sidestep.provider.workers.delegate import Delegated
+from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import Address
 from sidestep.switch.protocol import Awaited, Incoming, NotYet, OffloadProtocol, Outgoing, PortMapper
@@ -51,10 +51,10 @@ Row: TypeAlias = tuple[int, dict[str, Any]]  # the user of a connection, and how
 ShowAnswer: TypeAlias = Callable[[list[Row], bool], None]  # rows, and whether there are more
 
 
-class Lendable(Protocol):
+class Delegable(Protocol):
     """What the provider's own ends can do beside being `Outgoing` or `Incoming`."""
 
-    def lend(self) -> Lent:
+    def delegate(self) -> Delegated:
         """A worker carries it, or refuses it; raises Unavailable."""
 
 
@@ -64,11 +64,11 @@ class _Process:
 
     process: subprocess.Popen[bytes]
     pidfd: int
-    line: Line
+    ipc: IpcChannel
     began_at: float
     doorbell_id: bytes = b""  # of the doorbell that applications ring; empty: it is not ready
     doorbell: Descriptors = field(default_factory=Descriptors)
-    lent: dict[int, Lent] = field(default_factory=dict)
+    delegated: dict[int, Delegated] = field(default_factory=dict)
     sought: dict[int, Awaited] = field(default_factory=dict)  # by its own numbers
     ports: dict[bytes, int | None] = field(default_factory=dict)  # by address; None: asked for
     tickets: deque[float] = field(default_factory=deque)  # until when a port that was told counts as a connection
@@ -79,14 +79,14 @@ class _Process:
         """Connections that it has, or may get soon."""
         while self.tickets and self.tickets[0] <= now:
             self.tickets.popleft()
-        return len(self.lent) + len(self.sought) + len(self.tickets)
+        return len(self.delegated) + len(self.sought) + len(self.tickets)
 
 
-class Seat:
+class WorkerSlot:
     """The place of one worker, taken again when it has died."""
 
-    def __init__(self, crew: Crew, index: int) -> None:
-        self._crew = crew
+    def __init__(self, pool: WorkerPool, index: int) -> None:
+        self._pool = pool
         self.index = index
         self.running: _Process | None = None
         self.chosen_at = 0  # the crew's count of choices at the last time
@@ -103,37 +103,37 @@ class Seat:
     # ---- life ----
 
     def start(self) -> None:
-        crew = self._crew
+        pool = self._pool
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The provider itself never runs under a shim, and neither does a worker.
         module = [sys.executable, "-P", "-m", "sidestep.provider.workers.worker"]
         env = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", ENV_DISABLE, ENV_LOG)}
         try:
             process = subprocess.Popen(
-                [*module, *crew.arguments, f"--line-fd={theirs.fileno()}"],
+                [*module, *pool.arguments, f"--ipc-fd={theirs.fileno()}"],
                 pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )  # fmt: skip
         except OSError as error:
             ours.close()
-            crew.log(f"a worker cannot be started: {error.strerror}")
+            pool.log(f"a worker cannot be started: {error.strerror}")
             self._start_later(0.0)
             return
         finally:
             theirs.close()
         pidfd = os.pidfd_open(process.pid)
-        line = Line(ours, crew.services, self._heard, self._line_ended)
-        self.running = running = _Process(process, pidfd, line, crew.services.now())
-        crew.services.watch(pidfd, partial(self._died, running))
-        crew.counters.add("worker_started")
+        ipc = IpcChannel(ours, pool.services, self._heard, self._ipc_ended)
+        self.running = running = _Process(process, pidfd, ipc, pool.services.now())
+        pool.services.watch(pidfd, partial(self._died, running))
+        pool.counters.add("worker_started")
 
     def _start_later(self, lived_s: float) -> None:
         self._failures = 1 if lived_s > limits.WORKER_LIVED_S else self._failures + 1
         pause_s = min(limits.WORKER_PAUSE_S * 2 ** (self._failures - 1), limits.WORKER_PAUSE_MAX_S)
-        self._crew.services.call_later(pause_s, self._start_again)
+        self._pool.services.call_later(pause_s, self._start_again)
 
     def _start_again(self) -> None:
-        if self.running is None and not self._crew.dismissed:
+        if self.running is None and not self._pool.stopped:
             self.start()
 
     def leave(self) -> None:
@@ -141,41 +141,41 @@ class Seat:
         running = self.running
         if running is not None and not running.leaving:
             running.leaving = True
-            running.line.send(worker_wire.Leave())
+            running.ipc.send(messages.Leave())
 
     def kill(self, why: str) -> None:
         """It has broken a rule, or does not answer."""
         if self.running is not None:
-            self._crew.log(f"worker {self.running.process.pid} is killed: {why}")
+            self._pool.log(f"worker {self.running.process.pid} is killed: {why}")
             self.running.process.kill()
 
-    def _line_ended(self, why: str) -> None:
+    def _ipc_ended(self, why: str) -> None:
         """Its process ends by itself, if it has not yet: it has nobody to talk to."""
         running = self.running
-        if running is not None and not running.line.open and not running.leaving:
+        if running is not None and not running.ipc.open and not running.leaving:
             self.kill(why)
 
     def _died(self, running: _Process) -> None:
         code = running.process.wait()
-        crew = self._crew
+        pool = self._pool
         self._let_go(running)
         self.running = None
-        if running.leaving or crew.dismissed:
+        if running.leaving or pool.stopped:
             return
-        crew.counters.add("worker_ended", f"signal_{-code}" if code < 0 else f"exit_{code}")
-        crew.log(f"worker {running.process.pid} has ended by itself ({code}): its connections are reset")
-        self._start_later(crew.services.now() - running.began_at)
+        pool.counters.add("worker_ended", f"signal_{-code}" if code < 0 else f"exit_{code}")
+        pool.log(f"worker {running.process.pid} has ended by itself ({code}): its connections are reset")
+        self._start_later(pool.services.now() - running.began_at)
 
     def _let_go(self, running: _Process) -> None:
-        self._crew.services.unwatch(running.pidfd)
+        self._pool.services.unwatch(running.pidfd)
         os.close(running.pidfd)
-        running.line.close()
+        running.ipc.close()
         running.doorbell.close()
         for sought in running.sought.values():
             sought.cancel()
-        for lent in list(running.lent.values()):
-            lent.refuse()
-            lent.over()
+        for delegated in list(running.delegated.values()):
+            delegated.refuse()
+            delegated.over()
         asked, running.asked = running.asked, {}
         for answer in asked.values():
             answer([], False)
@@ -185,7 +185,7 @@ class Seat:
         running, self.running = self.running, None
         if running is None:
             return
-        running.line.close()  # which tells it to leave, if nothing else has
+        running.ipc.close()  # which tells it to leave, if nothing else has
         try:
             running.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -195,18 +195,18 @@ class Seat:
 
     # ---- what it is given ----
 
-    def lend(self, running: _Process, lendable: Lendable, search: int = 0) -> None:
+    def delegate(self, running: _Process, delegable: Delegable, search: int = 0) -> None:
         """Gives it an end to carry; raises Unavailable."""
-        lent = lendable.lend()
-        end, key = lent.end, lent.end.key
+        delegated = delegable.delegate()
+        end, key = delegated.end, delegated.end.key
         self._numbers += 1
-        running.lent[self._numbers] = lent
-        record = worker_wire.Lend(
-            self._numbers, search, lent.client.client_id, lent.uid, key.local_addr, key.local_port, key.remote_addr,
-            key.remote_port, key.netns_cookie, end.cookie, end.side, end.segment_id, end.doorbell_name,
+        running.delegated[self._numbers] = delegated
+        record = messages.Delegate(
+            self._numbers, search, delegated.client.client_id, delegated.uid, key.local_addr, key.local_port,
+            key.remote_addr, key.remote_port, key.netns_cookie, end.cookie, end.side, end.segment_id, end.doorbell_name,
             end.doorbell_index,
         )  # fmt: skip
-        running.line.send(record, lent.fds)
+        running.ipc.send(record, delegated.fds)
 
     def show(self, after: int, answer: ShowAnswer) -> None:
         """Asks what it carries; the answer comes in any case, and soon."""
@@ -214,15 +214,15 @@ class Seat:
         if running is None:
             answer([], False)
             return
-        number = self._crew.next_question()
+        number = self._pool.next_question()
         running.asked[number] = answer
-        running.line.send(worker_wire.Show(number, after))
+        running.ipc.send(messages.Show(number, after))
 
         def give_up() -> None:
             if (late := running.asked.pop(number, None)) is not None:
                 late([], False)
 
-        self._crew.services.call_later(limits.WORKER_ASKED_S, give_up)
+        self._pool.services.call_later(limits.WORKER_ASKED_S, give_up)
 
     # ---- what it says ----
 
@@ -235,7 +235,7 @@ class Seat:
             raise PeerViolation(f"{type(record).__name__} is not for it to say now", rule="malformed")
         handler(self, running, record, descriptors)
 
-    def _on_ready(self, running: _Process, record: worker_wire.Ready, descriptors: Descriptors) -> None:
+    def _on_ready(self, running: _Process, record: messages.Ready, descriptors: Descriptors) -> None:
         if running.doorbell_id or not any(record.doorbell_id):
             raise PeerViolation("ready twice, or with no name", rule="malformed")
         doorbell, page, _ = descriptors.numbers
@@ -243,108 +243,108 @@ class Seat:
         memory.sealed_size(page, "doorbell page")
         running.doorbell, running.doorbell_id = descriptors.take(), record.doorbell_id
 
-    def _on_carried(self, running: _Process, record: worker_wire.Carried, _: Descriptors) -> None:
-        lent = _known(running, record.number)
-        if not lent.taken(running.doorbell_id, running.doorbell.numbers):
-            running.line.send(worker_wire.Drop(record.number))
+    def _on_carried(self, running: _Process, record: messages.Carried, _: Descriptors) -> None:
+        delegated = _known(running, record.number)
+        if not delegated.taken(running.doorbell_id, running.doorbell.numbers):
+            running.ipc.send(messages.Drop(record.number))
 
-    def _on_refused(self, running: _Process, record: worker_wire.Refused, _: Descriptors) -> None:
-        lent = _known(running, record.number)
-        del running.lent[record.number]
-        lent.refuse()
-        lent.over()
+    def _on_refused(self, running: _Process, record: messages.Refused, _: Descriptors) -> None:
+        delegated = _known(running, record.number)
+        del running.delegated[record.number]
+        delegated.refuse()
+        delegated.over()
 
-    def _on_over(self, running: _Process, record: worker_wire.Over, _: Descriptors) -> None:
-        lent = _known(running, record.number)
-        del running.lent[record.number]
-        lent.over()
+    def _on_over(self, running: _Process, record: messages.Over, _: Descriptors) -> None:
+        delegated = _known(running, record.number)
+        del running.delegated[record.number]
+        delegated.over()
 
-    def _on_await(self, running: _Process, record: worker_wire.Await, _: Descriptors) -> None:
+    def _on_await(self, running: _Process, record: messages.Await, _: Descriptors) -> None:
         if record.number in running.sought or not record.number:
             raise PeerViolation("a search of that number is under way", rule="malformed")
         if running.tickets:
             running.tickets.popleft()
-        number, line = record.number, running.line
+        number, ipc = record.number, running.ipc
 
         def failed(_why: str) -> None:
             if running.sought.pop(number, None) is not None:
-                line.send(worker_wire.Missing(number))
+                ipc.send(messages.Missing(number))
 
         def found(incoming: Incoming) -> None:
             if running.sought.pop(number, None) is None:
                 return
             try:
-                self.lend(running, _lendable(incoming), number)
+                self.delegate(running, _delegable(incoming), number)
             except Unavailable as why:
-                self._crew.log(f"a connection stays on TCP: {why}")
-                line.send(worker_wire.Missing(number))
+                self._pool.log(f"a connection stays on TCP: {why}")
+                ipc.send(messages.Missing(number))
 
         try:
-            running.sought[number] = self._crew.services.await_end(
-                self._crew.carrier, endpoint_of(record.local_addr, record.local_port),
+            running.sought[number] = self._pool.services.await_end(
+                self._pool.carrier, endpoint_of(record.local_addr, record.local_port),
                 endpoint_of(record.remote_addr, record.remote_port), found, failed,
             )  # fmt: skip
         except Unavailable:
-            line.send(worker_wire.Missing(number))
+            ipc.send(messages.Missing(number))
 
-    def _on_forget(self, running: _Process, record: worker_wire.Forget, _: Descriptors) -> None:
+    def _on_forget(self, running: _Process, record: messages.Forget, _: Descriptors) -> None:
         if (sought := running.sought.pop(record.search, None)) is not None:
             sought.cancel()
 
-    def _on_ask(self, running: _Process, record: worker_wire.Ask, _: Descriptors) -> None:
+    def _on_ask(self, running: _Process, record: messages.Ask, _: Descriptors) -> None:
         local = endpoint_of(record.local_addr, record.local_port)
         remote = endpoint_of(record.remote_addr, record.remote_port)
 
         def answered(port: int | None) -> None:
-            running.line.send(worker_wire.Port(record.number, port or 0))
+            running.ipc.send(messages.Port(record.number, port or 0))
 
-        self._crew.mapper.ask(local, remote, answered)
+        self._pool.mapper.ask(local, remote, answered)
 
-    def _on_doubt(self, _running: _Process, record: worker_wire.Doubt, _: Descriptors) -> None:
-        self._crew.mapper.doubt(endpoint_of(record.remote_addr, record.remote_port), record.port)
+    def _on_doubt(self, _running: _Process, record: messages.Doubt, _: Descriptors) -> None:
+        self._pool.mapper.doubt(endpoint_of(record.remote_addr, record.remote_port), record.port)
 
-    def _on_listens(self, running: _Process, record: worker_wire.Listens, _: Descriptors) -> None:
+    def _on_listens(self, running: _Process, record: messages.Listens, _: Descriptors) -> None:
         if running.ports.get(record.local_addr, 0) is not None:
             raise PeerViolation("a port that nobody asked for", rule="malformed")
         running.ports[record.local_addr] = record.port
-        self._crew.handle_listens()
+        self._pool.handle_listens()
 
-    def _on_counted(self, _running: _Process, record: worker_wire.Counted, _: Descriptors) -> None:
+    def _on_counted(self, _running: _Process, record: messages.Counted, _: Descriptors) -> None:
         text = record.text.decode("ascii", "replace")
         name, reason = text[: record.name_len], text[record.name_len :]
         if name not in _COUNTED or len(reason) > limits.WHY_MAX:
             raise PeerViolation(f"a counter {name!r}", rule="malformed")
-        self._crew.counters.add(name, reason)
+        self._pool.counters.add(name, reason)
 
-    def _on_tell(self, running: _Process, record: worker_wire.Tell, _: Descriptors) -> None:
-        self._crew.log(f"worker {running.process.pid}: {record.text.decode(errors='replace')}")
+    def _on_tell(self, running: _Process, record: messages.Tell, _: Descriptors) -> None:
+        self._pool.log(f"worker {running.process.pid}: {record.text.decode(errors='replace')}")
 
-    def _on_shown(self, running: _Process, record: worker_wire.Shown, _: Descriptors) -> None:
+    def _on_shown(self, running: _Process, record: messages.Shown, _: Descriptors) -> None:
         answer = running.asked.pop(record.number, None)
         if answer is not None:
             answer(_rows(record.text), record.more)
 
-    _HANDLERS: Final[dict[type[Record], Callable[[Seat, _Process, Any, Descriptors], None]]] = {
-        worker_wire.Ready: _on_ready,
-        worker_wire.Carried: _on_carried,
-        worker_wire.Refused: _on_refused,
-        worker_wire.Over: _on_over,
-        worker_wire.Await: _on_await,
-        worker_wire.Forget: _on_forget,
-        worker_wire.Ask: _on_ask,
-        worker_wire.Doubt: _on_doubt,
-        worker_wire.Listens: _on_listens,
-        worker_wire.Counted: _on_counted,
-        worker_wire.Tell: _on_tell,
-        worker_wire.Shown: _on_shown,
+    _HANDLERS: Final[dict[type[Record], Callable[[WorkerSlot, _Process, Any, Descriptors], None]]] = {
+        messages.Ready: _on_ready,
+        messages.Carried: _on_carried,
+        messages.Refused: _on_refused,
+        messages.Over: _on_over,
+        messages.Await: _on_await,
+        messages.Forget: _on_forget,
+        messages.Ask: _on_ask,
+        messages.Doubt: _on_doubt,
+        messages.Listens: _on_listens,
+        messages.Counted: _on_counted,
+        messages.Tell: _on_tell,
+        messages.Shown: _on_shown,
     }
 
 
-_BEFORE_READY: Final = (worker_wire.Ready, worker_wire.Tell, worker_wire.Counted)
+_BEFORE_READY: Final = (messages.Ready, messages.Tell, messages.Counted)
 _COUNTED: Final = frozenset({"relay_opened", "relay_dropped", "relay_left", "relay_reset", "internal_error"})
 
 
-class Crew:
+class WorkerPool:
     """The workers of one protocol (`sidestep.switch.protocol.Workers`)."""
 
     def __init__(
@@ -356,16 +356,16 @@ class Crew:
         self.services = services
         self.counters = counters
         self.log = log
-        self.dismissed = False
+        self.stopped = False
         self.arguments = [f"--protocol={carrier.name}", f"--remote={remote}"]
         if remote.key_file is not None:
             self.arguments.append(f"--remote-key={remote.key_file}")
-        self.seats = [Seat(self, index) for index in range(count)]
+        self.slots = [WorkerSlot(self, index) for index in range(count)]
         self._choices = 0
         self._questions = 0
         self._waiting: list[Callable[[], None]] = []  # for a port
-        for seat in self.seats:
-            seat.start()
+        for slot in self.slots:
+            slot.start()
 
     def next_question(self) -> int:
         self._questions += 1
@@ -373,35 +373,35 @@ class Crew:
 
     @property
     def runs(self) -> bool:
-        return any(seat.running is not None for seat in self.seats)
+        return any(slot.running is not None for slot in self.slots)
 
     @property
     def connections(self) -> int:
-        return sum(len(seat.running.lent) for seat in self.seats if seat.running is not None)
+        return sum(len(slot.running.delegated) for slot in self.slots if slot.running is not None)
 
     # ---- for the protocol ----
 
     def hand_over(self, outgoing: Outgoing) -> bool:
         """The worker with the least to do carries it, or refuses it; False: there is none."""
-        seat = self._least_loaded(self.seats)
-        if seat is None or seat.ready is None:
+        slot = self._least_loaded(self.slots)
+        if slot is None or slot.ready is None:
             return False
-        seat.lend(seat.ready, _lendable(outgoing))
+        slot.delegate(slot.ready, _delegable(outgoing))
         return True
 
     def port(self, local: Address) -> int | None:
         """Where the worker with the least to do takes a connection; None: none works there."""
         packed = mapped_address(str(local))
-        ready = [seat for seat in self.seats if seat.ready is not None]
+        ready = [slot for slot in self.slots if slot.ready is not None]
         for each in ready:
             _ask_to_listen(each, packed)
-        seat = self._least_loaded([each for each in ready if each.running and each.running.ports.get(packed)])
-        if seat is None or seat.running is None:
+        slot = self._least_loaded([each for each in ready if each.running and each.running.ports.get(packed)])
+        if slot is None or slot.running is None:
             if any(each.running is not None and each.running.ports.get(packed, 0) is None for each in ready):
                 raise NotYet("the workers are asked where they listen", self._wait)
             return None
-        seat.running.tickets.append(self.services.now() + limits.WORKER_TICKET_S)
-        return seat.running.ports[packed]
+        slot.running.tickets.append(self.services.now() + limits.WORKER_TICKET_S)
+        return slot.running.ports[packed]
 
     def _wait(self, call: Callable[[], None]) -> None:
         if len(self._waiting) < limits.PEERS_ASKING_MAX:
@@ -413,16 +413,16 @@ class Crew:
         for call in waiting:
             call()
 
-    def dismiss(self) -> None:
-        self.dismissed = True
+    def stop(self) -> None:
+        self.stopped = True
         self.leave()
 
-    def _least_loaded(self, seats: list[Seat]) -> Seat | None:
+    def _least_loaded(self, slots: list[WorkerSlot]) -> WorkerSlot | None:
         now = self.services.now()
-        ready = [(seat.ready.load(now), seat.chosen_at, seat.index) for seat in seats if seat.ready is not None]
+        ready = [(slot.ready.load(now), slot.chosen_at, slot.index) for slot in slots if slot.ready is not None]
         if not ready:
             return None
-        chosen = self.seats[min(ready)[2]]
+        chosen = self.slots[min(ready)[2]]
         self._choices += 1
         chosen.chosen_at = self._choices
         return chosen
@@ -431,23 +431,23 @@ class Crew:
 
     def leave(self) -> None:
         """All connections go back to TCP."""
-        for seat in self.seats:
-            seat.leave()
+        for slot in self.slots:
+            slot.leave()
 
     @property
     def settled(self) -> bool:
         """Whether all workers that were told to leave have."""
-        return not any(seat.running is not None and seat.running.leaving for seat in self.seats)
+        return not any(slot.running is not None and slot.running.leaving for slot in self.slots)
 
     def handle_disconnect(self, client: Client) -> None:
         """A client has gone: workers that have ends of it are told."""
-        for seat in self.seats:
-            running = seat.running
-            if running is not None and any(lent.client is client for lent in running.lent.values()):
-                running.line.send(worker_wire.Gone(client.client_id))
+        for slot in self.slots:
+            running = slot.running
+            if running is not None and any(delegated.client is client for delegated in running.delegated.values()):
+                running.ipc.send(messages.Gone(client.client_id))
 
 
-class Crews:
+class WorkerPools:
     """The workers of all protocols of one provider."""
 
     def __init__(
@@ -459,73 +459,73 @@ class Crews:
         self._services = services
         self._counters = counters
         self._log = log
-        self._crews: list[Crew] = []  # dismissed ones as well, as long as one of their workers runs
+        self._pools: list[WorkerPool] = []  # dismissed ones as well, as long as one of their workers runs
 
-    def hire(self, carrier: OffloadProtocol, mapper: PortMapper) -> Crew | None:
+    def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> WorkerPool | None:
         """Workers that run this protocol, too; None: there are to be none."""
-        self._crews = [crew for crew in self._crews if not crew.dismissed or crew.runs]
+        self._pools = [pool for pool in self._pools if not pool.stopped or pool.runs]
         if not self._count or self._remote is None:
             return None
-        crew = Crew(carrier, mapper, self._count, self._remote, self._services, self._counters, self._log)
-        self._crews.append(crew)
-        return crew
+        pool = WorkerPool(carrier, mapper, self._count, self._remote, self._services, self._counters, self._log)
+        self._pools.append(pool)
+        return pool
 
     @property
-    def seats(self) -> list[Seat]:
+    def slots(self) -> list[WorkerSlot]:
         """All places of workers."""
-        return [seat for crew in self._crews for seat in crew.seats]
+        return [slot for pool in self._pools for slot in pool.slots]
 
     @property
     def connections(self) -> int:
-        return sum(crew.connections for crew in self._crews)
+        return sum(pool.connections for pool in self._pools)
 
     def leave(self, protocol: str | None = None) -> None:
         """The connections of a protocol, or all, go back to TCP, and the workers end."""
-        for crew in self._named(protocol):
-            crew.leave()
+        for pool in self._named(protocol):
+            pool.leave()
 
     def settled(self, protocol: str | None = None) -> bool:
-        return all(crew.settled for crew in self._named(protocol))
+        return all(pool.settled for pool in self._named(protocol))
 
     def handle_disconnect(self, client: Client) -> None:
-        for crew in self._crews:
-            crew.handle_disconnect(client)
+        for pool in self._pools:
+            pool.handle_disconnect(client)
 
     def as_json(self) -> list[dict[str, int]]:
-        found = [seat.ready for seat in self.seats]
-        return [{"pid": each.process.pid, "connections": len(each.lent)} for each in found if each is not None]
+        found = [slot.ready for slot in self.slots]
+        return [{"pid": each.process.pid, "connections": len(each.delegated)} for each in found if each is not None]
 
     def close(self) -> None:
         until = time.monotonic() + limits.WORKER_END_S
-        for crew in self._crews:
-            crew.dismissed = True
-        for seat in self.seats:
-            seat.close(until)
+        for pool in self._pools:
+            pool.stopped = True
+        for slot in self.slots:
+            slot.close(until)
 
-    def _named(self, protocol: str | None) -> Iterator[Crew]:
-        return (crew for crew in self._crews if protocol in (None, crew.carrier.name))
+    def _named(self, protocol: str | None) -> Iterator[WorkerPool]:
+        return (pool for pool in self._pools if protocol in (None, pool.carrier.name))
 
 
-def _known(running: _Process, number: int) -> Lent:
-    lent = running.lent.get(number)
-    if lent is None:
+def _known(running: _Process, number: int) -> Delegated:
+    delegated = running.delegated.get(number)
+    if delegated is None:
         raise PeerViolation(f"end {number} was not lent to it", rule="malformed")
-    return lent
+    return delegated
 
 
-def _ask_to_listen(seat: Seat, local_addr: bytes) -> None:
-    running = seat.running
+def _ask_to_listen(slot: WorkerSlot, local_addr: bytes) -> None:
+    running = slot.running
     if running is not None and local_addr not in running.ports:
         if len(running.ports) >= limits.REMOTE_ADDRESSES_MAX:
             running.ports[local_addr] = 0
             return
         running.ports[local_addr] = None
-        running.line.send(worker_wire.Listen(local_addr))
+        running.ipc.send(messages.Listen(local_addr))
 
 
-def _lendable(end: Outgoing | Incoming) -> Lendable:
+def _delegable(end: Outgoing | Incoming) -> Delegable:
     """Ends are the provider's own: it made them."""
-    if not hasattr(end, "lend"):
+    if not hasattr(end, "delegate"):
         raise AssertionError("an end that is not the provider's")
     return end  # type: ignore[return-value]  # as was just looked
 

@@ -1,4 +1,4 @@
-"""``python -m sidestep.provider.workers.worker``: one of a provider's workers, see `workers`.
+"""``python -m sidestep.provider.workers.worker``: one of a provider's workers, see `pool`.
 
 It has no clients. What it carries, its provider has lent it; when the provider ends, for whatever reason, everything
 goes back to TCP and the worker ends.
@@ -29,15 +29,15 @@ from sidestep.errors import PeerViolation, SidestepError, Unavailable
 from sidestep.native import _channel
 from sidestep.provider import memory
 from sidestep.provider.carry import links
-from sidestep.provider.carry import remote_relay as fars
-from sidestep.provider.carry.hub import End, Relays
+from sidestep.provider.carry import remote_relay as remote_relay
+from sidestep.provider.carry.hub import End, Hub
 from sidestep.provider.carry.polling import Waiting
-from sidestep.provider.carry.remote_relay import Far
+from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.proof.lookup import SocketProver, endpoint_of, mapped_address
 from sidestep.provider.rpc import Descriptors
-from sidestep.provider.workers import messages as worker_wire
-from sidestep.provider.workers.ipc import Line
+from sidestep.provider.workers import messages
+from sidestep.provider.workers.ipc import IpcChannel
 from sidestep.provider.workers.messages import Record
 from sidestep.routing import plain_address
 from sidestep.switch.link import Link
@@ -52,12 +52,12 @@ class Worker:
     def __init__(self, sock: socket.socket, protocol: str, remote: RemoteSettings) -> None:
         self._selector = selectors.DefaultSelector()
         self._services = ProviderServices(self._selector, time.monotonic, self._tell)
-        self.line = Line(sock, self._services, self._heard, self._orphaned)
-        self.counters = _Reported(self.line)
+        self.ipc = IpcChannel(sock, self._services, self._heard, self._orphaned)
+        self.counters = _Reported(self.ipc)
         self.prover = SocketProver()
-        self.hub = Relays(self._services, self.counters, relays_max=_connections_max(), guarded=self._call)
+        self.hub = Hub(self._services, self.counters, relays_max=_connections_max(), guarded=self._call)
         self._waiting = Waiting(self._selector, self._services, self.hub)
-        self._mapper = Mapper(self.line)
+        self._mapper = Mapper(self.ipc)
         self._services.remote = remote
         self._services.port_mapper = self._mapper
         self._services.find_end = self._await_end
@@ -67,7 +67,7 @@ class Worker:
             self._services, self._on_broken,
         )  # fmt: skip
         self.protocol = protocol
-        self._lent: dict[int, LentHere] = {}
+        self._delegated: dict[int, DelegatedHere] = {}
         self._sought: dict[int, _Sought] = {}
         self._numbers = 0
         self._leave_until: float | None = None
@@ -76,14 +76,14 @@ class Worker:
         """Works until everything that depends on it is back on TCP."""
         if self._modules.get(self.protocol) is None:
             raise Unavailable(f"{self.protocol} does not work here")
-        self.line.send(worker_wire.Ready(self.hub.doorbell_id), self.hub.descriptors())
+        self.ipc.send(messages.Ready(self.hub.doorbell_id), self.hub.descriptors())
         while not self._done:
             self._turn()
         self._modules.stop()
         self.hub.close()
         self.prover.close()
         self._waiting.close()
-        self.line.close()
+        self.ipc.close()
         self._selector.close()
 
     @property
@@ -114,7 +114,7 @@ class Worker:
             self._tell(traceback.format_exc())
 
     def _tell(self, text: str) -> None:
-        self.line.send(worker_wire.Tell(text.encode()[: limits.WORKER_TEXT_MAX]))
+        self.ipc.send(messages.Tell(text.encode()[: limits.WORKER_TEXT_MAX]))
 
     # ---- the end ----
 
@@ -130,8 +130,8 @@ class Worker:
 
     def _orphaned(self, _why: str) -> None:
         """The provider has ended, or hears nothing any more: nobody tells of clients that go."""
-        for lent in self._lent.values():
-            lent.client_open = False
+        for delegated in self._delegated.values():
+            delegated.client_open = False
         self._mapper.close()
         self.hub.handle_disconnect()
         self._leave()
@@ -152,22 +152,22 @@ class Worker:
             raise Unavailable(f"{limits.REMOTE_SOUGHT_MAX} connections are looked for already")
         self._numbers += 1
         self._sought[self._numbers] = sought = _Sought(self, self._numbers, on_found, on_failed)
-        self.line.send(worker_wire.Await(self._numbers, *_ways(local, remote)))
+        self.ipc.send(messages.Await(self._numbers, *_ways(local, remote)))
         return sought
 
     def forget(self, number: int) -> None:
         if self._sought.pop(number, None) is not None:
-            self.line.send(worker_wire.Forget(number))
+            self.ipc.send(messages.Forget(number))
 
     def over(self, number: int) -> None:
         """That end is not carried any more."""
-        if self._lent.pop(number, None) is not None:
-            self.line.send(worker_wire.Over(number))
+        if self._delegated.pop(number, None) is not None:
+            self.ipc.send(messages.Over(number))
 
     def refused(self, number: int) -> None:
         """That end gets no link."""
-        if self._lent.pop(number, None) is not None:
-            self.line.send(worker_wire.Refused(number))
+        if self._delegated.pop(number, None) is not None:
+            self.ipc.send(messages.Refused(number))
 
     # ---- what the provider says ----
 
@@ -177,50 +177,50 @@ class Worker:
             raise PeerViolation(f"{type(record).__name__} is not for workers", rule="malformed")
         handler(self, record, descriptors)
 
-    def _on_lend(self, record: worker_wire.Lend, descriptors: Descriptors) -> None:
+    def _on_delegate(self, record: messages.Delegate, descriptors: Descriptors) -> None:
         segment, doorbell, page = descriptors.numbers
         memory.sealed_size(segment, "segment")
         memory.check_eventfd(doorbell, "doorbell")
         memory.sealed_size(page, "doorbell page")
-        lent = LentHere(self, record, descriptors.take())
-        self._lent[record.number] = lent
+        delegated = DelegatedHere(self, record, descriptors.take())
+        self._delegated[record.number] = delegated
         try:
-            self._begin(lent)
+            self._begin(delegated)
         except Unavailable as why:
-            lent.refuse(why.message)
+            delegated.refuse(why.message)
         except Exception:
-            lent.refuse("the protocol failed")
+            delegated.refuse("the protocol failed")
             raise
 
-    def _begin(self, lent: LentHere) -> None:
-        if not lent.record.search:
+    def _begin(self, delegated: DelegatedHere) -> None:
+        if not delegated.record.search:
             protocol = self._modules.get(self.protocol)
             if protocol is None or self._leave_until is not None:
                 raise Unavailable("it does not work any more")
-            protocol.connect(lent)
+            protocol.connect(delegated)
             return
-        sought = self._sought.pop(lent.record.search, None)
+        sought = self._sought.pop(delegated.record.search, None)
         if sought is not None:
-            sought.on_found(lent)
-        if lent.far is None:
-            lent.refuse("nobody wants it")
+            sought.on_found(delegated)
+        if delegated.relay is None:
+            delegated.refuse("nobody wants it")
 
-    def _on_missing(self, record: worker_wire.Missing, _: Descriptors) -> None:
+    def _on_missing(self, record: messages.Missing, _: Descriptors) -> None:
         if (sought := self._sought.pop(record.search, None)) is not None:
             sought.on_failed("nobody here holds it, or it is idle")
 
-    def _on_drop(self, record: worker_wire.Drop, _: Descriptors) -> None:
-        lent = self._lent.get(record.number)
-        if lent is not None and lent.far is not None:
-            self.hub.drop(lent.far)
+    def _on_drop(self, record: messages.Drop, _: Descriptors) -> None:
+        delegated = self._delegated.get(record.number)
+        if delegated is not None and delegated.relay is not None:
+            self.hub.drop(delegated.relay)
 
-    def _on_gone(self, record: worker_wire.Gone, _: Descriptors) -> None:
-        for lent in self._lent.values():
-            if lent.record.client == record.client:
-                lent.client_open = False
+    def _on_gone(self, record: messages.Gone, _: Descriptors) -> None:
+        for delegated in self._delegated.values():
+            if delegated.record.client == record.client:
+                delegated.client_open = False
         self.hub.handle_disconnect()
 
-    def _on_listen(self, record: worker_wire.Listen, _: Descriptors) -> None:
+    def _on_listen(self, record: messages.Listen, _: Descriptors) -> None:
         port = 0
         protocol = self._modules.get(self.protocol)
         if protocol is not None:
@@ -228,40 +228,40 @@ class Worker:
                 port = protocol.port_at(plain_address(IPv6Address(record.local_addr)))
             except SidestepError as why:
                 self._tell(f"it cannot be reached: {why}")
-        self.line.send(worker_wire.Listens(record.local_addr, port))
+        self.ipc.send(messages.Listens(record.local_addr, port))
 
-    def _on_port(self, record: worker_wire.Port, _: Descriptors) -> None:
+    def _on_port(self, record: messages.Port, _: Descriptors) -> None:
         self._mapper.handle_answer(record.number, record.port or None)
 
-    def _on_show(self, record: worker_wire.Show, _: Descriptors) -> None:
+    def _on_show(self, record: messages.Show, _: Descriptors) -> None:
         rows, more = links.page(self.hub, record.after)
-        self.line.send(worker_wire.Shown(record.number, more, json.dumps(rows).encode()))
+        self.ipc.send(messages.Shown(record.number, more, json.dumps(rows).encode()))
 
-    def _on_leave(self, _record: worker_wire.Leave, _: Descriptors) -> None:
+    def _on_leave(self, _record: messages.Leave, _: Descriptors) -> None:
         self._leave()
 
     _HANDLERS: Final[dict[type[Record], Callable[[Worker, Any, Descriptors], None]]] = {
-        worker_wire.Lend: _on_lend,
-        worker_wire.Missing: _on_missing,
-        worker_wire.Drop: _on_drop,
-        worker_wire.Gone: _on_gone,
-        worker_wire.Listen: _on_listen,
-        worker_wire.Port: _on_port,
-        worker_wire.Show: _on_show,
-        worker_wire.Leave: _on_leave,
+        messages.Delegate: _on_delegate,
+        messages.Missing: _on_missing,
+        messages.Drop: _on_drop,
+        messages.Gone: _on_gone,
+        messages.Listen: _on_listen,
+        messages.Port: _on_port,
+        messages.Show: _on_show,
+        messages.Leave: _on_leave,
     }
 
 
-class LentHere:
+class DelegatedHere:
     """An application's end that was lent (`sidestep.switch.protocol.Outgoing` and `Incoming`)."""
 
-    def __init__(self, worker: Worker, record: worker_wire.Lend, descriptors: Descriptors) -> None:
+    def __init__(self, worker: Worker, record: messages.Delegate, descriptors: Descriptors) -> None:
         self._worker = worker
         self.record = record
         self._descriptors = descriptors
         self.client_open = True
         self.wanted = True
-        self.far: Far | None = None
+        self.relay: RemoteRelay | None = None
 
     @property
     def request(self) -> Request:
@@ -270,7 +270,7 @@ class LentHere:
             endpoint_of(record.local_addr, record.local_port), endpoint_of(record.remote_addr, record.remote_port), None
         )
 
-    def carry(self, link: Link) -> Far:
+    def carry(self, link: Link) -> RemoteRelay:
         if not self.wanted:
             raise Unavailable("the connection does not wait any more")
         worker, record = self._worker, self.record
@@ -286,13 +286,13 @@ class LentHere:
             )  # fmt: skip
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
-        self.far = fars.enter(
+        self.relay = remote_relay.enter(
             worker.hub, end, protocol=worker.protocol, on_drop=lambda: worker.over(record.number), link=link,
             segment_id=record.segment_id, uid=record.uid,
         )  # fmt: skip
         self._end()
-        worker.line.send(worker_wire.Carried(record.number))
-        return self.far
+        worker.ipc.send(messages.Carried(record.number))
+        return self.relay
 
     def refuse(self, _why: str) -> None:
         if self.wanted:
@@ -320,19 +320,19 @@ class _Sought:
 class Mapper:
     """The provider's port mapper, asked by the line (`sidestep.switch.protocol.PortMapper`)."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, ipc: IpcChannel) -> None:
+        self._ipc = ipc
         self._asked: dict[int, Callable[[int | None], None]] = {}
         self._numbers = 0
 
     def ask(self, local: Endpoint, remote: Endpoint, answer: Callable[[int | None], None]) -> None:
         """Calls `answer` with the port for that service there."""
-        if not self._line.open or len(self._asked) >= limits.PEERS_WAITING_MAX:
+        if not self._ipc.open or len(self._asked) >= limits.PEERS_WAITING_MAX:
             answer(None)
             return
         self._numbers += 1
         self._asked[self._numbers] = answer
-        self._line.send(worker_wire.Ask(self._numbers, *_ways(local, remote)))
+        self._ipc.send(messages.Ask(self._numbers, *_ways(local, remote)))
 
     def handle_answer(self, number: int, port: int | None) -> None:
         if (answer := self._asked.pop(number, None)) is not None:
@@ -340,7 +340,7 @@ class Mapper:
 
     def doubt(self, remote: Endpoint, port: int) -> None:
         """Nobody answers at that port."""
-        self._line.send(worker_wire.Doubt(mapped_address(str(remote.address)), remote.port, port))
+        self._ipc.send(messages.Doubt(mapped_address(str(remote.address)), remote.port, port))
 
     def close(self) -> None:
         asked, self._asked = self._asked, {}
@@ -351,14 +351,14 @@ class Mapper:
 class _Reported(Counters):
     """Counters that the provider adds up."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, ipc: IpcChannel) -> None:
         super().__init__()
-        self._line = line
+        self._ipc = ipc
 
     def add(self, name: str, reason: str = "") -> None:
         """Adds one, here and there."""
         super().add(name, reason)
-        self._line.send(worker_wire.Counted(len(name), (name + reason).encode()))
+        self._ipc.send(messages.Counted(len(name), (name + reason).encode()))
 
 
 def _ways(local: Endpoint, remote: Endpoint) -> tuple[bytes, int, bytes, int]:
@@ -375,17 +375,17 @@ def _connections_max() -> int:
 def main() -> int:
     """Works as the arguments say; 0 after an orderly end, 1 if it could not begin."""
     parser = argparse.ArgumentParser(prog="python -m sidestep.provider.workers.worker")
-    parser.add_argument("--line-fd", type=int, required=True)
+    parser.add_argument("--ipc-fd", type=int, required=True)
     parser.add_argument("--protocol", required=True)
     parser.add_argument("--remote", required=True)
     parser.add_argument("--remote-key")
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the provider, which tells us
         signal.signal(number, signal.SIG_IGN)
-    os.set_inheritable(given.line_fd, False)
+    os.set_inheritable(given.ipc_fd, False)
     try:
         worker = Worker(
-            socket.socket(fileno=given.line_fd), given.protocol, RemoteSettings.parse(given.remote, given.remote_key)
+            socket.socket(fileno=given.ipc_fd), given.protocol, RemoteSettings.parse(given.remote, given.remote_key)
         )
         worker.run()
     except SidestepError as error:

@@ -18,7 +18,7 @@ from fcntl import ioctl
 from sidestep.provider.clients import Client
 
 
-class Crowd:
+class ClientQuota:
     """The clients of all users."""
 
     def __init__(self, share: Callable[[int, int], int], clients_max: int) -> None:

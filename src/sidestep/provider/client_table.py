@@ -1,0 +1,196 @@
+"""The clients: taken in, read a few messages at a time, answered at once or not at all, and dropped with a reason.
+
+Nobody waits for a client: a send that the kernel does not take at once costs the client its connection. One that
+breaks a rule is dropped, and both are counted with the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from sidestep import limits
+from sidestep.config import peer
+from sidestep.counters import Counters
+from sidestep.errors import PeerViolation
+from sidestep.provider import rpc
+from sidestep.provider.client_quota import ClientQuota
+from sidestep.provider.clients import Arena, Client, Kind
+from sidestep.provider.log import Writer
+from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.users import Users
+from sidestep.switch.offers import ClientId
+
+_ACCEPTS_PER_TURN: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.1  # after the kernel ran out of descriptors or memory
+
+
+class ClientTable:
+    """Those of `listener`, by number.
+
+    Attributes:
+        on_message: What handles a message; a PeerViolation that it raises costs the client its connection.
+        on_sent: Called after each message to a client.
+        on_dropped: Called with each client that has gone.
+    """
+
+    on_message: Callable[[Client, Packet], None]
+    on_sent: Callable[[], None]
+    on_dropped: Callable[[Client], None]
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        users: Users,
+        quota: ClientQuota,
+        counters: Counters,
+        tell: Callable[[str, Writer], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._listener = listener
+        self._selector = selector
+        self._users = users
+        self._quota = quota
+        self._counters = counters
+        self._tell = tell
+        self._clock = clock
+        self._numbers = 0
+        self._accept_paused_until: float | None = None
+        self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
+        self.clients: dict[ClientId, Client] = {}
+        self.arenas: dict[bytes, Arena] = {}
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self.accept)
+
+    def number(self) -> int:
+        """The next one, for a client or an arena."""
+        self._numbers += 1
+        return self._numbers
+
+    def accept(self) -> None:
+        """Takes in those who wait; some time later if the kernel has run out of something."""
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                self._selector.unregister(self._listener)
+                self._accept_paused_until = self._clock() + _ACCEPT_PAUSE_S
+                return
+            self._take_in(sock)
+
+    def _take_in(self, sock: socket.socket) -> None:
+        pid, uid = peer(sock)
+        if refusal := self._refusal(uid):
+            self._counters.add("client_dropped", refusal)
+            sock.close()
+            return
+        self._quota.enter(uid)
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
+        client = Client(ClientId(self.number()), sock, pid, uid, self._clock())
+        self.clients[client.client_id] = self._silent[client.client_id] = client
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self.read(client))
+        self._counters.add("client_accepted")
+
+    def _refusal(self, uid: int) -> str | None:
+        if not self._users.admits(uid):
+            return "credentials"
+        return "too_many" if self._quota.full(uid) else None
+
+    def heard(self, client: Client) -> None:
+        """Its first message has come."""
+        self._silent.pop(client.client_id, None)
+
+    def read(self, client: Client) -> None:
+        """Handles some of its messages."""
+        for _ in range(limits.MESSAGES_PER_TURN):
+            if not client.open:
+                return
+            try:
+                packet = rpc.receive(client.sock)
+                if packet is None:
+                    self.drop(client, "closed")
+                    return
+                with packet.descriptors:
+                    self.on_message(client, packet)
+            except BlockingIOError:
+                return
+            except PeerViolation as violation:
+                self._tell(f"client {client.pid} is dropped: {violation}", client.uid)
+                self.drop(client, violation.rule)
+            except OSError as error:
+                self.drop(client, "closed" if error.errno in (errno.ECONNRESET, errno.EPIPE) else "broken")
+            except Exception:
+                # One client's message must not take the others down; the traceback goes to the log, and it is counted.
+                self._counters.add("internal_error", "message")
+                self._tell(traceback.format_exc(), client.uid)
+                self.drop(client, "internal_error")
+
+    def drop(self, client: Client, reason: str) -> None:
+        """Ends a connection; does nothing if it has ended."""
+        if not client.open:
+            return
+        client.open = False
+        self._counters.add("client_dropped", reason)
+        self._selector.unregister(client.sock)
+        self._quota.leave(client)
+        del self.clients[client.client_id]
+        self._silent.pop(client.client_id, None)
+        self.on_dropped(client)
+        if client.arena:
+            client.arena.clients.discard(client.client_id)
+            if not client.arena.clients:
+                del self.arenas[client.arena.arena_id]
+                client.arena.close()
+
+    def send(self, client: Client, message: Message, fds: Sequence[int] = (), body: bytes = b"") -> bool:
+        """Sends at once, or drops the client; False if it is gone."""
+        if not client.open:
+            return False
+        try:
+            self._quota.count(client, len(fds))
+            rpc.send(client.sock, message, fds, body)
+        except OSError as error:
+            self.drop(client, "slow" if error.errno in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS) else "closed")
+            return False
+        self.on_sent()
+        return True
+
+    def next_deadline(self) -> float | None:
+        known = [client.accepted_at + limits.HELLO_TIMEOUT_S for client in islice(self._silent.values(), 1)]
+        if self._accept_paused_until is not None:
+            known.append(self._accept_paused_until)
+        return min(known, default=None)
+
+    def handle_timeouts(self, now: float) -> None:
+        """Drops those who have said nothing for too long, and accepts again."""
+        while self._silent:
+            client = next(iter(self._silent.values()))
+            if client.accepted_at + limits.HELLO_TIMEOUT_S > now:
+                break
+            self.drop(client, "silent")
+        if self._accept_paused_until is not None and self._accept_paused_until <= now:
+            self._accept_paused_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self.accept)
+
+    def close(self) -> None:
+        for client in list(self.clients.values()):
+            self.drop(client, "shutting_down")
+        self._quota.close()
+
+    @property
+    def shims(self) -> int:
+        """How many of them are programs."""
+        return sum(client.kind is Kind.SHIM for client in self.clients.values())

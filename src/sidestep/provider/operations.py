@@ -1,0 +1,245 @@
+"""What commands ask of a provider, and its answers: one JSON document each, with descriptors beside some.
+
+Who may look, and at whose connections, `users` has; who may govern is root, and the user whose provider it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, Final
+
+from sidestep import __version__, limits
+from sidestep.config import Proof
+from sidestep.errors import Misuse, PeerViolation, Unavailable
+from sidestep.native import layout
+from sidestep.native.layout import Rpc
+from sidestep.policy import Role, Subject
+from sidestep.provider import commands
+from sidestep.provider.carry import links
+from sidestep.provider.clients import Client
+from sidestep.provider.pairing.shared import expect
+from sidestep.provider.parts import Parts
+from sidestep.provider.proof import duplicate
+from sidestep.provider.rpc import Message, Packet
+from sidestep.provider.users import in_container
+from sidestep.provider.workers.pool import Row
+from sidestep.switch.modules import Protocols, Transports
+from sidestep.switch.protocol import Endpoint, Request
+
+_GOVERNING: Final = ("stop", "module_add", "module_remove")
+_NOT_ALLOWED: Final = {
+    "error": "only root and the provider's own user may do that",
+    "remedy": "be root, outside of containers",
+}
+_LINKS_OF_ONE: Final = 1 << 20  # more connections than one process carries: the next one's are counted from here on
+
+
+class Operations:
+    """Those of one provider."""
+
+    def __init__(self, parts: Parts, stop_loop: Callable[[], None]) -> None:
+        self._parts = parts
+        self._stop_loop = stop_loop
+        self._started_at = parts.clock()
+
+    def handle(self, client: Client, packet: Packet) -> None:
+        """CONTROL: does what is asked, and answers."""
+        if len(packet.descriptors):
+            expect(packet, 1)
+            here = duplicate.made_in(packet.descriptors[0], self._parts.netns_cookie)
+            client.at_home = here and not in_container(client)
+        if len(packet.body) > limits.CONTROL_REQUEST_MAX:
+            raise PeerViolation("a control request is too long", rule="malformed")
+        try:
+            request = json.loads(packet.body)
+        except (ValueError, RecursionError) as error:
+            raise PeerViolation(f"a control request is not JSON: {error}", rule="malformed") from error
+        operation = self._KNOWN.get(str(request.get("op"))) if isinstance(request, dict) else None
+        if operation is None:
+            self._reply(client, packet.message.token, {"error": f"unknown request; known: {sorted(self._KNOWN)}"})
+            return
+        if request["op"] in _GOVERNING and not self._parts.users.governs(client):
+            self._reply(client, packet.message.token, _NOT_ALLOWED)
+            return
+        operation(self, client, packet.message.token, request)
+
+    def _reply(self, client: Client, token: int, document: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        body = json.dumps(document).encode()
+        if len(body) > limits.CONTROL_PIECE_MAX:
+            raise AssertionError(f"a control reply of {len(body)} bytes")
+        self._parts.table.send(client, Message(type=Rpc.CONTROL_REPLY, token=token), fds, body)
+
+    def _modules(self) -> dict[str, Protocols | Transports]:
+        return {"protocol": self._parts.protocols, "transport": self._parts.transports}
+
+    def _status(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+        settings = self._parts.settings
+        document = {
+            "pid": os.getpid(),
+            "version": __version__,
+            "layout_version": layout.LAYOUT_VERSION,
+            "socket": str(settings.socket),
+            "uptime_s": round(self._parts.clock() - self._started_at, 3),
+            "netns_cookie": self._parts.netns_cookie,
+            "shims": self._parts.table.shims,
+            "families": len(self._parts.table.arenas),
+            "offers_pending": len(self._parts.pairing),
+            "explicit_binds": len(self._parts.explicit),
+            "budget_bytes": self._parts.pairing.shared.segments.budget.limit_bytes,
+            "budget_used_bytes": self._parts.pairing.shared.segments.budget.used_bytes,
+            "clients_max": self._parts.clients_max,
+            "promote_after": str(settings.promote_after),
+            "ring_size": settings.ring_size,
+            "offer_expiry_s": settings.offer_expiry_s,
+            "idle_exit_s": settings.idle_exit_s,
+            "proves_paths": bool(settings.wants & layout.Welcome.PATH),
+            "workers": self._parts.pools.as_json(),
+            "policy": self._parts.policy.as_json(),
+            "counters": self._parts.counters.as_json(),
+        }
+        self._reply(client, token, document)
+
+    def _stop(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+        self._parts.registry.set_closing()
+        self._parts.pairing.shared.closing = True
+        self._stop_loop()
+        self._reply(client, token, {"stopping": True, "pid": os.getpid()})
+
+    def _list_arenas(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        """One page of the arenas, with their descriptors: the command reads them itself, at its own pace and cost."""
+        after = request.get("after", 0)
+        if not isinstance(after, int):
+            self._reply(client, token, {"error": "'after' is not a number"})
+            return
+        visible = (arena for arena in self._parts.table.arenas.values() if self._parts.users.sees(client, arena))
+        later = sorted((a for a in visible if a.sequence > after), key=lambda arena: arena.sequence)
+        page = later[: limits.CONTROL_FDS_PER_PIECE]
+        document = {
+            "arenas": [arena.arena_id.hex() for arena in page],
+            "next": page[-1].sequence if len(later) > len(page) else None,
+        }
+        self._reply(client, token, document, [arena.fd for arena in page])
+
+    def _list_links(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        """One page of the connections with other hosts: of those that are carried here, then of each worker's."""
+        after = request.get("after", 0)
+        if not isinstance(after, int) or not 0 <= after < _LINKS_OF_ONE * limits.WORKERS_MAX:
+            self._reply(client, token, {"error": "'after' is not a number"})
+            return
+        place, begin = divmod(after, _LINKS_OF_ONE)
+        slots = self._parts.pools.slots
+
+        def show(rows: list[Row], more: bool) -> None:
+            later = after + len(rows) if more else (place + 1) * _LINKS_OF_ONE if place < len(slots) else None
+            page = [details for uid, details in rows if self._parts.users.sees_user(client, uid)]
+            self._reply(client, token, {"links": page, "next": later})
+
+        if place:
+            if place <= len(slots):
+                slots[place - 1].show(begin, show)
+            else:
+                show([], False)
+            return
+        show(*links.page(self._parts.hub, begin))
+
+    def _list_modules(self, client: Client, token: int, _request: dict[str, Any]) -> None:
+        found = [one.as_json(kind) for kind, modules in self._modules().items() for one in modules.status()]
+        self._reply(client, token, {"modules": found})
+
+    def _add_module(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        self._change_module(client, token, "add", request)
+
+    def _remove_module(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        """What goes to other hosts needs the protocol until it is back on TCP."""
+        name = str(request.get("name"))
+        deadline = self._parts.clock() + limits.RELAY_LEAVE_S
+        if request.get("kind", "protocol") == "protocol":
+            self._parts.hub.leave(name)
+            self._parts.hub.refused.add(name)
+            self._parts.pools.leave(name)
+
+        def remove() -> None:
+            carries = any(one.protocol == name for one in self._parts.hub)
+            waits = (carries and not self._parts.hub.settled(name)) or not self._parts.pools.settled(name)
+            if waits and self._parts.clock() < deadline:
+                self._parts.services.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
+                return
+            self._parts.hub.refused.discard(name)
+            if self._change_module(client, token, "remove", request):
+                self._parts.hub.leave(name)
+
+        remove()
+
+    def _change_module(self, client: Client, token: int, change: str, request: dict[str, Any]) -> bool:
+        """Adds or removes a module; whether it was done, and a protocol."""
+        modules = self._modules().get(str(request.get("kind", "protocol")))
+        if modules is None:
+            self._reply(client, token, {"error": f"unknown kind of module; known: {sorted(self._modules())}"})
+        else:
+            try:
+                (modules.add if change == "add" else modules.remove)(str(request.get("name")))
+            except Unavailable as error:
+                self._reply(client, token, {"error": error.message, "remedy": error.remedy})
+            else:
+                self._parts.follow_policy()
+                self._reply(client, token, {"done": True})
+                return modules is self._parts.protocols
+        return False
+
+    def _decide(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        """A dry run: what would become of a connection."""
+        try:
+            endpoint = Endpoint(ip_address(request["address"]), int(request["port"]))
+            role = Role(request["role"])
+            uid = int(request.get("uid", client.uid))
+            subject = Subject((str(request["program"]),), uid, frozenset(map(int, request.get("gids", ()))))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._reply(client, token, {"error": f"not a connection: {error!r}"})
+            return
+        if role is Role.CONNECT:
+            verdict = self._parts.decisions.connect(subject, Request(None, endpoint, None), dry=True)
+        else:
+            verdict = self._parts.decisions.would_listen(subject, endpoint)
+        carrier, paths = verdict.protocol, self._parts.settings.proof is Proof.PATH
+        within = carrier is not None and not carrier.capabilities.remote and not paths
+        self._reply(client, token, verdict.as_json() | {"within_namespace": within})
+
+    def _list_decisions(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        after = request.get("after", 0)
+        if not isinstance(after, int):
+            self._reply(client, token, {"error": "'after' is not a number"})
+            return
+        self._reply(
+            client, token, self._parts.decisions.trace(after, shown=partial(self._parts.users.sees_user, client))
+        )
+
+    def _give_order(self, client: Client, token: int, request: dict[str, Any]) -> None:
+        kind = commands.OPERATIONS[request["op"]]
+        try:
+            reply = commands.give(
+                kind, client, request, arenas=self._parts.table.arenas, clients=self._parts.table.clients,
+                registry=self._parts.registry, sees=self._parts.users.sees,
+            )  # fmt: skip
+        except Misuse as error:
+            self._reply(client, token, {"error": error.message})
+            return
+        self._parts.counters.add("order_passed" if reply["told"] else "order_refused", str(reply["passed"]))
+        self._reply(client, token, reply)
+
+    _KNOWN: Final[dict[str, Callable[[Operations, Client, int, dict[str, Any]], None]]] = {
+        "status": _status,
+        "stop": _stop,
+        "arenas": _list_arenas,
+        "links": _list_links,
+        "modules": _list_modules,
+        "module_add": _add_module,
+        "module_remove": _remove_module,
+        "decide": _decide,
+        "trace": _list_decisions,
+        "demote": _give_order,
+        "promote": _give_order,
+    }

@@ -1,0 +1,109 @@
+"""An offer and its claim, both ends of one connection on this host, for the protocol that carries them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from sidestep.errors import Unavailable
+from sidestep.native.layout import Attach, Rpc
+from sidestep.provider.carry.local_relay import open_relay
+from sidestep.provider.clients import Brought, Client
+from sidestep.provider.pairing.shared import Shared, request_of
+from sidestep.provider.rpc import Message, Packet
+from sidestep.switch.offers import Offer
+from sidestep.switch.protocol import Request
+from sidestep.switch.stream import Stream
+
+
+@dataclass(slots=True)
+class LocalPair:
+    """One (`sidestep.switch.protocol.Pair`)."""
+
+    shared: Shared
+    offer: Offer[Brought]
+    claimer: Client
+    claim: Packet
+    taken: bool = False
+    carried: bool = False  # both ends have been told, and not that it is refused
+    streams: tuple[Stream, ...] = ()
+
+    @property
+    def request(self) -> Request:
+        return request_of(self.offer)
+
+    def attach(self) -> None:
+        """Hands each end what the other brought."""
+        self._take()
+        self.carried = True
+        shared, offer, message = self.shared, self.offer, self.claim.message
+        attach = Message(
+            type=Rpc.ATTACH, token=message.token, ring_size=offer.ring_size, segment_id=offer.segment_id,
+            doorbell_page_id=offer.doorbell_page_id, doorbell_index=offer.doorbell_index,
+        )  # fmt: skip
+        if not shared.send(self.claimer, attach, offer.brought.descriptors.numbers):
+            return  # the offer stays for a claimer that lives, unless it was its own and went with it
+        shared.claimed(offer)
+        claimed = Message(
+            type=Rpc.CLAIMED, token=offer.token, doorbell_page_id=self.claimer.doorbell_name(message.doorbell_page_id),
+            doorbell_index=message.doorbell_index,
+        )  # fmt: skip
+        if shared.send(shared.clients[offer.client], claimed, self.claim.descriptors.numbers):
+            shared.counters.add("claim_matched")
+
+    def open(self) -> tuple[Stream, Stream]:
+        """Hands each end a channel with the provider; raises Unavailable."""
+        self._take()
+        shared, offer = self.shared, self.offer
+        shared.need_home(offer.key.netns_cookie, self.claim.message.netns_cookie)
+        second_id = blake2b(offer.segment_id, digest_size=16).digest()
+        made = shared.segments.make(second_id, offer.ring_size, self.claimer.uid)
+        try:
+            self.streams = streams = self._open(made, second_id)
+        except OSError as error:
+            shared.segments.release_second(second_id)
+            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
+        except BaseException:
+            shared.segments.release_second(second_id)
+            raise
+        finally:
+            os.close(made)
+        self.carried = True
+        return streams
+
+    def _open(self, made: int, second_id: bytes) -> tuple[Stream, Stream]:
+        shared, offer, claimer, message = self.shared, self.offer, self.claimer, self.claim.message
+        doorbell = shared.hub.descriptors()
+        streams = open_relay(
+            shared.hub,
+            shared.offerer_end(offer),
+            shared.end(made, 0, claimer, offer.key.mirrored(), message.cookie,
+                       claimer.doorbell_name(message.doorbell_page_id), message.doorbell_index,
+                       self.claim.descriptors.numbers),
+            protocol=offer.protocol, on_drop=lambda: shared.segments.release_second(second_id),
+        )  # fmt: skip
+        attach = Message(
+            type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=offer.ring_size,
+            segment_id=second_id,  # so that whoever looks sees that the ends share no channel
+            doorbell_page_id=shared.hub.doorbell_id,
+        )  # fmt: skip
+        if not shared.send(claimer, attach, (made, *doorbell)):
+            streams[0].close()
+            raise Unavailable("the end that claimed it has gone")
+        shared.claimed(offer)
+        own_id = shared.hub.doorbell_id
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, doorbell_page_id=own_id)
+        if shared.send(shared.clients[offer.client], claimed, doorbell):
+            shared.counters.add("claim_matched")
+        return streams
+
+    def leave(self) -> None:
+        """The protocol gives up: what it has opened nobody would serve."""
+        for stream in self.streams:
+            stream.close()
+
+    def _take(self) -> None:
+        if self.taken:
+            raise AssertionError("a pair is carried once")
+        self.taken = True

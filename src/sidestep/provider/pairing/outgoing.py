@@ -1,0 +1,94 @@
+"""Offers whose other end is on another host: a protocol finds it there, and carries the bytes itself or by a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidestep.errors import Unavailable
+from sidestep.native.layout import Attach, Refusal, Rpc
+from sidestep.provider.carry import remote_relay
+from sidestep.provider.carry.remote_relay import RemoteRelay
+from sidestep.provider.clients import Brought
+from sidestep.provider.pairing.shared import Shared, request_of
+from sidestep.provider.proof.lookup import endpoint_of
+from sidestep.provider.rpc import Message
+from sidestep.provider.workers.delegate import Delegated, DelegatedEnd, DelegatedOffer
+from sidestep.switch.link import Link
+from sidestep.switch.offers import Offer
+from sidestep.switch.protocol import OffloadProtocol, Request
+
+
+@dataclass(slots=True, eq=False)
+class RemoteOffer:
+    """One (`sidestep.switch.protocol.Outgoing`)."""
+
+    shared: Shared
+    offer: Offer[Brought]
+
+    def reach_out(self, carrier: OffloadProtocol) -> None:
+        """Has the protocol find the other end."""
+        try:
+            carrier.connect(self)
+        except Unavailable as error:
+            self.refuse(error.message)
+        except Exception as error:  # a stranger's code: the others go on
+            self.shared.protocols.fail(carrier.name, error)
+            self.refuse("the protocol failed")
+
+    @property
+    def request(self) -> Request:
+        return request_of(self.offer)
+
+    @property
+    def wanted(self) -> bool:
+        return self.offer in self.shared.offers
+
+    def carry(self, link: Link) -> RemoteRelay:
+        """Hands the program a channel with the provider; raises Unavailable."""
+        shared, offer = self.shared, self.offer
+        self._need_wanted()
+        try:
+            own_doorbell = shared.hub.descriptors()
+            end = shared.offerer_end(offer)
+        except OSError as error:
+            raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
+        # no call when it is dropped: the segment is the offerer's, and the sweep finds out when it is gone
+        relay = remote_relay.enter(shared.hub, end, protocol=offer.protocol, on_drop=lambda: None, link=link,
+                                   segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
+        self.tell(shared.hub.doorbell_id, own_doorbell)
+        return relay
+
+    def refuse(self, why: str) -> None:
+        """It stays on TCP; does nothing once it has been served."""
+        if self.wanted:
+            shared, offer = self.shared, self.offer
+            shared.offers.handle_claimed(offer)
+            shared.release(offer)
+            client, key = shared.clients[offer.client], offer.key
+            shared.decisions.fail(client.subject, endpoint_of(key.remote_addr, key.remote_port), offer.protocol, why)
+            shared.refuse_offer(client, offer.token, Refusal.NO_PROTOCOL)
+
+    def delegate(self) -> Delegated:
+        """What a worker needs to be the other end of its channel; raises Unavailable."""
+        self._need_wanted()
+        offer = self.offer
+        cookie = offer.brought.evidence.cookie
+        end = DelegatedEnd(offer.key, cookie, 1, offer.segment_id, offer.doorbell_page_id, offer.doorbell_index)
+        return DelegatedOffer(offer, end, self.shared.clients[offer.client], self.tell, self.refuse)
+
+    def tell(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """Its channel has another end, which that doorbell rings; False: the offer, or its maker, is gone."""
+        if not self.wanted:
+            return False
+        self.shared.claimed(self.offer)
+        claimed = Message(type=Rpc.CLAIMED, token=self.offer.token, flags=Attach.RELAYED, doorbell_page_id=doorbell_id)
+        if not self.shared.send(self.shared.clients[self.offer.client], claimed, doorbell):
+            return False
+        self.shared.counters.add("remote_joined", "connect")
+        return True
+
+    def _need_wanted(self) -> None:
+        if not self.wanted:
+            raise Unavailable("the connection does not wait any more")
+        self.shared.need_home(self.offer.key.netns_cookie)

@@ -1,0 +1,108 @@
+"""What the parts of pairing share: the tables of who offers, and the words by which a client is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sidestep.counters import Counters
+from sidestep.errors import PeerViolation, Unavailable
+from sidestep.native import _channel
+from sidestep.native.layout import Refusal, Rpc
+from sidestep.provider.carry.hub import End, Hub
+from sidestep.provider.clients import Brought, Client
+from sidestep.provider.decisions import Decisions
+from sidestep.provider.pairing.registry import Registry
+from sidestep.provider.pairing.segments import Segments
+from sidestep.provider.proof.lookup import SocketProver, endpoint_of
+from sidestep.provider.rpc import Message, Packet
+from sidestep.switch.modules import Protocols
+from sidestep.switch.offers import ClientId, ConnectionKey, Offer, OfferTable
+from sidestep.switch.protocol import Request, Services
+
+
+@dataclass(slots=True)
+class Shared:
+    """`send` delivers a message at once, or drops the client and says False."""
+
+    registry: Registry
+    protocols: Protocols
+    decisions: Decisions
+    counters: Counters
+    clients: Mapping[ClientId, Client]
+    offers: OfferTable[Brought]
+    segments: Segments
+    ring_size: tuple[int, int]
+    netns_cookie: int
+    services: Services
+    send: Callable[..., bool]
+    hub: Hub
+    prover: SocketProver  # whether the ends of connections through the provider are still held
+    closing: bool = False  # no more offers are taken in
+
+    def need_home(self, *netns_cookies: int) -> None:
+        """Raises Unavailable for a socket of another network namespace than the provider's."""
+        if any(each != self.netns_cookie for each in netns_cookies):
+            raise Unavailable("who stands in between cannot tell who holds a socket of another network namespace")
+
+    def end(
+        self,
+        segment: int,
+        side: int,
+        client: Client,
+        key: ConnectionKey,
+        cookie: int,
+        doorbell_name: bytes,
+        doorbell_index: int,
+        doorbell: Sequence[int],
+    ) -> End:
+        """One application's end of a channel with the provider."""
+        return End(
+            _channel.map(segment, side), doorbell_name, doorbell_index, doorbell[0], doorbell[1],
+            held=lambda: self.prover.holds(key, cookie), received=lambda: self.prover.received(key, cookie),
+            client_open=lambda: client.open,
+        )  # fmt: skip
+
+    def offerer_end(self, offer: Offer[Brought]) -> End:
+        """That of who made an offer."""
+        segment, *doorbell = offer.brought.descriptors.numbers
+        return self.end(
+            segment, 1, self.clients[offer.client], offer.key, offer.brought.evidence.cookie, offer.doorbell_page_id,
+            offer.doorbell_index, doorbell,
+        )  # fmt: skip
+
+    def claimed(self, offer: Offer[Brought]) -> None:
+        """An offer has been served: what came with it has been passed on."""
+        self.offers.handle_claimed(offer)
+        self.registry.handle_removed(offer.brought.bucket)
+        offer.brought.close()
+
+    def release(self, offer: Offer[Brought]) -> None:
+        """Gives back what an offer held that was not claimed."""
+        self.registry.handle_removed(offer.brought.bucket)
+        self.segments.budget.release(offer.segment_id)
+        offer.brought.close()
+
+    def refuse_offer(self, client: Client, token: int, refusal: Refusal) -> None:
+        self.counters.add("offer_refused", refusal.name)
+        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
+
+    def refuse_claim(self, client: Client, token: int, refusal: Refusal) -> None:
+        self.counters.add("claim_refused", refusal.name)
+        self.send(client, Message(type=Rpc.REFUSED, token=token, reason=refusal))
+
+
+def request_of(offer: Offer[Brought]) -> Request:
+    """An offer's connection, as protocols see it."""
+    key = offer.key
+    local, remote = endpoint_of(key.local_addr, key.local_port), endpoint_of(key.remote_addr, key.remote_port)
+    return Request(local, remote, offer.brought.route)
+
+
+def expect(packet: Packet, fds_count: int) -> None:
+    """Raises PeerViolation unless a message came with so many descriptors."""
+    if len(packet.descriptors) != fds_count:
+        raise PeerViolation(
+            f"{packet.message.type.name} came with {len(packet.descriptors)} descriptors, not {fds_count}",
+            rule="malformed",
+        )

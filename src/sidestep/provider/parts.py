@@ -1,0 +1,215 @@
+"""What a provider is made of, made and joined in one place."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import selectors
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from sidestep.config import ProviderSettings
+from sidestep.counters import Counters
+from sidestep.policy import Role, Subject
+from sidestep.provider import capacity
+from sidestep.provider.carry.hub import Hub
+from sidestep.provider.carry.polling import Waiting
+from sidestep.provider.carry.services import ProviderServices
+from sidestep.provider.client_quota import ClientQuota
+from sidestep.provider.client_table import ClientTable
+from sidestep.provider.decisions import Decisions
+from sidestep.provider.log import Log, Source, Writer
+from sidestep.provider.pairing.address_map import AddressMap
+from sidestep.provider.pairing.explicit import ExplicitSockets
+from sidestep.provider.pairing.listeners import Listeners
+from sidestep.provider.pairing.pairing import Pairing
+from sidestep.provider.pairing.pending_connects import PendingConnects
+from sidestep.provider.pairing.registry import Registry
+from sidestep.provider.pairing.segments import Segments
+from sidestep.provider.pairing.shared import Shared
+from sidestep.provider.policy_files import PolicyFiles
+from sidestep.provider.proof import lookup
+from sidestep.provider.proof.evidence import Examiner
+from sidestep.provider.proof.path import PathProofs
+from sidestep.provider.users import Lineage, Users
+from sidestep.provider.workers.pool import WorkerPools
+from sidestep.routing import NetworkEvent
+from sidestep.switch.modules import PROTOCOLS_GROUP, TRANSPORTS_GROUP, Modules, Protocols, Transports
+from sidestep.switch.offers import OfferTable
+from sidestep.switch.protocol import OffloadModule, OffloadProtocol, OffloadTransport
+
+if TYPE_CHECKING:
+    from sidestep.provider.network.routes import Network
+
+
+class Parts:
+    """All of them, which is why there are so many; what one calls of another is here as well."""
+
+    def __init__(
+        self,
+        settings: ProviderSettings,
+        listener: socket.socket,
+        clock: Callable[[], float],
+        write_log: Callable[[str], None],
+    ) -> None:
+        room = capacity.of_descriptors(remote=settings.remote is not None)
+        self.settings = settings
+        self.clock = clock
+        self.netns_cookie = lookup.netns_cookie()
+        self.clients_max = room.clients
+        self.counters = Counters()
+        self.selector = selectors.DefaultSelector()
+        self.network: Network | None = None
+        # who is let in, and what may be done
+        self.users = Users(system=settings.system, policy=self._policy_pairs)
+        self.log = Log(f"sidestep provider {os.getpid()}", share=self.users.share, write=write_log)
+        self.services = ProviderServices(self.selector, clock, partial(self.tell, writer=Source.MODULES))
+        self.services.remote = settings.remote
+        self.policy = self._policy_of(settings)
+        self.lineage = Lineage(self.services, processes_max=room.lineage)
+        self.table = ClientTable(
+            listener, self.selector, self.users, ClientQuota(self.users.share, room.clients), self.counters,
+            self.tell, clock,
+        )  # fmt: skip
+        # what carries
+        self.protocols: Protocols = Modules(
+            OffloadProtocol,  # type: ignore[type-abstract]  # what must be derived from it, not made
+            partial(_installed, PROTOCOLS_GROUP), self.services, self._on_broken_module, self._on_started_module,
+        )  # fmt: skip
+        self.transports: Transports = Modules(
+            OffloadTransport, partial(_installed, TRANSPORTS_GROUP), self.services, self._on_broken_module,
+            self._on_started_module,
+        )  # fmt: skip
+        self.services.transports_known = self.transports
+        self.hub = Hub(self.services, self.counters, relays_max=room.relays, guarded=self.call)
+        self.waiting = Waiting(self.selector, self.services, self.hub)
+        self.pools = WorkerPools(
+            settings.workers, settings.remote, self.services, self.counters, partial(self.tell, writer=Source.MODULES)
+        )
+        self.services.worker_starter = self.pools.start_workers
+        # who is paired with whom
+        self.registry = Registry(netns_cookie=self.netns_cookie)
+        self.decisions = Decisions(self.protocols, lambda: self.policy.policy, self.router, time.time, settings.remote)
+        self.pairing = self._pairing_of(room)
+        self.services.find_end = self.pairing.incoming.await_end
+        self.listeners = self.services.listeners = Listeners(self.decisions, self.counters)
+        self.services.address_map = AddressMap(self.netns_cookie)
+        self.pending_connects = PendingConnects(
+            protocols=self.protocols, users=self.users, counters=self.counters, send=self.table.send
+        )
+        self.explicit = ExplicitSockets(
+            protocols=self.protocols, decisions=self.decisions, services=self.services, counters=self.counters,
+            netns_cookie=self.netns_cookie, leases_max=room.leases, pending_connects=self.pending_connects,
+            address_map=self.services.address_map,
+        )  # fmt: skip
+        self.table.on_sent = self.registry.bump_answers
+
+    def _policy_of(self, settings: ProviderSettings) -> PolicyFiles:
+        owners = frozenset({0, os.geteuid()}) if settings.system else None
+        policy = PolicyFiles(
+            settings.policy, log=partial(self.tell, writer=Source.PROVIDER), on_change=self.follow_policy,
+            owners=owners,
+        )  # fmt: skip
+        if (policy_fd := policy.fileno()) is not None:
+            self.services.watch(policy_fd, policy.handle_readable)
+        return policy
+
+    def _pairing_of(self, room: capacity.Room) -> Pairing:
+        settings, share = self.settings, self.users.share
+        shared = Shared(
+            registry=self.registry,
+            protocols=self.protocols,
+            decisions=self.decisions,
+            counters=self.counters,
+            clients=self.table.clients,
+            offers=OfferTable(
+                expiry_s=settings.offer_expiry_s,
+                total_max=room.offers,
+                owner_max=lambda uid: share(room.offers, uid),
+            ),
+            segments=Segments(settings.budget_bytes or capacity.memory_bytes(), self.table.arenas, share, self.clock),
+            ring_size=(settings.ring_size, settings.ring_size),
+            netns_cookie=self.netns_cookie,
+            services=self.services,
+            send=self.table.send,
+            hub=self.hub,
+            prover=lookup.SocketProver(),
+        )
+        examiner = Examiner(settings.wants, netns_cookie=self.netns_cookie)
+        paths = PathProofs(self.services, pending_max=room.proofs)
+        return Pairing(shared, examiner, paths, self.users, self.clock)
+
+    def close(self) -> None:
+        """Lets go of everything, clients first."""
+        self.registry.set_closing()
+        self.table.close()
+        self.explicit.close()
+        self.lineage.close()
+        self.protocols.stop()
+        self.pools.close()
+        self.transports.stop()
+        for part in (self.pending_connects, self.hub, self.pairing, self.waiting, self.listeners, self.policy):
+            part.close()
+        if self.network is not None:
+            self.network.close()
+        self.selector.close()
+        self.registry.close()
+
+    def tell(self, text: str, writer: Writer) -> None:
+        """A line for the log."""
+        self.log.add(text, writer, now=self.clock())
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Something that a module asked for: what it raises must not take the others down."""
+        try:
+            callback()
+        except Exception:
+            self.counters.add("internal_error", "callback")
+            self.tell(traceback.format_exc(), Source.MODULES)
+
+    def follow_policy(self) -> None:
+        """Whether ordinary sockets have to ask before they connect: a rule names a protocol that opens connections."""
+        self.registry.set_asks_connect(bool(self.settings.remote) and any(
+            rule.role is Role.CONNECT and (named := self.protocols.get(rule.target)) and named.capabilities.opens
+            for rule in self.policy.policy.rules
+        ))  # fmt: skip
+
+    def router(self) -> Network:
+        """The network, followed from the first time that somebody wants to know it: most providers never do."""
+        if self.network is None:
+            from sidestep.provider.network.routes import Network  # 0.2 s: not before the provider listens
+
+            self.network = Network(self._handle_network, counters=self.counters)
+            self.services.watch(self.network.fileno(), self.network.handle_readable)
+        return self.network
+
+    def _policy_pairs(self, one: Subject, other: Subject) -> bool:
+        """Whether the policy pairs ends of these two users."""
+        return self.policy.policy.may_pair(one.uid, one.gids, other.uid, other.gids) is not None
+
+    def _handle_network(self, event: NetworkEvent) -> None:
+        """Transports first: what a protocol asks of them then is as the network is."""
+        self.transports.handle_network(event)
+        self.protocols.handle_network(event)
+
+    def _on_broken_module(self, name: str, error: BaseException) -> None:
+        self.counters.add("module_failed", name)
+        self.hub.leave(name)
+        self.tell("".join(traceback.format_exception(error)), Source.MODULES)
+
+    def _on_started_module(self, module: OffloadModule) -> None:
+        """A module that follows the network learns first how it is now."""
+        if type(module).handle_network is not OffloadModule.handle_network:
+            for event in self.router().present():
+                module.handle_network(event)
+
+
+def _installed(group: str) -> dict[str, EntryPoint]:
+    """The offload protocols or transports that are installed now."""
+    importlib.invalidate_caches()
+    return {point.name: point for point in entry_points(group=group)}
