@@ -75,14 +75,14 @@ def run(path: Path, pid: int, *, seconds: float, rate: float, connections: int, 
         offerer.write_arena(live_slots(live))
         for client in (offerer, claimer):
             client.hello()
-        channel, bell = Channel.make((RING, RING)), Channel.make(None)
+        channel, doorbell = Channel.make((RING, RING)), Channel.make(None)
         stack.callback(channel.close)
-        stack.callback(bell.close)
+        stack.callback(doorbell.close)
         pairs = list(tcp_pairs(connections, stack))
         offers = [offerer.message_about(Rpc.OFFER, active, channel, 0) for active, _ in pairs]
-        claims = [claimer.message_about(Rpc.CLAIM, passive, bell, 0) for _, passive in pairs]
+        claims = [claimer.message_about(Rpc.CLAIM, passive, doorbell, 0) for _, passive in pairs]
         assert channel.segment is not None
-        offer_fds = [channel.segment, channel.bell, channel.bell_page]
+        offer_fds = [channel.segment, channel.doorbell, channel.doorbell_page]
         latencies: list[float] = []
         done, cpu_before, began = 0, cpu_time_ns(pid), time.perf_counter()
         while (now := time.perf_counter()) - began < seconds:
@@ -93,7 +93,7 @@ def run(path: Path, pid: int, *, seconds: float, rate: float, connections: int, 
             offer = replace(offers[index], token=done + 1, segment_id=secrets.token_bytes(16))
             rpc.send(offerer.sock, offer, offer_fds)
             claimer.wait_offer(pairs[index][1])
-            rpc.send(claimer.sock, replace(claims[index], token=done + 1), [bell.bell, bell.bell_page])
+            rpc.send(claimer.sock, replace(claims[index], token=done + 1), [doorbell.doorbell, doorbell.doorbell_page])
             for client, wanted in ((claimer, Rpc.ATTACH), (offerer, Rpc.CLAIMED)):
                 packet = client.receive()
                 packet.descriptors.close()

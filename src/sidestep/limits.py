@@ -68,7 +68,7 @@ PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; who has more i
 
 # Connections through the provider.
 RELAYS_MAX: Final = 1024  # of one process at a time, as far as descriptors allow; more stay on TCP: PROTOCOL_FAILED
-RELAY_DESCRIPTORS: Final = 8  # that a connection may cost: two bells, and what its protocol opens
+RELAY_DESCRIPTORS: Final = 8  # that a connection may cost: two doorbells, and what its protocol opens
 RELAY_ATTACH_S: Final = 10.0  # seconds for the ends here to attach: relay_dropped{not_attached}
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
@@ -138,7 +138,7 @@ SERVICE_CONNECT_S: Final = 1.0  # seconds for a listener of this host to take a 
 REACHED_MAX: Final = 1024  # connections that begin with SDP, of all users, made or coming; the next: TCP, or ENOBUFS
 REACH_S: Final = 10.0  # seconds for the other host to answer; then ETIMEDOUT
 REACH_TAKEN_S: Final = 5.0  # seconds until the program's socket has come to where it was sent; then it is given up
-REACH_SHUT_S: Final = 60.0  # seconds until who heard nothing has given up: TCP does after REACH_SYNS (shim_reach.c)
+REACH_SHUT_S: Final = 60.0  # seconds until who heard nothing has given up: after SDP_CONNECT_SYNS of the shim
 REACH_WAIT_MAX_S: Final = 2.0  # seconds, at most, that a call waits for a verdict, whatever it asks for
 REACH_VAIN_S: Final = 30.0  # seconds for which TCP comes first at a place where SDP has failed
 REACH_VAIN_MAX: Final = 4096  # such places; the oldest is tried again

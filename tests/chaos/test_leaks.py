@@ -120,7 +120,7 @@ def _leaks(pair: Calls, work: Callable[[], None]) -> list[str]:
 
 
 def _make_what_is_made_once(pair: Calls) -> None:
-    """A process that has promoted a connection keeps its bell, its pages and its way to the provider."""
+    """A process that has promoted a connection keeps its doorbell, its pages and its way to the provider."""
     pair.tell("open 4")
     for _ in range(100):
         pair.tell("call")

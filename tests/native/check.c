@@ -170,7 +170,7 @@ size_t end_receive(struct end *end, uint64_t seed, uint64_t position, size_t len
 	WORD(side[i].attached), WORD(side[i].rx_ready), WORD(side[i].tx_switched), WORD(side[i].shut_wr), \
 	WORD(side[i].notice), WORD(side[i].tx_back), WORD(side[i].tx_switch_offset), WORD(side[i].tx_back_at), \
 	WORD(side[i].rx_frozen), WORD(side[i].tx_ended), WORD(side[i].fin_seen), WORD(side[i].tx_fin), \
-	WORD(side[i].tx_fin_at), WORD(side[i].handed_on), WORD(side[i].tx_follows), WORD(side[i].hint)
+	WORD(side[i].tx_fin_at), WORD(side[i].acked), WORD(side[i].tx_follows), WORD(side[i].hint)
 #define RING(i) \
 	WORD(producer[i].tail), WORD(producer[i].ring_from), WORD(producer[i].ring_to), WORD(producer[i].spill_base), \
 	WORD(producer[i].want_space), \

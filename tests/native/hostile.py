@@ -41,18 +41,18 @@ _EDGES: Final = (
 )
 
 
-def fill(bell: int) -> None:
+def fill(doorbell: int) -> None:
     """Brings an eventfd to its highest count: whoever writes to it now waits, or is told EAGAIN."""
-    os.set_blocking(bell, False)
+    os.set_blocking(doorbell, False)
     for bit in reversed(range(64)):
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(bell, 1 << bit)
+            os.eventfd_write(doorbell, 1 << bit)
 
 
-def block(bell: int) -> None:
+def block(doorbell: int) -> None:
     """Makes a write() to an eventfd wait for ever: O_NONBLOCK belongs to all who hold it."""
-    fill(bell)
-    os.set_blocking(bell, True)
+    fill(doorbell)
+    os.set_blocking(doorbell, True)
 
 
 class HostilePeer:
@@ -70,7 +70,7 @@ class HostilePeer:
         self.mine = replace(made, segment=segment, ring_size=(ring_size, ring_size), segment_id=os.urandom(16))
         self.end = _channel.map(segment, 0)
         self.words = mmap.mmap(segment, 0)
-        self.bell: int | None = None  # the victim's
+        self.doorbell: int | None = None  # the victim's
         self._slept = 0
 
     def __enter__(self) -> Self:
@@ -81,9 +81,9 @@ class HostilePeer:
         self.end.close()
         self.words.close()
         self.mine.close()
-        if self.bell is not None:
-            os.close(self.bell)
-            self.bell = None
+        if self.doorbell is not None:
+            os.close(self.doorbell)
+            self.doorbell = None
 
     # ---- words ----
 
@@ -96,28 +96,28 @@ class HostilePeer:
         struct.pack_into("=Q" if size == 8 else "=I", self.words, offset, value % (1 << 8 * size))
 
     def ring(self) -> None:
-        """Rings the victim's bell."""
-        assert self.bell is not None
-        assert _channel.ring_bell(self.bell)
+        """Rings the victim's doorbell."""
+        assert self.doorbell is not None
+        assert _channel.doorbell_ring(self.doorbell)
 
     def seem_asleep(self) -> None:
-        """Has the victim ring our bell once more, with the next thing it has to say."""
+        """Has the victim ring our doorbell once more, with the next thing it has to say."""
         self._slept += 1
-        os.pwrite(self.mine.bell_page, struct.pack("=Q", self._slept << 16 | 1), 0)
+        os.pwrite(self.mine.doorbell_page, struct.pack("=Q", self._slept << 16 | 1), 0)
 
-    def attack_bell(self, dice: random.Random) -> None:
-        """Whatever can be done to the victim's bell by who holds it, so that nobody else's ring is heard."""
-        assert self.bell is not None
+    def attack_doorbell(self, dice: random.Random) -> None:
+        """Whatever can be done to the victim's doorbell by who holds it, so that nobody else's ring is heard."""
+        assert self.doorbell is not None
         match dice.randrange(4):
             case 0:
                 with contextlib.suppress(BlockingIOError):  # it is empty
-                    os.preadv(self.bell, [bytearray(8)], -1, os.RWF_NOWAIT)
+                    os.preadv(self.doorbell, [bytearray(8)], -1, os.RWF_NOWAIT)
             case 1:
-                fill(self.bell)
+                fill(self.doorbell)
             case 2:
-                os.set_blocking(self.bell, dice.random() < 0.5)
+                os.set_blocking(self.doorbell, dice.random() < 0.5)
             case _:
-                block(self.bell)
+                block(self.doorbell)
 
     # ---- the honest part ----
 
@@ -148,7 +148,7 @@ class HostilePeer:
 
     def promote(self) -> None:
         """Offers, and plays by the rules until both directions use the rings."""
-        self.client.offer(self.tcp, self.mine, token=self.mine.bell)
+        self.client.offer(self.tcp, self.mine, token=self.mine.doorbell)
         self.client.wait_offer(self.tcp)
         deadline = time.monotonic() + WITHIN_S
         while not select.select([self.client.sock], [], [], 0.001)[0]:
@@ -156,8 +156,8 @@ class HostilePeer:
             assert time.monotonic() < deadline, "the victim never claimed"
         packet = self.client.receive()
         with packet.descriptors as passed:
-            assert (packet.message.type, packet.message.token) == (Rpc.CLAIMED, self.mine.bell), packet.message
-            self.bell = os.dup(passed.numbers[0])
+            assert (packet.message.type, packet.message.token) == (Rpc.CLAIMED, self.mine.doorbell), packet.message
+            self.doorbell = os.dup(passed.numbers[0])
         self.poke("side[0].attached", 1)
         self.poke("side[0].rx_ready", 1)
         self.ring()
@@ -221,9 +221,9 @@ class HostilePeer:
                 far = dice.choice([self.end.tx_size, self.end.tx_size, len(self.words)])
                 at = min(dice.choice(starts) + dice.randrange(far), len(self.words) - 64)
                 self.words[at : at + 64] = dice.randbytes(64)
-            case 9:  # our own bell word: sleepers that are none, generations that go back
-                line = dice.randrange(layout.BELL_PAGE_BELLS) * 64 if dice.randrange(2) else 0
-                os.pwrite(self.mine.bell_page, struct.pack("=Q", self._value(dice, 0) % (1 << 64)), line)
+            case 9:  # our own doorbell word: sleepers that are none, generations that go back
+                line = dice.randrange(layout.DOORBELLS_PER_PAGE) * 64 if dice.randrange(2) else 0
+                os.pwrite(self.mine.doorbell_page, struct.pack("=Q", self._value(dice, 0) % (1 << 64)), line)
             case 10:
                 with contextlib.suppress(OSError):  # the victim may have closed the connection
                     self.tcp.send(dice.randbytes(dice.randrange(1, 200)))
@@ -232,7 +232,7 @@ class HostilePeer:
                     self.end.write(dice.randbytes(dice.randrange(1, 5000)))
 
     def attack(self, seed: int) -> str:
-        """Random words, bells and bytes; then the connection is reset. The moves made, for a failure to print."""
+        """Random words, doorbells and bytes; then the connection is reset. The moves made, for a failure to print."""
         dice = random.Random(seed)
         # mostly the words that a side 0 writes and its peer reads
         ours = [n for n in _channel.HEADER_WORDS if n.startswith(("side[0]", "producer[0]", "consumer[1]"))]

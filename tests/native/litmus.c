@@ -4,8 +4,8 @@
  * Two threads on two CPUs play rounds. In each the sleeper says that it is asleep and looks at the ring once more; the
  * sender puts a byte there, publishes it and looks whether anybody is asleep. A wake-up is lost when the sleeper saw no
  * byte and the sender saw no sleeper. Store-buffering hardware does that unless both sides fence between their store and
- * their load. The moves are the shim's own: bell_sleep_begin(), channel_tx_publish(), full_fence(), the look of
- * conn_ring().
+ * their load. The moves are the shim's own: doorbell_word_sleep(), channel_tx_publish(), full_fence(), the look of
+ * doorbell_ring().
  *
  * usage: litmus both|no-sleeper-fence|no-sender-fence ROUNDS SECONDS
  * Prints "ROUNDS-PLAYED LOST"; a variant without a fence stops at its first loss.
@@ -18,9 +18,9 @@
 #include <unistd.h>
 
 static struct {
-	_Atomic uint64_t word; /* the bell's: sleepers in the low 16 bits, generation above */
+	_Atomic uint64_t word; /* the doorbell's: sleepers in the low 16 bits, generation above */
 	uint8_t pad[CHANNEL_LINE - 8];
-} bell __attribute__((aligned(CHANNEL_LINE)));
+} doorbell __attribute__((aligned(CHANNEL_LINE)));
 
 /* The round both may play next, and what they found; on lines of their own. */
 static struct {
@@ -72,15 +72,15 @@ static void *sleeper(void *unused)
 			return NULL;
 		jitter(&dice);
 		if (sleeper_fences) {
-			atomic_fetch_add(&bell.word, (1u << 16) + 1);
+			atomic_fetch_add(&doorbell.word, (1u << 16) + 1);
 			atomic_thread_fence(memory_order_seq_cst);
 		} else {
-			uint64_t word = atomic_load_explicit(&bell.word, memory_order_relaxed);
-			atomic_store_explicit(&bell.word, word + (1u << 16) + 1, memory_order_relaxed);
+			uint64_t word = atomic_load_explicit(&doorbell.word, memory_order_relaxed);
+			atomic_store_explicit(&doorbell.word, word + (1u << 16) + 1, memory_order_relaxed);
 		}
 		atomic_store_explicit(&sleeper_saw, channel_rx_avail(&ends[1].channel) != 0, memory_order_relaxed);
 		meet(&sleeper_ready.round, &sender_ready.round, round + 1);
-		atomic_fetch_sub(&bell.word, 1);
+		atomic_fetch_sub(&doorbell.word, 1);
 		CHECK(channel_rx_avail(&ends[1].channel) == 1);
 		channel_rx_consume(&ends[1].channel, 1);
 	}
@@ -130,7 +130,7 @@ int main(int argc, char **argv)
 		channel_tx_publish(&ends[0].channel, 1);
 		if (sender_fences)
 			atomic_thread_fence(memory_order_seq_cst);
-		atomic_store_explicit(&sender_saw, atomic_load_explicit(&bell.word, memory_order_relaxed) & 0xffff,
+		atomic_store_explicit(&sender_saw, atomic_load_explicit(&doorbell.word, memory_order_relaxed) & 0xffff,
 		                      memory_order_relaxed);
 		meet(&sender_ready.round, &sleeper_ready.round, round + 1);
 		bool saw = atomic_load_explicit(&sleeper_saw, memory_order_relaxed);

@@ -217,15 +217,15 @@ def test_a_recall_that_was_none_hides_no_end(sidestep: Sidestep, tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", MODES, ids="".join)
-def test_a_bell_that_would_block_holds_nobody_up(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
-    """A peer has its own bell block whoever writes to it; the victim rings it, and goes on."""
+def test_a_doorbell_that_would_block_holds_nobody_up(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
+    """A peer has its own doorbell block whoever writes to it; the victim rings it, and goes on."""
     scene = Scene(sidestep, tmp_path, mode, spins=False)
     with scene.neighbours() as neighbours, ShimClient(sidestep.socket) as client:
         client.hello()
         with HostilePeer(client, scene.port) as peer:
             peer.promote()
             for _ in range(3):
-                block(peer.mine.bell)
+                block(peer.mine.doorbell)
                 peer.seem_asleep()
                 peer.exchange()
             scene.wait_answered(neighbours, 100)
@@ -233,8 +233,8 @@ def test_a_bell_that_would_block_holds_nobody_up(sidestep: Sidestep, tmp_path: P
 
 
 @pytest.mark.parametrize("mode", MODES, ids="".join)
-def test_no_peer_can_silence_a_shared_bell(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
-    """A peer empties, fills and blocks the victim's bell all the while; all rings of others, and its own, are heard."""
+def test_no_peer_can_silence_a_shared_doorbell(sidestep: Sidestep, tmp_path: Path, mode: list[str]) -> None:
+    """A peer empties, fills and blocks the victim's doorbell all the while; every ring is heard."""
     scene = Scene(sidestep, tmp_path, mode, spins=False)
     dice = random.Random(1)
     with scene.neighbours() as neighbours, ShimClient(sidestep.socket) as client:
@@ -244,11 +244,11 @@ def test_no_peer_can_silence_a_shared_bell(sidestep: Sidestep, tmp_path: Path, m
 
             def attack() -> None:
                 for _ in range(1000):
-                    peer.attack_bell(dice)
+                    peer.attack_doorbell(dice)
 
             scene.wait_answered(neighbours, 5000, attack)
-            assert peer.bell is not None
-            block(peer.bell)
+            assert peer.doorbell is not None
+            block(peer.doorbell)
             # the victim goes back to TCP, and wakes its own threads, which may wait for room
             deadline = time.monotonic() + WITHIN_S
             while not peer.peek("side[1].tx_back"):

@@ -177,11 +177,11 @@ def test_an_arena_nobody_has_is_gone(sidestep: Sidestep) -> None:
 def test_the_registry_tells_who_is_awake(sidestep: Sidestep, shim_client: MakeClient) -> None:
     client, bystander = shim_client(), shim_client()
     client.write_arena([slot(1000)])
-    before = client.registry_header()["orders"]
+    before = client.registry_header()["commands"]
     assert [outcome.result for outcome in sidestep.demote(lambda c: c.local == "127.0.0.1:1000", 0)] == [Result.PENDING]
     with client.receive().descriptors:
         # before and after the message: who looked in between looks again
-        assert client.registry_header()["orders"] == before + 2
+        assert client.registry_header()["commands"] == before + 2
     bystander.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         bystander.receive()
@@ -258,4 +258,4 @@ def test_the_commands(sidestep: Sidestep, shim_client: MakeClient) -> None:
         assert run(cli, ["demote", place, *wrong]).exit_code == 2
     assert isinstance(run(cli, ["demote", place, "--port=9"]).exception, Unavailable)
     assert isinstance(run(cli, ["demote", place, "elsewhere"]).exception, Misuse)
-    eventually(lambda: client.registry_header()["orders"] >= 6)
+    eventually(lambda: client.registry_header()["commands"] >= 6)

@@ -25,7 +25,7 @@ from remote_world import HubWorld, all_of, close, go_back, recall, reset, shut
 from sidestep import limits
 from sidestep.errors import Misuse, Unavailable
 from sidestep.native import _channel
-from sidestep.native.layout import Back, Handed, Notice
+from sidestep.native.layout import Acked, Back, Notice
 from sidestep.provider import memory
 from sidestep.provider.carry.local_relay import open_relay
 from sidestep.switch.stream import Stream
@@ -99,7 +99,7 @@ def world(closing: ExitStack) -> World:
     return World(closing)
 
 
-def test_the_first_hint_of_a_bell_read_before_it_is_written(world: World) -> None:
+def test_the_first_hint_of_a_doorbell_read_before_it_is_written(world: World) -> None:
     a, b, _, _ = world.pair(promoted=False)
     world.turns()
     for app in (a, b):
@@ -300,56 +300,56 @@ def fill(eventfd: int) -> None:
 
 
 @pytest.mark.timeout(20)  # it would wait for ever
-def test_a_bell_that_would_block_is_rung_all_the_same(closing: ExitStack) -> None:
+def test_a_doorbell_that_would_block_is_rung_all_the_same(closing: ExitStack) -> None:
     full, empty, at_once = App(0), App(1), App(0)
     for app in (full, empty, at_once):
         closing.callback(app.close)
-    fill(full.bell)
-    os.close(empty.bell)
-    empty.bell = os.eventfd(0)
-    os.close(at_once.bell)
-    at_once.bell = os.eventfd(5)  # whoever reads it takes all
+    fill(full.doorbell)
+    os.close(empty.doorbell)
+    empty.doorbell = os.eventfd(0)
+    os.close(at_once.doorbell)
+    at_once.doorbell = os.eventfd(5)  # whoever reads it takes all
     for generation in (1, 2):
         for app, rung in ((full, True), (empty, False), (at_once, generation == 1)):
-            os.set_blocking(app.bell, True)
-            bell = _channel.RemoteBell(app.bell, app.page, 0)
+            os.set_blocking(app.doorbell, True)
+            doorbell = _channel.RemoteDoorbell(app.doorbell, app.page, 0)
             os.pwrite(app.page, (generation << 16 | 1).to_bytes(8, "little"), 0)
-            assert bell.ring() == rung
-            bell.close()
+            assert doorbell.ring() == rung
+            doorbell.close()
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_ring_cannot_be_taken_away(closing: ExitStack, blocking: bool) -> None:
-    bell = _channel.Bell()
-    closing.callback(bell.close)
+    doorbell = _channel.Doorbell()
+    closing.callback(doorbell.close)
     waits = closing.enter_context(select.epoll())
-    waits.register(bell.wait_fd, select.EPOLLIN)
-    stranger = os.dup(bell.fd)
+    waits.register(doorbell.wait_fd, select.EPOLLIN)
+    stranger = os.dup(doorbell.fd)
     closing.callback(os.close, stranger)
     for filled in (False, True):
         if filled:
             fill(stranger)
         os.set_blocking(stranger, blocking)
-        bell.hear()
+        doorbell.hear()
         assert waits.poll(0) == []
-        assert _channel.ring_bell(stranger)
+        assert _channel.doorbell_ring(stranger)
         if filled:
             fill(stranger)
             os.set_blocking(stranger, blocking)
         for _ in range(100):
             os.eventfd_read(stranger)
-        assert waits.poll(0) == [(bell.wait_fd, select.EPOLLIN)]
-        bell.hear()
+        assert waits.poll(0) == [(doorbell.wait_fd, select.EPOLLIN)]
+        doorbell.hear()
         assert waits.poll(0) == []
 
 
-def test_a_bell_without_hints_is_refused(world: World, closing: ExitStack) -> None:
+def test_a_doorbell_without_hints_is_refused(world: World, closing: ExitStack) -> None:
     apps = App(0), App(1)
     for app in apps:
         closing.callback(app.close)
     os.close(apps[1].page)
-    apps[1].page = memory.sealed_memfd("sidestep-bells", 4096)
+    apps[1].page = memory.sealed_memfd("sidestep-doorbells", 4096)
     with pytest.raises(Unavailable, match="cannot name"):
         open_relay(world.hub, apps[0].given(), apps[1].given(), protocol="test", on_drop=lambda: None)
     assert len(world.hub) == 0
@@ -442,7 +442,7 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
         app.send_control(attached=1)
     b.send_control(rx_ready=1)
     world.turns()
-    assert (b.word("handed_on"), a.word("rx_ready")) == (Handed.READY, 1)
+    assert (b.word("acked"), a.word("rx_ready")) == (Acked.READY, 1)
     world.hub.leave()
     a.send_control(rx_ready=1)  # too late
     world.turns()
@@ -482,7 +482,7 @@ def test_a_recall_ends_what_the_protocol_has(world: World) -> None:
     assert recall(b) == 5
     world.turns()
     assert (a.word("rx_frozen"), a.word("notice")) == (5, Notice.RECALL | Notice.DEMOTE)
-    assert b.word("handed_on") & Handed.ASKED
+    assert b.word("acked") & Acked.REQUEST
     assert (taken.ended, taken.stream.readable()) == (True, ())
     assert a.end.unread >= 995
 

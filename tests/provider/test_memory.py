@@ -66,17 +66,17 @@ def test_a_sealed_memfd_tells_its_size() -> None:
 
 
 @pytest.mark.parametrize("make", [unsealed_memfd, pipe_end, own_file])
-def test_only_eventfds_pass_for_bells(make: Callable[[], int]) -> None:
+def test_only_eventfds_pass_for_doorbells(make: Callable[[], int]) -> None:
     fd = make()
     with pytest.raises(PeerViolation):
-        memory.check_eventfd(fd, "bell")
+        memory.check_eventfd(fd, "doorbell")
     os.close(fd)
 
 
-def test_a_file_of_an_eventfds_name_is_no_bell(tmp_path: Path) -> None:
+def test_a_file_of_an_eventfds_name_is_no_doorbell(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "anon_inode:[eventfd]", os.O_CREAT | os.O_RDWR)
     with pytest.raises(PeerViolation):
-        memory.check_eventfd(fd, "bell")
+        memory.check_eventfd(fd, "doorbell")
     os.close(fd)
 
 

@@ -64,16 +64,16 @@ def same_file(one: int, other: int) -> bool:
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
-def rings(bell: int) -> int:
-    """How many times a bell can still be rung."""
-    text = Path(f"/proc/self/fdinfo/{bell}").read_text()
+def rings(doorbell: int) -> int:
+    """How many times a doorbell can still be rung."""
+    text = Path(f"/proc/self/fdinfo/{doorbell}").read_text()
     return int(text.split("eventfd-count:")[1].split()[0], 16)
 
 
-def same_bell(one: int, other: int) -> bool:
-    """Whether two descriptors are of one bell: who rings the one takes from the other."""
+def same_doorbell(one: int, other: int) -> bool:
+    """Whether two descriptors are of one doorbell: who rings the one takes from the other."""
     before = rings(other)
-    assert _channel.ring_bell(one)
+    assert _channel.doorbell_ring(one)
     return rings(other) == before - 1
 
 
@@ -93,41 +93,41 @@ def test_a_claim_joins_the_two_ends(
 
     attach = claimer.receive()
     with attach.descriptors as passed:
-        segment, bell, page = passed.numbers
+        segment, doorbell, page = passed.numbers
         assert (attach.message.type, attach.message.token) == (Rpc.ATTACH, 22)
         assert attach.message.ring_size == (8192, 4096)
         assert attach.message.segment_id == offered.segment_id
-        assert attach.message.bell_page_id not in {bytes(16), offered.bell_page_id}
+        assert attach.message.doorbell_page_id not in {bytes(16), offered.doorbell_page_id}
         assert offered.segment is not None
         assert same_file(segment, offered.segment)
-        assert same_file(page, offered.bell_page)
-        assert same_bell(bell, offered.bell)
+        assert same_file(page, offered.doorbell_page)
+        assert same_doorbell(doorbell, offered.doorbell)
     told = offerer.receive()
     with told.descriptors as passed:
-        bell, page = passed.numbers
+        doorbell, page = passed.numbers
         assert (told.message.type, told.message.token) == (Rpc.CLAIMED, 11)
-        assert told.message.bell_page_id not in {bytes(16), claimed.bell_page_id}
-        assert same_file(page, claimed.bell_page)
-        assert same_bell(bell, claimed.bell)
+        assert told.message.doorbell_page_id not in {bytes(16), claimed.doorbell_page_id}
+        assert same_file(page, claimed.doorbell_page)
+        assert same_doorbell(doorbell, claimed.doorbell)
     assert claimer.offers_waiting(passive) == 0
     assert counter(sidestep, "claim_matched") == 1
 
 
-def test_a_bell_has_one_name_and_nobody_else_can_take_it(
+def test_a_doorbell_has_one_name_and_nobody_else_can_take_it(
     shim_client: MakeClient, tcp_pair: MakePair, channel: Callable[..., Channel]
 ) -> None:
-    server, bell = shim_client(), channel(None)
+    server, doorbell = shim_client(), channel(None)
     names = []
     for client, token in [(server, 1), (server, 2), (shim_client(), 3)]:
         offerer = shim_client()
         active, passive = tcp_pair("127.0.0.1", socket.AF_INET)
         offerer.offer(active, channel((4096, 4096)), token=token)
         client.wait_offer(passive)
-        client.claim(passive, bell, token=token)
+        client.claim(passive, doorbell, token=token)
         client.receive().descriptors.close()
         told = offerer.receive()
         told.descriptors.close()
-        names.append(told.message.bell_page_id)
+        names.append(told.message.doorbell_page_id)
     assert names[0] == names[1]
     assert names[0] != names[2], "another client gave the same id"
 
@@ -224,11 +224,11 @@ def test_offering_what_one_does_not_hold_is_refused(
     assert mine.segment is not None
     forged = client.message_about(Rpc.OFFER, active, mine, 1)
     wrong_cookie = _replaced(forged, cookie=client.message_about(Rpc.OFFER, passive, others, 1).cookie)
-    rpc.send(client.sock, wrong_cookie, [mine.segment, mine.bell, mine.bell_page])
+    rpc.send(client.sock, wrong_cookie, [mine.segment, mine.doorbell, mine.doorbell_page])
     assert refusal_of(client) is Refusal.NOT_PROVEN
     client.offer(active, mine, token=1)
     forged_claim = _replaced(client.message_about(Rpc.CLAIM, passive, mine, 2), cookie=forged.cookie, ring_size=(0, 0))
-    rpc.send(client.sock, forged_claim, [mine.bell, mine.bell_page])
+    rpc.send(client.sock, forged_claim, [mine.doorbell, mine.doorbell_page])
     assert refusal_of(client) is Refusal.NOT_PROVEN
     client.claim(passive, channel(None), token=3)  # the rightful owner still gets it
     packet = client.receive()
@@ -448,9 +448,9 @@ def offer_made(client: ShimClient, rings: tuple[int, int], told: tuple[int, int]
     client.hello()
     made = Channel.make(rings)
     assert made.segment is not None
-    bell = (made.bell_page, made.bell) if swapped else (made.bell, made.bell_page)
+    doorbell = (made.doorbell_page, made.doorbell) if swapped else (made.doorbell, made.doorbell_page)
     message = Message(type=Rpc.OFFER, ring_size=told, netns_cookie=client.netns_cookie)
-    rpc.send(client.sock, message, [made.segment, *bell])
+    rpc.send(client.sock, message, [made.segment, *doorbell])
     made.close()
 
 
@@ -470,11 +470,11 @@ def offer_with_swapped_descriptors(client: ShimClient) -> None:
 
 
 @misbehaviour
-def claim_of_a_bell_beyond_the_page(client: ShimClient) -> None:
+def claim_of_a_doorbell_beyond_the_page(client: ShimClient) -> None:
     client.hello()
     made = Channel.make(None)
-    message = Message(type=Rpc.CLAIM, bell_index=layout.BELL_PAGE_BELLS, netns_cookie=client.netns_cookie)
-    rpc.send(client.sock, message, [made.bell, made.bell_page])
+    message = Message(type=Rpc.CLAIM, doorbell_index=layout.DOORBELLS_PER_PAGE, netns_cookie=client.netns_cookie)
+    rpc.send(client.sock, message, [made.doorbell, made.doorbell_page])
     made.close()
 
 

@@ -16,7 +16,7 @@ from remote_world import RINGS, WORD, World, all_of, close, go_back, hear_fin, i
 
 from sidestep import limits
 from sidestep.native import _channel
-from sidestep.native.layout import Back, Handed, Notice, Seen
+from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry.direction import Ending, Out, Recall
 from sidestep.provider.carry.remote_relay import RemoteRelay
 from sidestep.remote.link import SdpLink
@@ -43,7 +43,7 @@ def test_words_are_handed_on_in_their_order(world: World) -> None:
     assert (a.word("rx_ready"), b.word("rx_ready")) == (1, 0)
     a.send_control(tx_switch_offset=123, tx_switched=1)
     world.rest()
-    assert (b.word("tx_switched"), b.word("tx_switch_offset"), a.word("handed_on")) == (1, 123, Handed.SWITCH)
+    assert (b.word("tx_switched"), b.word("tx_switch_offset"), a.word("acked")) == (1, 123, Acked.SWITCH)
 
 
 def test_bytes_both_ways_in_any_portions(world: World) -> None:
@@ -263,7 +263,7 @@ def test_a_request_to_go_back_is_handed_on(world: World) -> None:
     a.send_control(notice=Notice.DEMOTE)
     world.rest()
     assert b.word("notice") == Notice.DEMOTE
-    assert a.word("handed_on") & Handed.ASKED
+    assert a.word("acked") & Acked.REQUEST
 
 
 def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
@@ -276,7 +276,7 @@ def test_a_recall_is_handed_on_with_bytes_under_way(world: World) -> None:
     world.rest()
     assert (b.word("notice"), b.word("rx_frozen")) == (Notice.RECALL | Notice.DEMOTE, 200)
     assert b.end.unread >= 600  # all of what it must send again is still there
-    assert a.word("handed_on") == Handed.READY | Handed.SWITCH | Handed.ASKED
+    assert a.word("acked") == Acked.READY | Acked.SWITCH | Acked.REQUEST
     b.send_control(shut_wr=1)
     world.rest()
     assert not reset(a) | reset(b)
@@ -368,7 +368,7 @@ def test_the_last_word_is_heard_by_who_has_words_on_their_way(world: World) -> N
     stranger.events.clear()
     stranger.read()
     for _ in range(50):
-        stranger.send_control(Control.ACKED, Handed.SWITCH)
+        stranger.send_control(Control.ACKED, Acked.SWITCH)
     far.reset("fault")
     stranger.send_control(Control.DATA, 5, b"bytes")
     world.turns(lambda: not stranger.open)
@@ -486,7 +486,7 @@ def test_who_has_recalled_is_not_let_go_before_that_is_granted(world: World, sen
     world.rest()
     assert not far.lost
     if sent_again:
-        stranger.send_control(Control.ACKED, Handed.ASKED)
+        stranger.send_control(Control.ACKED, Acked.REQUEST)
         stranger.send_control(Control.RESENDS)
     else:
         stranger.send_control(Control.BACK, 3)
@@ -547,7 +547,7 @@ def test_consent_after_the_link_broke_is_not_waited_for(world: World) -> None:
     assert far.break_off() == 0
     app.send_control(rx_ready=1)
     world.rest()
-    assert not app.word("handed_on") & Handed.READY
+    assert not app.word("acked") & Acked.READY
     assert not far.handle_arrived(None)
     assert not reset(app)
 
@@ -588,7 +588,7 @@ def test_nobody_is_invited_any_more_by_who_leaves(world: World) -> None:
     a.send_control(rx_ready=1)
     world.rest()
     assert b.word("rx_ready") == 0
-    assert not a.word("handed_on") & Handed.READY
+    assert not a.word("acked") & Acked.READY
     assert all(app.word("notice") & Notice.OVER for app in (a, b))  # else it would wait to be told how the ring ends
     assert not reset(a) | reset(b)
     assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
@@ -632,7 +632,7 @@ def test_tcp_goes_on_where_the_link_broke(world: World, steps: int, seed: int) -
     all_of(b, a, counts[b])
     assert (len(world.one.hub), len(world.two.hub)) == (0, 0)
     for app in (a, b):
-        assert app.word("handed_on") & Handed.ASKED  # else it would wait for somebody who is not there any more
+        assert app.word("acked") & Acked.REQUEST  # else it would wait for somebody who is not there any more
 
 
 PREPARED = [{}, {"attached": 1}, {"rx_ready": 1}, {"tx_switch_offset": 7, "tx_switched": 1}]
@@ -651,7 +651,7 @@ def test_a_link_that_breaks_while_the_ends_switch(world: World, one_said: int, o
     settle(one, other)
     assert not reset(a) | reset(b)
     for app in (a, b):
-        if app.word("handed_on") & Handed.READY:
+        if app.word("acked") & Acked.READY:
             assert (app.word("tx_back"), app.word("tx_back_at")) == (1 << 2 | Back.BACK, 0)
 
 

@@ -24,7 +24,8 @@ _U16, _U32, _U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 messages = st.builds(
     Message, type=st.sampled_from(Rpc), token=_U64, reason=_U32, flags=_U32, local_addr=_ID, remote_addr=_ID,
     local_port=_U16, remote_port=_U16, pid=_U32, cookie=_U64, netns_cookie=_U64, ring_size=st.tuples(_U32, _U32),
-    bell_index=_U32, promote_after_calls=_U32, promote_after_bytes=_U64, bell_page_id=_ID, arena_id=_ID, segment_id=_ID,
+    doorbell_index=_U32, promote_after_calls=_U32, promote_after_bytes=_U64, doorbell_page_id=_ID, arena_id=_ID,
+    segment_id=_ID,
 )  # fmt: skip
 
 

@@ -175,9 +175,10 @@ def test_a_worker_that_breaks_a_rule_is_killed(
         "    from sidestep.native import _channel\n"
         "    from sidestep.provider.workers import messages as wire\n"
         "    sock = socket.socket(fileno=int(next(a for a in sys.orig_argv if 'ipc-fd' in a).partition('=')[2]))\n"
-        "    bell, ready = _channel.Bell(), wire.Ready(b'x' * 16).encode()\n"
+        "    doorbell, ready = _channel.Doorbell(), wire.Ready(b'x' * 16).encode()\n"
         f"    for packet in {packets}:\n"
-        "        socket.send_fds(sock, [packet], [bell.fd, bell.page_fd, os.pipe()[0]] if packet == ready else [])\n"
+        "        own = [doorbell.fd, doorbell.page_fd, os.pipe()[0]] if packet == ready else []\n"
+        "        socket.send_fds(sock, [packet], own)\n"
         "    time.sleep(1000)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -104,7 +104,7 @@ WRAP(ssize_t, getrandom, void *to, size_t len, unsigned flags)
 
 WRAP(int, eventfd, unsigned count, int flags)
 {
-	struct object *object = object_new(KIND_BELL);
+	struct object *object = object_new(KIND_DOORBELL);
 
 	(void)flags;
 	object->count = count;

@@ -77,7 +77,7 @@ static ssize_t sim_readv(int fd, const struct iovec *iov, int len)
 {
 	struct object *object = fd_object(fd);
 
-	if (object && object->kind == KIND_BELL) { /* eventfd_read, EFD_SEMAPHORE */
+	if (object && object->kind == KIND_DOORBELL) { /* eventfd_read, EFD_SEMAPHORE */
 		point();
 		if (!object->count)
 			return failed(EAGAIN);
@@ -99,7 +99,7 @@ static ssize_t sim_writev(int fd, const struct iovec *iov, int len)
 {
 	struct object *object = fd_object(fd);
 
-	if (object && object->kind == KIND_BELL) {
+	if (object && object->kind == KIND_DOORBELL) {
 		uint64_t more;
 		memcpy(&more, iov[0].iov_base, sizeof(more));
 		object->count += more;

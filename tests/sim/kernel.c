@@ -124,8 +124,8 @@ uint32_t object_bits(struct object *object)
 	switch (object->kind) {
 	case KIND_TCP: return tcp_bits(&object->tcp);
 	case KIND_LINE: return EPOLLOUT | (object->line.to_process || object->line.dead ? EPOLLIN | EPOLLRDNORM : 0);
-	case KIND_BELL: return (object->count ? EPOLLIN : 0) | (object->count < UINT64_MAX - 1 ? EPOLLOUT : 0);
-	case KIND_LIFE: return object->count ? EPOLLHUP : 0;
+	case KIND_DOORBELL: return (object->count ? EPOLLIN : 0) | (object->count < UINT64_MAX - 1 ? EPOLLOUT : 0);
+	case KIND_LIVENESS: return object->count ? EPOLLHUP : 0;
 	case KIND_SET: return set_ready(object) ? EPOLLIN | EPOLLRDNORM : 0;
 	default: return EPOLLIN | EPOLLOUT;
 	}

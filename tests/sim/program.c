@@ -371,7 +371,7 @@ static bool is_passing(int side)
 	return programs[side].passing || programs[side + 2].passing;
 }
 
-/* Who only naps finds in a moment what there is, or frees the other; see NO_BELL_POLL_NS, LOCK_NAPS. */
+/* Who only naps finds in a moment what there is, or frees the other; see NO_DOORBELL_POLL_NS, LOCK_NAPS. */
 static bool somebody_naps(void)
 {
 	bool naps = false;

@@ -33,8 +33,8 @@ static void answer(int end, struct rpc_msg record, struct object *const *files, 
 	if (!provider_lines[end])
 		return;
 	line_send(provider_lines[end], &record, sizeof(record), files, files_len);
-	/* `answers`, the second word behind `orders`, where there is one */
-	++*registry_word(offsetof(struct registry_header, orders) + 8);
+	/* `answers`, the second word behind `commands`, where there is one */
+	++*registry_word(offsetof(struct registry_header, commands) + 8);
 }
 
 static void refuse(int end, uint64_t token, uint32_t reason)
@@ -109,27 +109,27 @@ static void stand_between(int end, struct rpc_msg *attach, struct rpc_msg *told,
 
 	memcpy(second->memory, offered->memory, offsetof(struct channel_segment, pad));
 	segments[theirs] = second;
-	apps[mine] = (struct relay_app){offer.files[1], offer.files[2], offer.record.bell_index};
-	apps[theirs] = (struct relay_app){message->files[0], message->files[1], claim->bell_index};
+	apps[mine] = (struct relay_app){offer.files[1], offer.files[2], offer.record.doorbell_index};
+	apps[theirs] = (struct relay_app){message->files[0], message->files[1], claim->doorbell_index};
 	for (int i = 0; i < 2; i++) {
-		apps[i].bell->refs++;
+		apps[i].doorbell->refs++;
 		apps[i].page->refs++;
 	}
-	if (!relay_life) {
-		relay_life = object_new(KIND_LIFE);
-		relay_life->refs++;
-		relay_bell = object_new(KIND_BELL);
-		relay_bell->refs++;
-		relay_bell->count = 1ull << 62;
+	if (!relay_liveness) {
+		relay_liveness = object_new(KIND_LIVENESS);
+		relay_liveness->refs++;
+		relay_doorbell = object_new(KIND_DOORBELL);
+		relay_doorbell->refs++;
+		relay_doorbell->count = 1ull << 62;
 		relay_page = memory_new(4096);
 	}
 	relay_open(segments, places, apps);
 	attach->flags = told->flags = ATTACH_RELAYED;
-	memset(attach->bell_page_id, 7, sizeof(attach->bell_page_id));
-	memset(told->bell_page_id, 7, sizeof(told->bell_page_id));
-	attach->bell_index = told->bell_index = 0;
-	answer(end, *attach, (struct object *const[]){second, relay_bell, relay_page, relay_life}, 4);
-	answer(offer.end, *told, (struct object *const[]){relay_bell, relay_page, relay_life}, 3);
+	memset(attach->doorbell_page_id, 7, sizeof(attach->doorbell_page_id));
+	memset(told->doorbell_page_id, 7, sizeof(told->doorbell_page_id));
+	attach->doorbell_index = told->doorbell_index = 0;
+	answer(end, *attach, (struct object *const[]){second, relay_doorbell, relay_page, relay_liveness}, 4);
+	answer(offer.end, *told, (struct object *const[]){relay_doorbell, relay_page, relay_liveness}, 3);
 }
 
 static void claimed(int end, const struct rpc_msg *claim, struct message *message)
@@ -234,9 +234,9 @@ void provider_order(int end, bool promote)
 	if (!slot || !registry)
 		return;
 	trace("    provider: end %d is to %s", end, promote ? "promote" : "demote");
-	++*registry_word(offsetof(struct registry_header, orders));
+	++*registry_word(offsetof(struct registry_header, commands));
 	for (int i = end; i < ENDS; i += 2) /* who of the family has the connection follows it */
 		if (provider_lines[i] && !provider_lines[i]->line.hung_up)
 			answer(i, (struct rpc_msg){.type = promote ? RPC_PROMOTE : RPC_DEMOTE, .token = slot->generation}, NULL, 0);
-	++*registry_word(offsetof(struct registry_header, orders));
+	++*registry_word(offsetof(struct registry_header, commands));
 }

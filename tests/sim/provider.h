@@ -1,4 +1,4 @@
-/* provider.h - the provider's part, played by its messages: pairs offers and claims, and sends orders. */
+/* provider.h - the provider's part, played by its messages: pairs offers and claims, and sends commands. */
 #ifndef SIDESTEP_SIM_PROVIDER_H
 #define SIDESTEP_SIM_PROVIDER_H
 

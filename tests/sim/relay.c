@@ -42,7 +42,7 @@ static struct relay_side {
 static bool exists, is_open, lost, left, dead, weaker;
 static uint32_t quiet; /* steps that changed nothing since something else did */
 static bool changed;   /* by the step at work */
-struct object *relay_life, *relay_bell, *relay_page;
+struct object *relay_liveness, *relay_doorbell, *relay_page;
 
 static struct relay_side *other_of(const struct relay_side *side)
 {
@@ -51,13 +51,13 @@ static struct relay_side *other_of(const struct relay_side *side)
 
 static void ring(struct relay_side *side)
 {
-	uint64_t word = *(const uint64_t *)(side->app.page->memory + side->app.bell_index * 64);
+	uint64_t word = *(const uint64_t *)(side->app.page->memory + side->app.doorbell_index * 64);
 
 	changed = true;
 	if ((word & 0xffff) && side->rung != word >> 16) {
 		side->rung = word >> 16;
-		side->app.bell->count--;
-		wake(side->app.bell, EPOLLOUT);
+		side->app.doorbell->count--;
+		wake(side->app.doorbell, EPOLLOUT);
 	}
 }
 
@@ -210,7 +210,7 @@ static void recall(struct relay_side *source, struct relay_side *target)
 	}
 	target->frozen = true;
 	target->channel.local->notice |= CHANNEL_RECALL | CHANNEL_DEMOTE;
-	source->channel.local->handed_on |= CHANNEL_HANDED_ASKED;
+	source->channel.local->acked |= CHANNEL_ACKED_REQUEST;
 	ring(target);
 }
 
@@ -240,7 +240,7 @@ static void switch_told(struct relay_side *source, struct relay_side *target)
 	source->switched = true;
 	target->channel.local->tx_switch_offset = source->channel.remote->tx_switch_offset;
 	target->channel.local->tx_switched = 1;
-	source->channel.local->handed_on |= CHANNEL_HANDED_SWITCH;
+	source->channel.local->acked |= CHANNEL_ACKED_SWITCH;
 	ring(target);
 	ring(source);
 }
@@ -253,7 +253,7 @@ static void hand_on_from(struct relay_side *source, struct relay_side *target)
 		cut_short(source, target);
 	if (words->rx_ready && !(source->ready_told || left)) {
 		source->ready_told = true;
-		source->channel.local->handed_on |= CHANNEL_HANDED_READY;
+		source->channel.local->acked |= CHANNEL_ACKED_READY;
 		target->channel.local->rx_ready = 1;
 		ring(target);
 	}
@@ -265,7 +265,7 @@ static void hand_on_from(struct relay_side *source, struct relay_side *target)
 	} else if ((words->notice & CHANNEL_DEMOTE) && !source->demote_told) {
 		source->demote_told = true;
 		target->channel.local->notice |= CHANNEL_DEMOTE;
-		source->channel.local->handed_on |= CHANNEL_HANDED_ASKED;
+		source->channel.local->acked |= CHANNEL_ACKED_REQUEST;
 		ring(target);
 	}
 	if (back_of(source) == CHANNEL_BACK && words->tx_back_at != *source->channel.tail)
@@ -439,8 +439,8 @@ void relay_dies(void)
 	if (!exists || dead)
 		return;
 	dead = true;
-	relay_life->count = 1;
-	wake(relay_life, WAKES_ALL);
+	relay_liveness->count = 1;
+	wake(relay_liveness, WAKES_ALL);
 }
 
 bool relay_excuses(void)

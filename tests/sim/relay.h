@@ -5,8 +5,8 @@
 #include "sim.h"
 
 struct relay_app { /* what an application has sent for its channel */
-	struct object *bell, *page;
-	uint32_t bell_index;
+	struct object *doorbell, *page;
+	uint32_t doorbell_index;
 };
 
 /* From now on it stands between: of each side the segment, and which place in it is the application's. */
@@ -16,6 +16,6 @@ void relay_move(void);
 void relay_leave(void); /* the protocol goes */
 void relay_dies(void);
 bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/mechanisms.md */
-extern struct object *relay_life, *relay_bell, *relay_page;
+extern struct object *relay_liveness, *relay_doorbell, *relay_page;
 
 #endif

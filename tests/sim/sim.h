@@ -65,7 +65,7 @@ bool end_can_run(const struct end *end);
 void end_resume(struct end *end);
 
 /* ---- the kernel (kernel.c) ---- */
-enum kind { KIND_TCP = 1, KIND_LISTENER, KIND_LINE, KIND_BELL, KIND_SET, KIND_MEMORY, KIND_LOG, KIND_LIFE, KIND_OTHER };
+enum kind { KIND_TCP = 1, KIND_LISTENER, KIND_LINE, KIND_DOORBELL, KIND_SET, KIND_MEMORY, KIND_LOG, KIND_LIVENESS, KIND_OTHER };
 
 struct fifo {
 	uint8_t *data;
@@ -122,7 +122,7 @@ struct object {
 	bool nonblock;
 	struct tcp tcp;
 	struct line line;
-	uint64_t count;     /* of a bell; of a life, a pipe: that it has ended */
+	uint64_t count;     /* of a doorbell; of a life, a pipe: that it has ended */
 	struct item *items; /* of a set */
 	uint8_t *memory;
 	size_t len;

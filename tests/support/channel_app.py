@@ -10,32 +10,32 @@ from sidestep.provider.carry.hub import End
 
 RING = 4096
 MOST = layout.CHANNEL_SPILL  # that can be unread
-PAGE = 4096 * 65  # the words, and a page of hints for each of 64 bells
+PAGE = 4096 * 65  # the words, and a page of hints for each of 64 doorbells
 
 
 class App:
-    """One application: its side of its segment, its bell, and what its socket would tell."""
+    """One application: its side of its segment, its doorbell, and what its socket would tell."""
 
     def __init__(self, side: int, ring: int = RING) -> None:
         self.segment = _channel.create(ring, ring)
         self.end = _channel.map(self.segment, side)
         self.provider_side = 1 - side
-        self.bell = _channel.make_bell()
-        self.page = memory.sealed_memfd("sidestep-bells", PAGE)
+        self.doorbell = _channel.doorbell_make()
+        self.page = memory.sealed_memfd("sidestep-doorbells", PAGE)
         self.name = os.urandom(16)
         self.named = 0
         self.held = self.connected = True
         self.by_tcp = 0  # bytes that TCP has brought
 
     def close(self) -> None:
-        for fd in (self.segment, self.bell, self.page):
+        for fd in (self.segment, self.doorbell, self.page):
             os.close(fd)
         self.end.close()
 
     def given(self) -> End:
         return End(
             _channel.map(self.segment, self.provider_side),
-            self.name, 0, self.bell, self.page, held=lambda: self.held, received=lambda: self.by_tcp,
+            self.name, 0, self.doorbell, self.page, held=lambda: self.held, received=lambda: self.by_tcp,
             client_open=lambda: self.connected,
         )  # fmt: skip
 

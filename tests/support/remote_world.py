@@ -12,7 +12,7 @@ from channel_app import RING, App
 
 from sidestep import limits
 from sidestep.counters import Counters
-from sidestep.native.layout import Back, Handed, Notice, Seen
+from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
@@ -199,7 +199,7 @@ class World:
                 app.send_control(**words)
             self.rest()
         assert [app.word("tx_switch_offset") for app in apps] == [7, 7]
-        assert all(app.word("handed_on") & Handed.SWITCH for app in apps)
+        assert all(app.word("acked") & Acked.SWITCH for app in apps)
 
     def stranger(self, *, promoted: bool = True) -> tuple[App, RemoteRelay, Stranger]:
         """An application whose provider has a link with somebody who says what he likes."""

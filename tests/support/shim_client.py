@@ -24,13 +24,13 @@ from sidestep.testing import WAIT_TIMEOUT_S
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What one end brings to an offer or a claim: a bell always, a segment when it offers. Descriptors are its own."""
+    """What one end brings to an offer or a claim: a doorbell always, a segment when it offers. It owns them."""
 
-    bell: int
-    bell_page: int
+    doorbell: int
+    doorbell_page: int
     segment: int | None
     ring_size: tuple[int, int]
-    bell_page_id: bytes
+    doorbell_page_id: bytes
     segment_id: bytes
 
     @classmethod
@@ -40,8 +40,8 @@ class Channel:
         if ring_size is not None:
             segment = memory.sealed_memfd("sidestep-channel", memory.segment_size(ring_size))
         return cls(
-            _channel.make_bell(),
-            memory.sealed_memfd("sidestep-bells", 4096),
+            _channel.doorbell_make(),
+            memory.sealed_memfd("sidestep-doorbells", 4096),
             segment,
             ring_size or (0, 0),
             secrets.token_bytes(16),
@@ -50,7 +50,7 @@ class Channel:
 
     def close(self) -> None:
         """Closes the descriptors."""
-        for fd in (self.bell, self.bell_page, self.segment):
+        for fd in (self.doorbell, self.doorbell_page, self.segment):
             if fd is not None:
                 os.close(fd)
 
@@ -122,12 +122,12 @@ class ShimClient:
         if channel.segment is None:
             raise Misuse("a channel to offer needs a segment")
         message = self.message_about(Rpc.OFFER, tcp, channel, token)
-        rpc.send(self.sock, message, [*self._proof(tcp, way), channel.segment, channel.bell, channel.bell_page])
+        rpc.send(self.sock, message, [*self._proof(tcp, way), channel.segment, channel.doorbell, channel.doorbell_page])
 
     def claim(self, tcp: socket.socket, channel: Channel, token: int, *, way: socket.socket | None = None) -> None:
         """Claims the channel offered for the connection of which `tcp` is the other end."""
         message = self.message_about(Rpc.CLAIM, tcp, channel, token)
-        rpc.send(self.sock, message, [*self._proof(tcp, way), channel.bell, channel.bell_page])
+        rpc.send(self.sock, message, [*self._proof(tcp, way), channel.doorbell, channel.doorbell_page])
 
     def _proof(self, tcp: socket.socket, way: socket.socket | None) -> list[int]:
         """The descriptors that the provider wants before those of the channel."""
@@ -225,6 +225,6 @@ class ShimClient:
             cookie=proof.socket_cookie(tcp),
             netns_cookie=key.netns_cookie,
             ring_size=channel.ring_size,
-            bell_page_id=channel.bell_page_id,
+            doorbell_page_id=channel.doorbell_page_id,
             segment_id=channel.segment_id,
         )

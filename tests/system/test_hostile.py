@@ -31,7 +31,7 @@ Join = Callable[..., tuple[End, End]]
 
 def bring(client: ShimClient, kind: Rpc, tcp: socket.socket, channel: Channel, proofs: list[int]) -> None:
     """An OFFER or CLAIM about `tcp`, with other descriptors as proof."""
-    own = [channel.bell, channel.bell_page]
+    own = [channel.doorbell, channel.doorbell_page]
     if kind is Rpc.OFFER:
         assert channel.segment is not None
         own = [channel.segment, *own]
@@ -225,11 +225,11 @@ def test_many_offers_of_equal_addresses_are_bounded(
     assert system.counter("offer_accepted") == 8
 
 
-def claim_for_ever(client: ShimClient, tcp: socket.socket, bells: Channel) -> None:
+def claim_for_ever(client: ShimClient, tcp: socket.socket, doorbells: Channel) -> None:
     """Claims, without reading an answer, until the provider has had enough."""
     while True:
         try:
-            client.claim(tcp, bells, token=1)
+            client.claim(tcp, doorbells, token=1)
         except BlockingIOError:
             os.sched_yield()
 

@@ -21,28 +21,13 @@ class Outbound:
     mulpdu: int
     def __init__(self, mulpdu: int, *, crc: bool, markers: bool) -> None: ...
     def tagged(
-        self,
-        rdmap: int,
-        stag: int,
-        to: int,
-        gather: tuple[Buffer, ...],
-        begin: int,
-        end: int,
-        last: bool,
+        self, rdmap: int, stag: int, to: int, gather: tuple[Buffer, ...], begin: int, end: int, last: bool,
         copy: bool = False,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     def untagged(
-        self,
-        rdmap: int,
-        inv_stag: int,
-        qn: int,
-        msn: int,
-        gather: tuple[Buffer, ...],
-        begin: int,
-        end: int,
-        last: bool,
-        copy: bool = False,
-    ) -> None: ...
+        self, rdmap: int, inv_stag: int, qn: int, msn: int, gather: tuple[Buffer, ...], begin: int, end: int,
+        last: bool, copy: bool = False,
+    ) -> None: ...  # fmt: skip
     def send(self, fd: int, /) -> int: ...
     def take(self, limit: int, /) -> bytes: ...
     def peek(self) -> bytes: ...

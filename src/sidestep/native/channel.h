@@ -3,8 +3,9 @@
  *
  * A segment is a sealed memfd: one header page, and for each direction d, written by side d (0: the side that offered, 1:
  * the side that claimed), a *ring* and a *spill*, both powers of two long. The two rings come first, so that one page table
- * maps all that most connections ever touch. tail and head are free-running byte counts. The authoritative counts of a side live in that side's own memory (`struct channel_own` points at them); the
- * segment holds the published copies, which the peer could overwrite, so a side never reads its own back.
+ * maps all that most connections ever touch. tail and head are free-running byte counts. The authoritative counts of a side
+ * live in that side's own memory (`struct channel_own` points at them). The segment holds the published copies: the peer
+ * could overwrite them, so a side never reads its own back.
  *
  * A ring is small, so that a stream that is read in time stays in the cache. When its reader stands still, the producer
  * goes on in the spill, which has room for what TCP would have held (channel_tx_spill), and comes back to the ring once the

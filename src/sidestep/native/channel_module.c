@@ -1,8 +1,8 @@
 /*
  * channel_module.c - sidestep.native._channel: the channel for Python, in the limited API.
  *
- * A Channel is one end of a mapped segment; a Bell is what its peer rings, a RemoteBell the peer's. Nothing here blocks.
- * Neither is made for several threads; the interpreter's lock makes each single call whole.
+ * A Channel is one end of a mapped segment; a Doorbell is what its peer rings, a RemoteDoorbell the peer's. Nothing here
+ * blocks. Neither is made for several threads; the interpreter's lock makes each single call whole.
  */
 #include "channel_module.h"
 
@@ -20,12 +20,11 @@ PyDoc_STRVAR(create_doc, "create($module, tx_size, rx_size, /)\n--\n\n"
                          "tx_size is the ring of side 0, rx_size that of side 1, in bytes: powers of two, 4096 to 64 MiB.\n"
                          "Raises ValueError for other sizes and OSError where the kernel gives no memory file.");
 
-static PyObject *module_create(PyObject *module, PyObject *args)
+static PyObject *module_create(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long tx_size, rx_size;
 	PyObject *tx, *rx;
 
-	(void)module;
 	if (!PyArg_ParseTuple(args, "O!O!:create", &PyLong_Type, &tx, &PyLong_Type, &rx))
 		return NULL;
 	tx_size = PyLong_AsUnsignedLong(tx);
@@ -63,8 +62,7 @@ static PyObject *module_map(PyObject *module, PyObject *args)
 		PyErr_Format(PyExc_ValueError, "side must be 0 or 1, not %d", side);
 		return NULL;
 	}
-	allocfunc alloc = (allocfunc)PyType_GetSlot(state->channel_type, Py_tp_alloc);
-	struct channel *channel = (struct channel *)alloc(state->channel_type, 0); /* zeroed */
+	struct channel *channel = object_new(state->channel_type);
 	if (!channel)
 		return NULL;
 	struct channel_own own = {
@@ -92,7 +90,6 @@ static int module_exec(PyObject *module)
 {
 	struct state *state = PyModule_GetState(module);
 	PyObject *type = PyType_FromModuleAndSpec(module, &channel_spec, NULL);
-	PyType_Spec *bells[] = {&own_bell_spec, &far_bell_spec};
 
 	state->channel_type = (PyTypeObject *)type;
 	if (!type || PyModule_AddType(module, state->channel_type) < 0 ||
@@ -101,15 +98,8 @@ static int module_exec(PyObject *module)
 	    PyModule_AddIntConstant(module, "RING_MAX", CHANNEL_RING_MAX) < 0)
 		return -1;
 	state->piece_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &piece_spec, NULL);
-	if (!state->piece_type)
+	if (!state->piece_type || add_type(module, &own_doorbell_spec) < 0 || add_type(module, &remote_doorbell_spec) < 0)
 		return -1;
-	for (int i = 0; i < 2; i++) {
-		PyObject *bell_type = PyType_FromModuleAndSpec(module, bells[i], NULL);
-		int failed_type = bell_type ? PyModule_AddType(module, (PyTypeObject *)bell_type) : -1;
-		Py_XDECREF(bell_type);
-		if (failed_type < 0)
-			return -1;
-	}
 	PyObject *table = PyDict_New();
 	if (!table)
 		return -1;
@@ -145,36 +135,31 @@ static int module_clear(PyObject *module)
 	return 0;
 }
 
-PyDoc_STRVAR(make_bell_doc, "make_bell($module, /)\n--\n\n"
-                            "A new eventfd for a bell, close-on-exec, which the caller closes.\n\n"
+PyDoc_STRVAR(doorbell_make_doc, "doorbell_make($module, /)\n--\n\n"
+                            "A new eventfd for a doorbell, close-on-exec, which the caller closes.\n\n"
                             "Raises OSError: EOPNOTSUPP before Linux 5.8, where nobody could ring it without fear of waiting.");
 
-static PyObject *module_make_bell(PyObject *module, PyObject *unused)
+static PyObject *module_doorbell_make(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-	(void)module;
-	(void)unused;
-	int fd = bell_fd_make();
+	int fd = doorbell_fd_make();
 	return fd < 0 ? raise_errno(-errno) : PyLong_FromLong(fd);
 }
 
-PyDoc_STRVAR(ring_bell_doc, "ring_bell($module, fd, /)\n--\n\n"
-                            "Wakes whoever sleeps on the eventfd of a bell, and never waits. Whether it was rung.");
+PyDoc_STRVAR(doorbell_ring_doc, "doorbell_ring($module, fd, /)\n--\n\n"
+                            "Wakes whoever sleeps on the eventfd of a doorbell, and never waits. Whether it was rung.");
 
-static PyObject *module_ring_bell(PyObject *module, PyObject *args)
+static PyObject *module_doorbell_ring(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	int fd;
 
-	(void)module;
-	return PyArg_ParseTuple(args, "i:ring_bell", &fd) ? PyBool_FromLong(bell_fd_ring(fd)) : NULL;
+	return PyArg_ParseTuple(args, "i:doorbell_ring", &fd) ? PyBool_FromLong(doorbell_fd_ring(fd)) : NULL;
 }
 
 PyDoc_STRVAR(give_back_doc, "give_back_free_memory()\n--\n\nGives what the C library has free back to the kernel, "
                             "also from between what is in use.");
 
-static PyObject *module_give_back(PyObject *module, PyObject *unused)
+static PyObject *module_give_back(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-	(void)module;
-	(void)unused;
 #ifdef __GLIBC__
 	Py_BEGIN_ALLOW_THREADS
 	malloc_trim(0);
@@ -184,8 +169,8 @@ static PyObject *module_give_back(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef module_methods[] = {
-	{"make_bell", module_make_bell, METH_NOARGS, make_bell_doc},
-	{"ring_bell", module_ring_bell, METH_VARARGS, ring_bell_doc},
+	{"doorbell_make", module_doorbell_make, METH_NOARGS, doorbell_make_doc},
+	{"doorbell_ring", module_doorbell_ring, METH_VARARGS, doorbell_ring_doc},
 	{"create", module_create, METH_VARARGS, create_doc},
 	{"map", module_map, METH_VARARGS, map_doc},
 	{"give_back_free_memory", module_give_back, METH_NOARGS, give_back_doc},

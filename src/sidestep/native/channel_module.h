@@ -1,26 +1,16 @@
-/*
- * channel_module.h - what the C files of sidestep.native._channel share: its Channel, its errors, and the types it has.
- */
+/* channel_module.h - what the C files of sidestep.native._channel share: its Channel, and the types it has. */
 #ifndef SIDESTEP_CHANNEL_MODULE_H
 #define SIDESTEP_CHANNEL_MODULE_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
+#include "extension.h" /* first: it asks libc for all it has */
 
 #include "channel.h"
-#include "layout.h"
 
 struct channel {
 	PyObject_HEAD
 	struct channel_end end;
 	_Atomic uint64_t tail, head, head_seen, ring_from, ring_to, spill_base, limit, room_max; /* out of the peer's reach */
-	bool lent; /* room was shown, and nothing has been committed since: it stays where it is */
+	bool room_shown; /* room was shown, and nothing has been committed since: it stays where it is */
 	PyTypeObject *piece_type;
 	Py_ssize_t pieces; /* views in use */
 	bool closed;
@@ -33,18 +23,12 @@ struct place {
 };
 #define PLACE(record, path) {#path, offsetof(struct record, path), sizeof(((struct record *)0)->path)},
 
-static inline PyObject *raise_errno(int negative)
-{
-	errno = -negative;
-	return PyErr_SetFromErrno(PyExc_OSError);
-}
-
 /* channel_type.c: one end of a segment, and the views of its rings */
 extern PyType_Spec channel_spec, piece_spec;
 
-/* channel_bells.c: whom to wake, and who is to be woken */
-extern PyType_Spec own_bell_spec, far_bell_spec;
-int bell_fd_make(void);
-bool bell_fd_ring(int fd);
+/* channel_doorbells.c: whom to wake, and who is to be woken */
+extern PyType_Spec own_doorbell_spec, remote_doorbell_spec;
+int doorbell_fd_make(void);
+bool doorbell_fd_ring(int fd);
 
 #endif

@@ -5,8 +5,6 @@
  */
 #include "channel_module.h"
 
-#include <sys/uio.h>
-
 /* A stretch of a ring, for as long as somebody has a view of it. */
 struct piece {
 	PyObject_HEAD
@@ -59,7 +57,7 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 	struct channel *channel = mapped(self);
 	int64_t taken = -1;
 	if (channel) {
-		if (!channel->lent)
+		if (!channel->room_shown)
 			channel_tx_settle(&channel->end);
 		taken = channel_tx_space(&channel->end, (size_t)buffer.len);
 		if (taken < 0) {
@@ -70,7 +68,7 @@ static PyObject *channel_write(PyObject *self, PyObject *data)
 			if (taken > 0) {
 				channel_tx_put(&channel->end, 0, buffer.buf, (size_t)taken);
 				channel_tx_publish(&channel->end, (size_t)taken);
-				channel->lent = false;
+				channel->room_shown = false;
 			}
 		}
 	}
@@ -110,9 +108,8 @@ static PyObject *channel_read(PyObject *self, PyObject *args)
 PyDoc_STRVAR(trim_doc, "trim($self, /)\n--\n\n"
                        "Gives the pages of the sending ring back to the kernel. Raises ValueError unless the ring is empty.");
 
-static PyObject *channel_give_back(PyObject *self, PyObject *unused)
+static PyObject *channel_give_back(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	struct channel *channel = mapped(self);
 	if (!channel)
 		return NULL;
@@ -130,11 +127,10 @@ static PyObject *channel_give_back(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
                         "Unmaps the segment, once no view of its rings is left; closing twice is allowed.");
 
-static PyObject *channel_close(PyObject *self, PyObject *unused)
+static PyObject *channel_close(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct channel *channel = (struct channel *)self;
 
-	(void)unused;
 	channel->closed = true;
 	if (!channel->pieces)
 		channel_unmap(&channel->end);
@@ -153,10 +149,8 @@ static void piece_dealloc(PyObject *self)
 {
 	struct piece *piece = (struct piece *)self;
 	struct channel *channel = piece->channel;
-	PyTypeObject *type = Py_TYPE(self);
 
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-	Py_DECREF(type);
+	object_free(self);
 	if (--channel->pieces == 0 && channel->closed)
 		channel_unmap(&channel->end);
 	Py_DECREF(channel);
@@ -164,8 +158,7 @@ static void piece_dealloc(PyObject *self)
 
 static PyObject *piece_view(struct channel *channel, struct iovec where, bool read_only)
 {
-	allocfunc alloc = (allocfunc)PyType_GetSlot(channel->piece_type, Py_tp_alloc);
-	struct piece *piece = (struct piece *)alloc(channel->piece_type, 0);
+	struct piece *piece = object_new(channel->piece_type);
 
 	if (!piece)
 		return NULL;
@@ -220,14 +213,13 @@ static PyObject *channel_readable(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(receiving_doc, "ring($self, /)\n--\n\n"
-                       "A read-only view of the memory from the receiving ring to the end of its spill, to register it; it says\n"
+                       "A read-only view of the memory from the receiving ring to the end of its spill, to register it. It says\n"
                        "nothing of what is in it.");
 
-static PyObject *channel_ring(PyObject *self, PyObject *unused)
+static PyObject *channel_ring(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
 
-	(void)unused;
 	if (!channel)
 		return NULL;
 	const struct channel_ring *rx = &channel->end.rx;
@@ -239,20 +231,19 @@ PyDoc_STRVAR(writable_doc, "writable($self, /)\n--\n\n"
                            "good until bytes are committed, written, or sent to the spill.\n\n"
                            "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
 
-static PyObject *channel_writable(PyObject *self, PyObject *unused)
+static PyObject *channel_writable(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
 	struct iovec pieces[2];
 
-	(void)unused;
 	if (!channel)
 		return NULL;
-	if (!channel->lent)
+	if (!channel->room_shown)
 		channel_tx_settle(&channel->end);
 	int64_t room = space_of(channel);
 	if (room < 0)
 		return raise_errno((int)room);
-	channel->lent = true;
+	channel->room_shown = true;
 	return pieces_tuple(channel, pieces, room ? channel_tx_pieces(&channel->end, (size_t)room, pieces) : 0, false);
 }
 
@@ -303,7 +294,7 @@ static PyObject *channel_commit(PyObject *self, PyObject *count)
 	if (len < 0)
 		return NULL;
 	channel_tx_publish(&channel->end, (size_t)len);
-	channel->lent = false;
+	channel->room_shown = false;
 	Py_RETURN_NONE;
 }
 
@@ -312,11 +303,10 @@ PyDoc_STRVAR(spill_doc, "spill($self, /)\n--\n\n"
                         "caught up. False: there is no more room than there was. Views of the room mean nothing now.\n\n"
                         "Raises ConnectionResetError if the peer's count of what it has read is impossible.");
 
-static PyObject *channel_spill(PyObject *self, PyObject *unused)
+static PyObject *channel_spill(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
 
-	(void)unused;
 	if (!channel)
 		return NULL;
 	int64_t room = space_of(channel);
@@ -329,11 +319,10 @@ static PyObject *channel_spill(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(remote_doc, "remote($self, /)\n--\n\n"
                          "The peer's words, each read once, as a tuple in the order of `layout.PeerState`.");
 
-static PyObject *channel_remote(PyObject *self, PyObject *unused)
+static PyObject *channel_remote(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
 
-	(void)unused;
 	if (!channel)
 		return NULL;
 	const struct channel_side *remote = channel->end.remote;
@@ -353,7 +342,7 @@ static PyObject *channel_remote(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(publish_doc, "publish($self, name, value, /)\n--\n\n"
-                          "Stores one of our words, by its name; `notice` and `handed_on` add bits.");
+                          "Stores one of our words, by its name; `notice` and `acked` add bits.");
 
 static PyObject *channel_publish(PyObject *self, PyObject *args)
 {
@@ -373,7 +362,7 @@ static PyObject *channel_publish(PyObject *self, PyObject *args)
 		if (strcmp(name, words[i].name) != 0)
 			continue;
 		void *word = (uint8_t *)local + words[i].offset;
-		if (word == &local->notice || word == &local->handed_on)
+		if (word == &local->notice || word == &local->acked)
 			atomic_fetch_or((_Atomic uint32_t *)word, (uint32_t)value);
 		else if (words[i].size == sizeof(uint32_t))
 			atomic_store((_Atomic uint32_t *)word, (uint32_t)value);
@@ -401,97 +390,47 @@ static PyObject *channel_decide_how(PyObject *self, PyObject *args)
 		channel_decide(sending ? &channel->end.local->tx_back : &channel->end.remote->tx_back, 1, how & 3));
 }
 
-static PyObject *get_sent(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->tail));
-}
-
-static PyObject *get_received(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(atomic_load(&((struct channel *)self)->head));
-}
-
-static PyObject *get_wanted(PyObject *self, void *unused)
+static PyObject *get_wanted(PyObject *self, void *Py_UNUSED(unused))
 {
 	struct channel *channel = mapped(self);
 
-	(void)unused;
 	if (!channel)
 		return NULL;
 	atomic_thread_fence(memory_order_seq_cst); /* between publishing head and reading want_space */
 	return PyBool_FromLong(atomic_load_explicit(&channel->end.rx_peer_line->want_space, memory_order_relaxed) != 0);
 }
 
-static PyObject *channel_enter(PyObject *self, PyObject *unused)
+static PyObject *channel_enter(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	if (!mapped(self))
 		return NULL;
 	Py_INCREF(self);
 	return self;
 }
 
-static PyObject *channel_exit(PyObject *self, PyObject *args)
+static PyObject *get_avail(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)args;
-	return channel_close(self, NULL);
-}
-
-static PyObject *get_avail(PyObject *self, void *unused)
-{
-	(void)unused;
 	struct channel *channel = mapped(self);
 	return channel ? number_or_raise(channel_rx_avail(&channel->end)) : NULL;
 }
 
-static PyObject *get_space(PyObject *self, void *unused)
+static PyObject *get_space(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	struct channel *channel = mapped(self);
 	return channel ? number_or_raise(space_of(channel)) : NULL;
 }
 
-static PyObject *get_unread(PyObject *self, void *unused)
+static PyObject *get_unread(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	struct channel *channel = mapped(self);
 	return channel ? number_or_raise(unread_of(channel)) : NULL;
 }
 
-static PyObject *get_tx_size(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLong(((struct channel *)self)->end.tx.size);
-}
-
-static PyObject *get_rx_size(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLong(((struct channel *)self)->end.rx.size);
-}
-
-static PyObject *get_tx_most(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLong(((struct channel *)self)->end.tx.spill_size);
-}
-
-static PyObject *get_closed(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyBool_FromLong(((struct channel *)self)->closed);
-}
-
 static void channel_dealloc(PyObject *self)
 {
-	PyTypeObject *type = Py_TYPE(self);
-
 	channel_unmap(&((struct channel *)self)->end);
 	Py_XDECREF((PyObject *)((struct channel *)self)->piece_type);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-	Py_DECREF(type); /* instances of heap types hold their type */
+	object_free(self);
 }
 
 static PyMethodDef channel_methods[] = {
@@ -509,7 +448,18 @@ static PyMethodDef channel_methods[] = {
 	{"trim", channel_give_back, METH_NOARGS, trim_doc},
 	{"close", channel_close, METH_NOARGS, close_doc},
 	{"__enter__", channel_enter, METH_NOARGS, NULL},
-	{"__exit__", channel_exit, METH_VARARGS, NULL},
+	{"__exit__", channel_close, METH_VARARGS, NULL},
+	{0},
+};
+
+#define MEMBER(name, type, path, doc) {name, type, offsetof(struct channel, path), READONLY, doc}
+static PyMemberDef channel_members[] = {
+	MEMBER("tx_size", T_UINT, end.tx.size, "Size of the sending ring in bytes."),
+	MEMBER("rx_size", T_UINT, end.rx.size, "Size of the receiving ring in bytes."),
+	MEMBER("tx_most", T_UINT, end.tx.spill_size, "Bytes that the peer can leave unread at most, in the ring and its spill."),
+	MEMBER("sent", T_ULONGLONG, tail, "Bytes ever written."),
+	MEMBER("received", T_ULONGLONG, head, "Bytes ever read."),
+	MEMBER("closed", T_BOOL, closed, "Whether the segment has been unmapped."),
 	{0},
 };
 
@@ -517,13 +467,7 @@ static PyGetSetDef channel_getset[] = {
 	{"avail", get_avail, NULL, "Bytes that can be read now.", NULL},
 	{"space", get_space, NULL, "Bytes that can be written now.", NULL},
 	{"unread", get_unread, NULL, "Bytes written that the peer has not read.", NULL},
-	{"tx_size", get_tx_size, NULL, "Size of the sending ring in bytes.", NULL},
-	{"rx_size", get_rx_size, NULL, "Size of the receiving ring in bytes.", NULL},
-	{"tx_most", get_tx_most, NULL, "Bytes that the peer can leave unread at most, in the ring and its spill.", NULL},
-	{"sent", get_sent, NULL, "Bytes ever written.", NULL},
-	{"received", get_received, NULL, "Bytes ever read.", NULL},
-	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its bell after making some.", NULL},
-	{"closed", get_closed, NULL, "Whether the segment has been unmapped.", NULL},
+	{"wanted", get_wanted, NULL, "Whether the peer waits for room: ring its doorbell after making some.", NULL},
 	{0},
 };
 
@@ -533,6 +477,7 @@ PyDoc_STRVAR(channel_doc, "One end of a mapped segment; made by map(). A context
 static PyType_Slot channel_slots[] = {
 	{Py_tp_doc, (void *)channel_doc},
 	{Py_tp_methods, channel_methods},
+	{Py_tp_members, channel_members},
 	{Py_tp_getset, channel_getset},
 	{Py_tp_dealloc, channel_dealloc},
 	{0},

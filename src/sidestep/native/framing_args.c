@@ -1,4 +1,4 @@
-/* framing_args.c - what Python hands over: arguments by position and by name, tuples of buffers, and objects themselves. */
+/* framing_args.c - what Python hands over: arguments by position and by name, and tuples of buffers. */
 #include "framing_module.h"
 
 int args_sort(const char *const *names, Py_ssize_t required, PyObject *const *args, Py_ssize_t given, PyObject *keywords,
@@ -106,20 +106,7 @@ struct held *held_get(PyObject *tuple, int flags)
 	return held;
 }
 
-/* ---- objects ---- */
-
-PyObject *object_new(PyTypeObject *type)
-{
-	return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-}
-
-void object_free(PyObject *self)
-{
-	PyTypeObject *type = Py_TYPE(self);
-
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-	Py_DECREF(type); /* instances of heap types hold their type */
-}
+/* ---- what both directions have ---- */
 
 int settings_get(PyObject *crc, PyObject *markers, bool *crc_value, bool *markers_value)
 {

@@ -87,7 +87,8 @@ static uint32_t fpdu_span(uint32_t phase, bool markers, uint32_t ulpdu_len)
 }
 
 /* Copies what follows `skip` bytes after the length field begins, without the markers in between. */
-static void content_copy(const struct framing_in *in, const struct framing_segment *segment, size_t skip, uint8_t *to, size_t len)
+static void content_copy(const struct framing_in *in, const struct framing_segment *segment, size_t skip, uint8_t *to,
+                         size_t len)
 {
 	const uint8_t *from = in->staging + segment->at + skip;
 	size_t left = SIZE_MAX; /* bytes before the next marker */

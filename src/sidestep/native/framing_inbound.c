@@ -96,7 +96,7 @@ static PyObject *inbound_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 		return NULL;
 	if (capacity_object && arg_number(capacity_object, "capacity", FRAMING_STAGED_MAX, &capacity) < 0)
 		return NULL;
-	struct inbound *inbound = (struct inbound *)object_new(type);
+	struct inbound *inbound = object_new(type);
 	if (!inbound)
 		return NULL;
 	if (framing_in_init(&inbound->in, crc, markers, (uint32_t)capacity) < 0) {
@@ -130,8 +130,6 @@ static int inbound_room(struct inbound *inbound, uint8_t **at, size_t *len)
 	return 0;
 }
 
-PyDoc_STRVAR(fill_doc, "fill(fd)\n--\n\nReceive once what a socket has; the bytes, 0 at its end. Ends all runs.");
-
 static PyObject *inbound_fill(PyObject *self, PyObject *file)
 {
 	struct inbound *inbound = (struct inbound *)self;
@@ -152,15 +150,11 @@ static PyObject *inbound_fill(PyObject *self, PyObject *file)
 	} while (got < 0 && error == EINTR);
 	Py_END_ALLOW_THREADS
 	inbound->busy = false;
-	if (got < 0) {
-		errno = error;
-		return PyErr_SetFromErrno(PyExc_OSError);
-	}
+	if (got < 0)
+		return raise_errno(-error);
 	framing_in_commit(&inbound->in, (size_t)got);
 	return PyLong_FromSsize_t((Py_ssize_t)got);
 }
-
-PyDoc_STRVAR(feed_doc, "feed(data)\n--\n\nTake what fits of `data`; the bytes. Ends all runs.");
 
 static PyObject *inbound_feed(PyObject *self, PyObject *data)
 {
@@ -183,15 +177,12 @@ static PyObject *inbound_feed(PyObject *self, PyObject *data)
 	return PyLong_FromSize_t(len);
 }
 
-PyDoc_STRVAR(parse_doc, "parse()\n--\n\nThe runs in what is staged; earlier ones end. After a fault there are no more.");
-
-static PyObject *inbound_parse(PyObject *self, PyObject *unused)
+static PyObject *inbound_parse(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct inbound *inbound = (struct inbound *)self;
 	struct module_state *state = PyType_GetModuleState(Py_TYPE(self));
 	const struct framing_run *runs;
 
-	(void)unused;
 	if (!state)
 		return NULL;
 	if (inbound->busy)
@@ -266,8 +257,6 @@ static PyObject *inbound_place(PyObject *self, PyObject *const *args, Py_ssize_t
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(payload_doc, "payload(run)\n--\n\nThe payload of a run.");
-
 static PyObject *inbound_payload(PyObject *self, PyObject *object)
 {
 	struct inbound *inbound = (struct inbound *)self;
@@ -280,8 +269,6 @@ static PyObject *inbound_payload(PyObject *self, PyObject *object)
 	framing_in_place(&inbound->in, run, 0, &span, 1, 0, run->len);
 	return payload;
 }
-
-PyDoc_STRVAR(segments_doc, "segments(run)\n--\n\nOf each segment of a run, its DDP header and the length of the whole.");
 
 static PyObject *inbound_segments(PyObject *self, PyObject *object)
 {
@@ -303,13 +290,10 @@ static PyObject *inbound_segments(PyObject *self, PyObject *object)
 	return list;
 }
 
-PyDoc_STRVAR(in_trim_doc, "trim()\n--\n\nGive memory back while nothing is staged. Ends all runs.");
-
-static PyObject *inbound_trim(PyObject *self, PyObject *unused)
+static PyObject *inbound_trim(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct inbound *inbound = (struct inbound *)self;
 
-	(void)unused;
 	if (inbound->busy)
 		return refuse_busy();
 	inbound_end_runs(inbound);
@@ -317,56 +301,53 @@ static PyObject *inbound_trim(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static PyObject *inbound_pending(PyObject *self, void *unused)
+static PyObject *inbound_pending(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyLong_FromUnsignedLong(framing_in_pending(&((struct inbound *)self)->in));
 }
 
-PyDoc_STRVAR(staged_doc, "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU.");
-
-static PyObject *inbound_staged(PyObject *self, PyObject *unused)
+static PyObject *inbound_staged(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	const struct framing_in *in = &((struct inbound *)self)->in;
 
-	(void)unused;
 	if (!in->staging)
 		return PyBytes_FromStringAndSize("", 0);
 	return PyBytes_FromStringAndSize((const char *)in->staging + in->head, framing_in_pending(in));
 }
 
-static PyObject *inbound_position(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(((struct inbound *)self)->in.position);
-}
-
-static PyObject *inbound_fault(PyObject *self, void *unused)
+static PyObject *inbound_fault(PyObject *self, void *Py_UNUSED(unused))
 {
 	static const char *const words[] = {[FRAMING_CRC] = "crc", [FRAMING_MARKER] = "marker", [FRAMING_SHORT] = "short"};
 	enum framing_fault fault = ((struct inbound *)self)->in.fault;
 
-	(void)unused;
 	if (!fault)
 		Py_RETURN_NONE;
 	return PyUnicode_FromString(words[fault]);
 }
 
 static PyMethodDef inbound_methods[] = {
-	{"fill", inbound_fill, METH_O, fill_doc},
-	{"feed", inbound_feed, METH_O, feed_doc},
-	{"parse", inbound_parse, METH_NOARGS, parse_doc},
+	{"fill", inbound_fill, METH_O,
+	 "fill(fd)\n--\n\nReceive once what a socket has; the bytes, 0 at its end. Ends all runs."},
+	{"feed", inbound_feed, METH_O, "feed(data)\n--\n\nTake what fits of `data`; the bytes. Ends all runs."},
+	{"parse", inbound_parse, METH_NOARGS,
+	 "parse()\n--\n\nThe runs in what is staged; earlier ones end. After a fault there are no more."},
 	{"place", WITH_NAMES(inbound_place), METH_FASTCALL | METH_KEYWORDS, place_doc},
-	{"payload", inbound_payload, METH_O, payload_doc},
-	{"segments", inbound_segments, METH_O, segments_doc},
-	{"staged", inbound_staged, METH_NOARGS, staged_doc},
-	{"trim", inbound_trim, METH_NOARGS, in_trim_doc},
+	{"payload", inbound_payload, METH_O, "payload(run)\n--\n\nThe payload of a run."},
+	{"segments", inbound_segments, METH_O,
+	 "segments(run)\n--\n\nOf each segment of a run, its DDP header and the length of the whole."},
+	{"staged", inbound_staged, METH_NOARGS,
+	 "staged()\n--\n\nThe bytes that are staged and not parsed: the beginning of an FPDU."},
+	{"trim", inbound_trim, METH_NOARGS, "trim()\n--\n\nGive memory back while nothing is staged. Ends all runs."},
+	{0},
+};
+
+static PyMemberDef inbound_members[] = {
+	{"position", T_ULONGLONG, offsetof(struct inbound, in.position), READONLY, "Bytes of the stream that are parsed."},
 	{0},
 };
 
 static PyGetSetDef inbound_getset[] = {
 	{"pending", inbound_pending, NULL, "Bytes of the stream that are staged and not parsed.", NULL},
-	{"position", inbound_position, NULL, "Bytes of the stream that are parsed.", NULL},
 	{"fault", inbound_fault, NULL, "What ended parsing: 'crc', 'marker', 'short'; None if nothing did.", NULL},
 	{0},
 };
@@ -379,6 +360,7 @@ static PyType_Slot inbound_slots[] = {
 	{Py_tp_new, (void *)inbound_new},
 	{Py_tp_dealloc, (void *)inbound_dealloc},
 	{Py_tp_methods, inbound_methods},
+	{Py_tp_members, inbound_members},
 	{Py_tp_getset, inbound_getset},
 	{0},
 };

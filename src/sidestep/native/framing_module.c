@@ -28,27 +28,21 @@ static PyObject *checksum(crc32c_update_fn *update, PyObject *data, PyObject *st
 	return PyLong_FromUnsignedLong(~state);
 }
 
-PyDoc_STRVAR(crc32c_doc, "crc32c(data, start=0)\n--\n\nThe checksum of the data; `start` is that of what comes before.");
-
-static PyObject *module_crc32c(PyObject *module, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *module_crc32c(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given, PyObject *keywords)
 {
 	static const char *const names[] = {"data", "start", NULL};
 	PyObject *found[ARGS_MAX];
 
-	(void)module;
 	if (args_sort(names, 1, args, given, keywords, found) < 0)
 		return NULL;
 	return checksum(crc32c_update, found[0], found[1]);
 }
 
-PyDoc_STRVAR(crc32c_by_doc, "crc32c_by(name, data, start=0)\n--\n\nThe same by one of the implementations.");
-
-static PyObject *module_crc32c_by(PyObject *module, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *module_crc32c_by(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given, PyObject *keywords)
 {
 	static const char *const names[] = {"name", "data", "start", NULL};
 	PyObject *found[ARGS_MAX];
 
-	(void)module;
 	if (args_sort(names, 2, args, given, keywords, found) < 0)
 		return NULL;
 	if (!PyUnicode_Check(found[0]))
@@ -59,15 +53,10 @@ static PyObject *module_crc32c_by(PyObject *module, PyObject *const *args, Py_ss
 	return PyErr_Format(PyExc_ValueError, "this CPU has no %R", found[0]);
 }
 
-PyDoc_STRVAR(crc32c_implementations_doc,
-             "crc32c_implementations()\n--\n\nThe names of those that this CPU can run, best first.");
-
-static PyObject *module_crc32c_implementations(PyObject *module, PyObject *unused)
+static PyObject *module_crc32c_implementations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
 	PyObject *list = PyList_New(0);
 
-	(void)module;
-	(void)unused;
 	for (const struct crc32c_implementation *one = crc32c_implementations; list && one->name; one++) {
 		PyObject *name = PyUnicode_FromString(one->name);
 
@@ -83,20 +72,14 @@ static PyObject *module_crc32c_implementations(PyObject *module, PyObject *unuse
 /* ---- the module ---- */
 
 static PyMethodDef module_methods[] = {
-	{"crc32c", WITH_NAMES(module_crc32c), METH_FASTCALL | METH_KEYWORDS, crc32c_doc},
-	{"crc32c_by", WITH_NAMES(module_crc32c_by), METH_FASTCALL | METH_KEYWORDS, crc32c_by_doc},
-	{"crc32c_implementations", module_crc32c_implementations, METH_NOARGS, crc32c_implementations_doc},
+	{"crc32c", WITH_NAMES(module_crc32c), METH_FASTCALL | METH_KEYWORDS,
+	 "crc32c(data, start=0)\n--\n\nThe checksum of the data; `start` is that of what comes before."},
+	{"crc32c_by", WITH_NAMES(module_crc32c_by), METH_FASTCALL | METH_KEYWORDS,
+	 "crc32c_by(name, data, start=0)\n--\n\nThe same by one of the implementations."},
+	{"crc32c_implementations", module_crc32c_implementations, METH_NOARGS,
+	 "crc32c_implementations()\n--\n\nThe names of those that this CPU can run, best first."},
 	{0},
 };
-
-static int add_type(PyObject *module, PyType_Spec *spec)
-{
-	PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-	int failed = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-
-	Py_XDECREF(type);
-	return failed;
-}
 
 static int module_exec(PyObject *module)
 {

@@ -6,15 +6,7 @@
 #ifndef SIDESTEP_FRAMING_MODULE_H
 #define SIDESTEP_FRAMING_MODULE_H
 
-#define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
-
-#include <errno.h>
-#include <stddef.h>
-#include <string.h>
+#include "extension.h"
 
 #include "framing.h"
 
@@ -44,9 +36,6 @@ struct held {
 
 struct held *held_get(PyObject *tuple, int flags);
 void held_free(struct held *held);
-
-PyObject *object_new(PyTypeObject *type);
-void object_free(PyObject *self);
 
 /* The two settings that both directions have; they are given by name. */
 int settings_get(PyObject *crc, PyObject *markers, bool *crc_value, bool *markers_value);

@@ -30,7 +30,7 @@ static PyObject *outbound_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 		return NULL;
 	if (settings_get(crc_object, markers_object, &crc, &markers) < 0)
 		return NULL;
-	struct outbound *outbound = (struct outbound *)object_new(type);
+	struct outbound *outbound = object_new(type);
 	if (!outbound)
 		return NULL;
 	if (framing_out_init(&outbound->out, (uint32_t)mulpdu, crc, markers) < 0) {
@@ -243,10 +243,8 @@ static PyObject *outbound_send(PyObject *self, PyObject *file)
 		outbound->busy = false;
 		if (sent < 0 && (error == EAGAIN || error == EWOULDBLOCK))
 			break;
-		if (sent < 0) {
-			errno = error;
-			return PyErr_SetFromErrno(PyExc_OSError);
-		}
+		if (sent < 0)
+			return raise_errno(-error);
 		framing_out_advance(&outbound->out, (size_t)sent);
 		total += (size_t)sent;
 		outbound_release(outbound);
@@ -255,8 +253,6 @@ static PyObject *outbound_send(PyObject *self, PyObject *file)
 	}
 	return PyLong_FromUnsignedLongLong(total);
 }
-
-PyDoc_STRVAR(take_doc, "take(limit)\n--\n\nThe next `limit` bytes at most, as if they had been written.");
 
 static PyObject *outbound_take(PyObject *self, PyObject *limit)
 {
@@ -279,34 +275,27 @@ static PyObject *outbound_take(PyObject *self, PyObject *limit)
 	return taken;
 }
 
-PyDoc_STRVAR(peek_doc, "peek()\n--\n\nAll that waits; it goes on waiting.");
-
-static PyObject *outbound_peek(PyObject *self, PyObject *unused)
+static PyObject *outbound_peek(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	const struct framing_out *out = &((struct outbound *)self)->out;
 	size_t len = (size_t)framing_out_waiting(out);
 	PyObject *seen = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)len);
 	char *at = seen ? PyBytes_AsString(seen) : NULL;
 
-	(void)unused;
 	if (at)
 		framing_out_copy(out, (uint8_t *)at, len);
 	return at ? seen : NULL;
 }
 
-static PyObject *outbound_rest(PyObject *self, void *unused)
+static PyObject *outbound_rest(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyLong_FromSize_t(framing_out_rest(&((struct outbound *)self)->out));
 }
 
-PyDoc_STRVAR(own_doc, "own()\n--\n\nCopy the payload that waits, and release all buffers.");
-
-static PyObject *outbound_own(PyObject *self, PyObject *unused)
+static PyObject *outbound_own(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct outbound *outbound = (struct outbound *)self;
 
-	(void)unused;
 	if (outbound->busy)
 		return refuse_busy();
 	if (framing_out_own(&outbound->out) < 0)
@@ -315,13 +304,10 @@ static PyObject *outbound_own(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(clear_doc, "clear()\n--\n\nDrop all that waits but the rest of an FPDU that is partly written.");
-
-static PyObject *outbound_clear(PyObject *self, PyObject *unused)
+static PyObject *outbound_clear(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct outbound *outbound = (struct outbound *)self;
 
-	(void)unused;
 	if (outbound->busy)
 		return refuse_busy();
 	framing_out_clear(&outbound->out);
@@ -329,54 +315,30 @@ static PyObject *outbound_clear(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(out_trim_doc, "trim()\n--\n\nGive memory back while nothing waits.");
-
-static PyObject *outbound_trim(PyObject *self, PyObject *unused)
+static PyObject *outbound_trim(PyObject *self, PyObject *Py_UNUSED(unused))
 {
 	struct outbound *outbound = (struct outbound *)self;
 
-	(void)unused;
 	if (outbound->busy)
 		return refuse_busy();
 	framing_out_trim(&outbound->out);
 	Py_RETURN_NONE;
 }
 
-static PyObject *outbound_waiting(PyObject *self, void *unused)
+static PyObject *outbound_waiting(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyLong_FromUnsignedLongLong(framing_out_waiting(&((struct outbound *)self)->out));
 }
 
-static PyObject *outbound_position(PyObject *self, void *unused)
+static PyObject *outbound_mulpdu(PyObject *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(((struct outbound *)self)->out.position);
-}
-
-static PyObject *outbound_written(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(((struct outbound *)self)->out.written);
-}
-
-static PyObject *outbound_partial(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyBool_FromLong(((struct outbound *)self)->out.partial);
-}
-
-static PyObject *outbound_mulpdu(PyObject *self, void *unused)
-{
-	(void)unused;
 	return PyLong_FromUnsignedLong(((struct outbound *)self)->out.mulpdu);
 }
 
-static int outbound_set_mulpdu(PyObject *self, PyObject *object, void *unused)
+static int outbound_set_mulpdu(PyObject *self, PyObject *object, void *Py_UNUSED(unused))
 {
 	uint64_t mulpdu;
 
-	(void)unused;
 	if (!object)
 		return PyErr_Format(PyExc_AttributeError, "mulpdu stays"), -1;
 	if (arg_number(object, "mulpdu", FRAMING_MULPDU_MAX, &mulpdu) < 0)
@@ -386,23 +348,30 @@ static int outbound_set_mulpdu(PyObject *self, PyObject *object, void *unused)
 	((struct outbound *)self)->out.mulpdu = (uint32_t)mulpdu;
 	return 0;
 }
+
 static PyMethodDef outbound_methods[] = {
 	{"tagged", WITH_NAMES(outbound_tagged), METH_FASTCALL | METH_KEYWORDS, tagged_doc},
 	{"untagged", WITH_NAMES(outbound_untagged), METH_FASTCALL | METH_KEYWORDS, untagged_doc},
 	{"send", outbound_send, METH_O, send_doc},
-	{"take", outbound_take, METH_O, take_doc},
-	{"peek", outbound_peek, METH_NOARGS, peek_doc},
-	{"own", outbound_own, METH_NOARGS, own_doc},
-	{"clear", outbound_clear, METH_NOARGS, clear_doc},
-	{"trim", outbound_trim, METH_NOARGS, out_trim_doc},
+	{"take", outbound_take, METH_O, "take(limit)\n--\n\nThe next `limit` bytes at most, as if they had been written."},
+	{"peek", outbound_peek, METH_NOARGS, "peek()\n--\n\nAll that waits; it goes on waiting."},
+	{"own", outbound_own, METH_NOARGS, "own()\n--\n\nCopy the payload that waits, and release all buffers."},
+	{"clear", outbound_clear, METH_NOARGS,
+	 "clear()\n--\n\nDrop all that waits but the rest of an FPDU that is partly written."},
+	{"trim", outbound_trim, METH_NOARGS, "trim()\n--\n\nGive memory back while nothing waits."},
+	{0},
+};
+
+static PyMemberDef outbound_members[] = {
+	{"position", T_ULONGLONG, offsetof(struct outbound, out.position), READONLY,
+	 "Bytes of the stream up to the end of what is framed."},
+	{"written", T_ULONGLONG, offsetof(struct outbound, out.written), READONLY, "Bytes of the stream that are written."},
+	{"partial", T_BOOL, offsetof(struct outbound, out.partial), READONLY, "Whether what is written ends within an FPDU."},
 	{0},
 };
 
 static PyGetSetDef outbound_getset[] = {
 	{"waiting", outbound_waiting, NULL, "Bytes framed and not written.", NULL},
-	{"position", outbound_position, NULL, "Bytes of the stream up to the end of what is framed.", NULL},
-	{"written", outbound_written, NULL, "Bytes of the stream that are written.", NULL},
-	{"partial", outbound_partial, NULL, "Whether what is written ends within an FPDU.", NULL},
 	{"rest", outbound_rest, NULL, "Bytes that a partly written FPDU still has.", NULL},
 	{"mulpdu", outbound_mulpdu, outbound_set_mulpdu, "Bytes of the largest segment of the messages to come.", NULL},
 	{0},
@@ -418,6 +387,7 @@ static PyType_Slot outbound_slots[] = {
 	{Py_tp_traverse, (void *)outbound_traverse},
 	{Py_tp_clear, (void *)outbound_tp_clear},
 	{Py_tp_methods, outbound_methods},
+	{Py_tp_members, outbound_members},
 	{Py_tp_getset, outbound_getset},
 	{0},
 };

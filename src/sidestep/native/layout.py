@@ -29,9 +29,9 @@ REGISTRY_SIZE: Final = REGISTRY_BUCKETS_OFFSET + 4 * REGISTRY_BUCKETS
 ARENA_SLOTS_OFFSET: Final = 4096
 ARENA_SLOTS_MAX: Final = 65536  # per process family; a connection beyond it stays on TCP, uncounted
 ARENA_MAGIC: Final = 0x53444131  # "SDA1"
-BELL_PAGE_BELLS: Final = 64  # one 64-byte line each
-# Bytes behind each ring of a segment, for what a reader that stands still has not read: more than kernel TCP holds then
-# (tcp_wmem, and what of tcp_rmem a reader has opened). Sparse: what is not touched is no memory.
+DOORBELLS_PER_PAGE: Final = 64  # one 64-byte line each
+# Bytes behind each ring of a segment, for what a reader that stands still leaves unread: more than kernel TCP would
+# hold (tcp_wmem, and the part of tcp_rmem that a reader has opened). Sparse: untouched pages cost no memory.
 CHANNEL_SPILL: Final = 16 << 20
 
 # Explicit sockets: what a program gives socket(). The families are numbers that no kernel will ever give to one (Linux
@@ -46,10 +46,10 @@ EXPLICIT_NUMBERS: Final = (
     "AF_INET_OFFLOAD", "AF_INET6_OFFLOAD", "AF_INET_DIRECT", "AF_INET6_DIRECT", "IPPROTO_SDP", "IPPROTO_OFFLOAD_ANY",
 )  # fmt: skip
 
-# Connections that a provider makes with a program in the place of another host have an end at this loopback address,
-# 127.83.68.80 ("SDP"). Who sees an end in its /24 asks the provider for the true addresses.
-NAMED_ADDRESS: Final = 0x7F534450
-NAMED_MASK: Final = 0xFFFFFF00
+# A provider that stands in for another host connects from this loopback address, 127.83.68.80 ("SDP"). A shim that sees
+# an end in its /24 asks the provider for the true addresses.
+TRANSLATED_ADDRESS: Final = 0x7F534450
+TRANSLATED_MASK: Final = 0xFFFFFF00
 
 
 class Rpc(IntEnum):
@@ -57,10 +57,10 @@ class Rpc(IntEnum):
 
     HELLO = 1  # shim -> provider; fds: [arena, opened read-only]
     WELCOME = 2  # provider -> shim; fds: [registry, read-only]
-    OFFER = 3  # connecting shim -> provider; fds: [segment, bell eventfd, bell page]
-    CLAIM = 4  # accepting shim -> provider; fds: [bell eventfd, bell page]
-    ATTACH = 5  # provider -> claimer; fds: [segment, bell eventfd, bell page] of the offerer
-    CLAIMED = 6  # provider -> offerer; fds: [bell eventfd, bell page] of the claimer
+    OFFER = 3  # connecting shim -> provider; fds: [segment, doorbell eventfd, doorbell page]
+    CLAIM = 4  # accepting shim -> provider; fds: [doorbell eventfd, doorbell page]
+    ATTACH = 5  # provider -> claimer; fds: [segment, doorbell eventfd, doorbell page] of the offerer
+    CLAIMED = 6  # provider -> offerer; fds: [doorbell eventfd, doorbell page] of the claimer
     REFUSED = 7  # provider -> either; `reason` says why
     WITHDRAW = 8  # shim -> provider: the offer with this token is off
     CONTROL = 9  # command -> provider; a JSON document follows the record in the same packet
@@ -94,7 +94,7 @@ class Ask(IntEnum):
     # place: an ANSWER with a remote_port says where the native socket is to connect to instead.
     CONNECT = 3
     OPEN = 4  # is there a protocol of that number, for this family? local_addr is the unspecified address
-    NAMES = 5  # what the two ends of a connection are called in truth; fds: [the native socket]; the ANSWER has them
+    ADDRESSES = 5  # the true addresses of a connection with the provider; fds: [the native socket]
 
 
 class Refusal(IntEnum):
@@ -203,26 +203,26 @@ class Notice(IntFlag):
     DEMOTE = 2  # send by TCP until I consent anew; I read the ring to its end first
     RECALL = 4  # send by TCP from now on, beginning with the ring's bytes from rx_frozen on
     RESET = 8  # by a provider: bytes are lost, or the other end broke the rules; reset the connection
-    OVER = 16  # by a provider, the last it says: it answers nothing any more, and no byte is with it
+    OVER = 16  # by a provider, as its last word: it answers nothing from now on, and holds no bytes
 
 
 class Seen(IntFlag):
     """What a shim's native socket has told it, for a provider between (`fin_seen`)."""
 
     END = 1  # nothing more comes by TCP
-    RESET = 2  # as it is dead: reset, or timed out
+    RESET = 2  # and the socket is dead: reset, or timed out
 
 
-class Handed(IntFlag):
-    """What a provider between has handed on of a shim's words (`handed_on`)."""
+class Acked(IntFlag):
+    """Which of a shim's words have reached the peer, by way of a provider between (`acked`)."""
 
     SWITCH = 1  # tx_switch_offset
-    ASKED = 2  # Notice.DEMOTE or Notice.RECALL
-    READY = 4  # rx_ready; stored before it is handed on: without it nothing comes by ring
+    REQUEST = 2  # Notice.DEMOTE or Notice.RECALL
+    READY = 4  # rx_ready; set before the peer hears of it: without it nothing comes by ring
 
 
 class Back(IntEnum):
-    """How a round of a direction ends (`tx_back`): decided by one compare-and-swap, by who is first."""
+    """How a round of a direction ends (`tx_back`): the first of the two sides decides, by one compare-and-swap."""
 
     NOT = 0
     BACK = 1  # by the sender: read the ring to tx_back_at, then TCP
@@ -234,10 +234,10 @@ class Tx(IntEnum):
     """Where the sending direction of a connection is (`tx_state`). By the segment the peer's `Rx` follows it."""
 
     TCP = 0  # bytes go by TCP
-    SWITCHING = 1  # so they do, but no thread may enter the kernel with more: the counts are being compared
+    SWITCHING = 1  # bytes go by TCP, but no thread may enter the kernel with more: the counts are being compared
     RING = 2  # from tx_switch_offset on bytes go to the ring
     ENDED = 3  # as RING, and nothing follows: the FIN stands behind what the ring holds
-    LEFT = 4  # the round is over; who is first, our next byte by TCP or a recall of the peer's: `tx_follows` decides
+    LEFT = 4  # the round is over; `tx_follows` decides what comes first: our next byte by TCP, or a recall by the peer
     RESEND = 5  # recalled: the ring's bytes from tx_resend on go out by TCP before anything else
 
 
@@ -246,10 +246,10 @@ class TxEvent(IntEnum):
 
     INVITED = 0  # the peer consents to the next round, and nothing here speaks against it
     SETTLED = 1  # no thread is in a kernel write, and the kernel has counted what we have
-    UNSETTLED = 2  # one is, or it has not; or the provider between has gone meanwhile
-    LEAVE = 3  # back to TCP: by ourselves, or as the peer asks; also of a round that never began
-    RECALLED = 4  # the peer was first: it reads the ring no further
-    RESENT = 5  # all that was recalled has gone out
+    UNSETTLED = 2  # a thread is, or the kernel has not; or the provider between has gone meanwhile
+    LEAVE = 3  # back to TCP, by ourselves or at the peer's request; also from a round that never began
+    RECALLED = 4  # the peer decided first: it reads the ring no further
+    RESENT = 5  # all recalled bytes have gone out
     END = 6  # the direction is shut down, or the connection closed
 
 
@@ -262,8 +262,8 @@ class Rx(IntEnum):
     RING = 3  # TCP has been read to the peer's tx_switch_offset; bytes are read from the ring
     BACK = 4  # the round is over and has been read to its end: bytes are read from TCP, and the segment is watched
     REOPENING = 5  # as OPENING, for the next round
-    RECALLED = 6  # the ring is read no further: what it holds comes by TCP, to somebody who has no shim
-    BARRED = 7  # the kernel counts other bytes than we do: it stays on TCP
+    RECALLED = 6  # the ring is read no further: what it holds comes by TCP, for a reader without a shim
+    BARRED = 7  # the kernel counts other bytes than we do: the direction stays on TCP
 
 
 class RxEvent(IntEnum):
@@ -271,16 +271,16 @@ class RxEvent(IntEnum):
 
     WILLING = 0  # the peer is there, and nothing here speaks against a round
     SETTLED = 1  # no thread is in an unwatched kernel read, and the kernel has counted what we have
-    UNSETTLED = 2  # one is, or bytes are just arriving
+    UNSETTLED = 2  # a thread is, or bytes are just arriving
     MISCOUNT = 3  # the counts differ
     SWITCHED = 4  # the peer has gone to the ring, and all that came by TCP before has been read
-    UNUSED = 5  # the round that we consented to has ended without having begun
+    UNUSED = 5  # the round that we consented to has ended before it began
     DRY = 6  # the peer has gone back to TCP, and the ring has been read to where it did
-    RECALL = 7  # we have asked for the ring's bytes by TCP, and were first
+    RECALL = 7  # we have asked for the ring's bytes by TCP, and decided first
 
 
-# The switch-over of one direction, at either end. A pair that is not here cannot happen: who moves a direction holds
-# its lock, and looks first. That the peer's end or a reset has been heard is beside this.
+# The switch-over of one direction, at either end. A pair that is not here cannot happen: a direction is moved under its
+# lock, after a look at its state. Ends and resets that have been heard are flags beside the state.
 TX_TRANSITIONS: Final[dict[tuple[Tx, TxEvent], Tx]] = {
     (Tx.TCP, TxEvent.INVITED): Tx.SWITCHING,
     (Tx.TCP, TxEvent.LEAVE): Tx.LEFT,
@@ -315,7 +315,7 @@ RX_TRANSITIONS: Final[dict[tuple[Rx, RxEvent], Rx]] = {
 
 
 class PeerState(NamedTuple):
-    """What a peer says of itself, in the order in which it is read: what says that another is valid comes first."""
+    """The words that a peer publishes, in the order of reading: a word that makes another one valid comes before it."""
 
     attached: int
     rx_ready: int
@@ -331,7 +331,7 @@ class PeerState(NamedTuple):
 
     @property
     def back(self) -> int:
-        """How the ring ends: a word of another round than the first, the only one beside a provider, says nothing."""
+        """How the ring ends. Beside a provider there is one round: the word of another one says nothing."""
         return self.tx_back & 3 if self.tx_back >> 2 == 1 else Back.NOT
 
 
@@ -364,10 +364,10 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("cookie", "Q", 1),  # SO_COOKIE of the caller's socket
         ("netns_cookie", "Q", 1),  # SO_NETNS_COOKIE of the caller's socket
         ("ring_size", "I", 2),  # bytes; [0] offerer -> claimer, [1] claimer -> offerer
-        ("bell_index", "I", 1),  # line in the bell page
+        ("doorbell_index", "I", 1),  # line in the doorbell page
         ("promote_after_calls", "I", 1),  # WELCOME: the provider's defaults for the shim
         ("promote_after_bytes", "Q", 1),
-        ("bell_page_id", "B", 16),  # random; equal ids are the same page
+        ("doorbell_page_id", "B", 16),  # random; equal ids are the same page
         ("arena_id", "B", 16),  # HELLO: random; processes of one family share an arena
         ("segment_id", "B", 16),  # random; names the channel in both ends' `ss`
         ("protocol", "I", 1),  # ASK, ANSWER, OFFER: IPPROTO_* of the explicit socket; 0: any
@@ -384,7 +384,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("closing", "I", 1),  # 1: the provider is going away; make no offers
         ("netns_cookie", "Q", 1),
         ("secret", "Q", 1),  # seed of the bucket hash
-        ("orders", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
+        ("commands", "I", 1),  # moves on before and after DEMOTE and PROMOTE are sent to anybody
         ("asks_connect", "I", 1),  # 1: connects of ordinary sockets may begin with an offload protocol: each asks first
         ("answers", "I", 1),  # moves on after an answer has been sent to anybody
         ("pad", "I", 1),
@@ -424,8 +424,8 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("promoted_ns", "Q", 1),  # CLOCK_MONOTONIC; 0: never
         ("segment_id", "B", 16),
         ("free_next", "I", 1),
-        ("rx_sitters", "I", 1),  # threads inside an unwatched kernel read or wait
-        ("tx_sitters", "I", 1),
+        ("rx_kernel_waiters", "I", 1),  # threads inside an unwatched kernel read or wait
+        ("tx_kernel_waiters", "I", 1),
         ("pad", "I", 1),
         # lines 2-3: sending direction
         ("tx_lock", "I", 1),
@@ -480,7 +480,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("ring_from", "Q", 1),
         ("ring_to", "Q", 1),  # + 1; 0: it goes on
         ("spill_base", "Q", 1),  # the count that lies at the beginning of the spill
-        ("want_space", "I", 1),  # the producer waits for room: ring its bell after making some
+        ("want_space", "I", 1),  # the producer waits for room: ring its doorbell after making some
         ("cpu", "I", 1),  # where the producer last ran, + 1
         ("pad", "B", 88),
     ),
@@ -495,7 +495,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
     # times: each is a *round*, counted from 1. A receiver consents to the next round once it has read the last one to
     # its end, and no word of one round is taken for that of another, as each carries its number.
     "channel_side": (
-        ("attached", "I", 1),  # holds the segment and the other's bell
+        ("attached", "I", 1),  # holds the segment and the other's doorbell
         ("rx_ready", "I", 1),  # consents: may be sent to by ring in this round
         ("tx_switched", "I", 1),  # the round for which tx_switch_offset is valid; bytes from there are in the ring
         ("shut_wr", "I", 1),  # shutdown(SHUT_WR) was called, so a FIN is no close
@@ -510,7 +510,7 @@ RECORDS: Final[dict[str, tuple[Field, ...]]] = {
         ("fin_seen", "I", 1),  # a shim: Seen; where does the ring end?
         ("tx_fin", "I", 1),  # a provider: nothing follows; shut_wr and Notice.CLOSED say how it ended
         ("tx_fin_at", "Q", 1),  # a provider: with tx_fin, the count of the ring's bytes at which the stream ends
-        ("handed_on", "I", 1),  # a provider: Handed, what of your words the other end has now
+        ("acked", "I", 1),  # a provider: Acked, what of your words the other end has now
         # After Back.BACK: who was first, our first byte by TCP (BACK) or the reader (RECALLED). As tx_back.
         ("tx_follows", "I", 1),
         ("pad", "B", 48),
@@ -529,7 +529,7 @@ _CHANNEL: Final = ("channel_producer", "channel_consumer", "channel_side")
 
 # What threads and processes touch while another changes it: `_Atomic` in C.
 ATOMIC: Final[dict[str, set[str]]] = {
-    "registry_header": {"closing", "orders", "asks_connect", "answers"},
+    "registry_header": {"closing", "commands", "asks_connect", "answers"},
     "arena_header": {"free_head", "slots_used"},
     **{record: {name for name, code, _ in RECORDS[record] if code != "B"} for record in ("conn_slot", *_CHANNEL)},
 }
@@ -634,18 +634,19 @@ def c_header() -> str:
     ]
     for name in (
         "LAYOUT_VERSION", "RPC_MAGIC", "REGISTRY_BUCKETS", "REGISTRY_BUCKETS_OFFSET", "REGISTRY_SIZE",
-        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "BELL_PAGE_BELLS", "NAMED_ADDRESS", "NAMED_MASK",
+        "ARENA_SLOTS_OFFSET", "ARENA_SLOTS_MAX", "ARENA_MAGIC", "DOORBELLS_PER_PAGE", "TRANSLATED_ADDRESS",
+        "TRANSLATED_MASK",
     ):  # fmt: skip
         lines.append(f"#define {name} {globals()[name]:#x}u")
     lines += ["#ifndef CHANNEL_SPILL /* a test has less */", f"#define CHANNEL_SPILL {CHANNEL_SPILL:#x}u", "#endif"]
     for name in EXPLICIT_NUMBERS:
         lines.append(f"#define {name} {globals()[name]:#x}")  # signed, as socket() takes them
     prefixes = {
-        Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Handed: "CHANNEL_HANDED", Back: "CHANNEL", TxEvent: "TX_ON",
+        Notice: "CHANNEL", Seen: "CHANNEL_SEEN", Acked: "CHANNEL_ACKED", Back: "CHANNEL", TxEvent: "TX_ON",
         RxEvent: "RX_ON",
     }  # fmt: skip
     for enum in (
-        Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Handed, Back, Tx, TxEvent, Rx, RxEvent,
+        Rpc, Welcome, Attach, Ask, Refusal, State, Reason, Role, Notice, Seen, Acked, Back, Tx, TxEvent, Rx, RxEvent,
     ):  # fmt: skip
         lines += ["", f"enum {re.sub(r'(?<=.)(?=[A-Z])', '_', enum.__name__).lower()}_code {{"]
         lines += [f"\t{prefixes.get(enum, enum.__name__.upper())}_{member.name} = {member.value}," for member in enum]

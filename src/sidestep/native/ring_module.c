@@ -4,13 +4,8 @@
  * A Ring owns the mapping that sidestep_map() made. Views hold the Ring, so the memory stays for as long as there are any;
  * `exports` counts them, so that bytes are not given up under one.
  */
-#define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
+#include "extension.h"
 
-#include <stdint.h>
 #include <sys/mman.h>
 
 struct ring {
@@ -34,8 +29,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 		PyErr_SetString(PyExc_ValueError, "no mapping");
 		return NULL;
 	}
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-	struct ring *ring = (struct ring *)alloc(type, 0);
+	struct ring *ring = object_new(type);
 	if (!ring)
 		return NULL;
 	ring->base = (void *)(uintptr_t)address;
@@ -47,12 +41,10 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 static void ring_dealloc(PyObject *self)
 {
 	struct ring *ring = (struct ring *)self;
-	PyTypeObject *type = Py_TYPE(self);
 
 	if (ring->base)
 		munmap(ring->base, (size_t)ring->len);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-	Py_DECREF(type); /* instances of heap types hold their type */
+	object_free(self);
 }
 
 static int ring_getbuffer(PyObject *self, Py_buffer *view, int flags)
@@ -65,20 +57,14 @@ static int ring_getbuffer(PyObject *self, Py_buffer *view, int flags)
 	return 0;
 }
 
-static void ring_releasebuffer(PyObject *self, Py_buffer *view)
+static void ring_releasebuffer(PyObject *self, Py_buffer *Py_UNUSED(view))
 {
-	(void)view;
 	((struct ring *)self)->exports--;
 }
 
-static PyObject *ring_exports(PyObject *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromSsize_t(((struct ring *)self)->exports);
-}
-
-static PyGetSetDef ring_getset[] = {
-	{"exports", ring_exports, NULL, "How many views of it there are; slices of a view count with it.", NULL},
+static PyMemberDef ring_members[] = {
+	{"exports", T_PYSSIZET, offsetof(struct ring, exports), READONLY,
+	 "How many views of it there are; slices of a view count with it."},
 	{0},
 };
 
@@ -89,7 +75,7 @@ static PyType_Slot ring_slots[] = {
 	{Py_tp_doc, (void *)ring_doc},
 	{Py_tp_new, (void *)ring_new},
 	{Py_tp_dealloc, (void *)ring_dealloc},
-	{Py_tp_getset, ring_getset},
+	{Py_tp_members, ring_members},
 	{Py_bf_getbuffer, (void *)ring_getbuffer},
 	{Py_bf_releasebuffer, (void *)ring_releasebuffer},
 	{0},
@@ -103,11 +89,10 @@ static PyType_Spec ring_spec = {
 };
 
 /* Where the bytes are: proof that they were not copied, and what a registration is found by. */
-static PyObject *ring_buffer_address(PyObject *module, PyObject *buffer)
+static PyObject *ring_buffer_address(PyObject *Py_UNUSED(module), PyObject *buffer)
 {
 	Py_buffer view;
 
-	(void)module;
 	if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0)
 		return NULL;
 	PyObject *address = PyLong_FromVoidPtr(view.buf);
@@ -117,17 +102,13 @@ static PyObject *ring_buffer_address(PyObject *module, PyObject *buffer)
 
 static PyMethodDef module_methods[] = {
 	{"buffer_address", ring_buffer_address, METH_O,
-         "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
+	 "buffer_address(buffer)\n--\n\nThe address of the first byte of a contiguous buffer."},
 	{0},
 };
 
 static int module_exec(PyObject *module)
 {
-	PyObject *type = PyType_FromModuleAndSpec(module, &ring_spec, NULL);
-	int failed = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-
-	Py_XDECREF(type);
-	return failed;
+	return add_type(module, &ring_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -1,13 +1,10 @@
 /* shim.c - threads and their lock, the log, settings, the descriptor table, and descriptors of the shim's own. */
 #include "shim.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/rseq.h>
-#include <sys/syscall.h>
 
 __thread struct thread self;
 _Atomic(struct file *) *fd_table;
@@ -70,10 +67,8 @@ static uint64_t env_number(const char *name, uint64_t low, uint64_t high, uint64
 void config_read(void)
 {
 	const char *after = getenv("SIDESTEP_PROMOTE_AFTER");
-	const char *off = getenv("SIDESTEP_DISABLE");
 	cpu_set_t cpus;
 
-	config.disabled = off && *off && strcmp(off, "0") != 0;
 	config.promote_after_calls = (uint32_t)env_number("SIDESTEP_PROMOTE_AFTER", 0, 1u << 30,
 	                                                  config.promote_after_calls, &config.promote_set);
 	if (config.promote_set) {
@@ -105,12 +100,10 @@ void config_read(void)
 
 uint32_t cpu_now(void)
 {
-#if defined(__GLIBC__)
 	if (likely(__rseq_size)) {
 		const struct rseq *area = (const struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
 		return *(const volatile uint32_t *)&area->cpu_id + 1;
 	}
-#endif
 	return (uint32_t)sched_getcpu() + 1;
 }
 
@@ -208,7 +201,7 @@ void file_put(int fd, struct file *file)
 	if ((uint32_t)fd >= fd_table_len)
 		return;
 	/* shim's own numbers are high and not among those that loops look for */
-	uint32_t end = atomic_load_explicit(&fd_end, memory_order_relaxed);
+	uint32_t end = word_load(fd_end);
 	while (file && file != &own_file && (uint32_t)fd >= end &&
 	       !atomic_compare_exchange_weak(&fd_end, &end, (uint32_t)fd + 1))
 		;
@@ -232,14 +225,14 @@ void file_closed(int fd)
 int own_fd(int fd)
 {
 	struct rlimit limit;
-	int base = 512, high;
+	int base = 512;
 
 	if (fd < 0)
 		return -1;
 	/* High, so that programs get the low numbers they expect; below the soft limit, because that bounds every number. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
 		base = limit.rlim_cur < OWN_FD_BASE_MAX / 7 * 8 ? (int)(limit.rlim_cur / 8 * 7) : OWN_FD_BASE_MAX;
-	high = real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
+	int high = real.fcntl64(fd, F_DUPFD_CLOEXEC, base);
 	raw_close(fd);
 	if (high < 0 || (uint32_t)high >= fd_table_len) {
 		/* No room up there. The program's numbers are not ours to take: the caller does without, on TCP. */

@@ -34,19 +34,15 @@ struct file {
 	uint8_t kind;
 };
 
-struct explicit;
-struct remote_bell;
-struct member;
-
 /* channel_producer.want_space: threads waiting for room, and a bit for those that will ask again */
 #define WANT_STICKY (1u << 31)
 
 struct conn {
-	/* A thread that comes late may look at these while the struct is given out anew. */
-	struct file file;      /* its kind is for ever */
-	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: nobody's */
+	/* A late thread may look at these while the struct is reused for another connection. */
+	struct file file;      /* its kind never changes */
+	_Atomic uint32_t refs; /* descriptors and waiting threads of this process; 0: the struct is free */
 	_Atomic uint64_t serial; /* unique in the process; word_load() and word_store() without a reference */
-	/* The others are its holders'. */
+	/* Only who holds a reference may look at the rest. */
 	_Atomic uint8_t managed; /* holds a segment */
 	_Atomic bool nonblock; /* as far as we have seen it set; decides about spinning only */
 	_Atomic bool waited; /* seen in a hooked poll, select or epoll set */
@@ -58,37 +54,37 @@ struct conn {
 	_Atomic uint32_t bucket_index; /* + 1; 0: not computed */
 	_Atomic uint32_t bucket_epoch; /* of the registry it is a bucket of */
 	_Atomic uint32_t backoff;
-	_Atomic int64_t again_at; /* coarse ns; nothing is asked before, if backoff */
+	_Atomic int64_t again_at; /* coarse ns; with backoff, nothing is offered before it */
 	uint32_t probe_countdown;
 	_Atomic uint32_t spin_ns; /* adaptive budget of blocking waits */
 	struct channel_end channel;
-	struct bell *bell;               /* ours: the peer rings it */
-	struct remote_bell *remote_bell; /* the peer's: we ring it */
+	struct doorbell *doorbell;               /* ours: the peer rings it */
+	struct remote_doorbell *remote_doorbell; /* the peer's: we ring it */
 	struct explicit *explicit;       /* NULL: an ordinary socket; else a reference */
 	struct member *members;          /* registrations in epoll sets; guarded by shim_lock */
-	int pending_segment_fd;          /* of an offer with the provider; else -1 */
+	int pending_segment_fd;          /* of a pending offer; else -1 */
 	_Atomic uint64_t idle_tail;      /* of our ring when it was last looked at; see trim() */
 	_Atomic uint64_t trimmed_tail;   /* of our ring when its pages were last given back */
 	_Atomic uint64_t idle_from;      /* ring_from then: nothing has been spilled since if it still is */
-	_Atomic uint64_t unheard;        /* where both ends stood then, if an end of the peer's would not be heard; else 0 */
-	_Atomic uint64_t full_head;      /* how far the peer had read when there was no room for somebody, */
-	_Atomic int64_t full_since;      /* and when that was seen first; see steps_stood() */
+	_Atomic uint64_t unheard;        /* what unheard() in shim_idle.c said last */
+	_Atomic uint64_t full_head;      /* how far the peer had read when a sender found no room, */
+	_Atomic int64_t full_since;      /* and when that was first so; see steps_stood() */
 	_Atomic uint32_t waiters;        /* threads in a call on it that has slept */
-	_Atomic int linger_fd;           /* the socket, for those of them that a close() left behind; else -1 */
+	_Atomic int deferred_fd;           /* a copy of the socket for waiters that outlive close(); else -1 */
 	uint64_t token;
-	/* of the connection to the provider by which a duplicate of the socket went out, unanswered; else 0; shim_lock to write */
-	_Atomic uint32_t lent;
+	/* serial of the provider connection that took a duplicate of the socket and has not answered; shim_lock to write */
+	_Atomic uint32_t delegated;
 	struct conn *next_free;
 };
 
-/* A look without the lock, which is only a hint: who acts on it takes the lock and looks again. */
+/* A hint, read without the lock: before acting on it, take the lock and look again. */
 static inline bool has_members(struct conn *conn)
 {
 	return __atomic_load_n(&conn->members, __ATOMIC_RELAXED) != NULL;
 }
 
 /* A wake-up target: one word a peer reads, and an eventfd it rings. word: sleepers in bits 0-15, generation above. */
-struct bell {
+struct doorbell {
 	_Atomic uint64_t *word;
 	struct hint_ring *hints;
 	int fd;
@@ -99,7 +95,7 @@ struct bell {
 	_Atomic uint32_t refs;
 };
 
-struct remote_bell {
+struct remote_doorbell {
 	const _Atomic uint64_t *word;  /* in a page mapped read-only */
 	const struct hint_ring *hints; /* NULL: the peer gives none */
 	int fd;
@@ -107,9 +103,9 @@ struct remote_bell {
 	uint32_t index;
 	uint32_t refs;
 	_Atomic uint64_t rung; /* generation this process rang last */
-	int life_fd;           /* of a provider that stands between: hangs up when it dies; else -1 */
+	int liveness_fd;           /* of a provider that stands between: hangs up when it dies; else -1 */
 	_Atomic bool dead;     /* it has */
-	struct remote_bell *next;
+	struct remote_doorbell *next;
 	void *page;
 	size_t page_len;
 };
@@ -131,9 +127,9 @@ static inline struct conn *conn_get(int fd)
 	return likely(!file) ? NULL : file->kind == FILE_CONN ? (struct conn *)file : NULL;
 }
 void file_put(int fd, struct file *file); /* sets the entry */
-extern struct file listener_file; /* the entry of a listener where only some are tracked: what it accepts is */
+extern struct file listener_file; /* the entry of a tracked listener in opt-in mode */
 extern struct file closing_file; /* the entry of a promoted connection's number until the kernel has closed it */
-void file_closed(int fd);        /* takes that entry away */
+void file_closed(int fd);        /* removes that entry */
 static inline bool file_closing(int fd)
 {
 	struct file *file = file_get(fd);
@@ -175,8 +171,8 @@ void conn_ref(struct conn *conn);
 void conn_unref(struct conn *conn);
 bool conn_tryref(struct conn *conn, int fd);
 /*
- * The connection behind a number, with a reference that goes with the variable: another thread may close the number at
- * any time, and the struct is then used for another connection.
+ * Holds the connection behind a number as long as the variable lives: another thread may close the number at any time, and
+ * the struct is then reused for another connection.
  */
 #define HELD struct conn *__attribute__((cleanup(conn_release)))
 static inline struct conn *conn_hold(int fd)
@@ -197,7 +193,7 @@ void conns_before_fork(void);
 void conns_after_fork(void);
 void conn_family_exit(void);
 void conn_set_addresses(struct conn *conn, int fd);
-int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local);
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local);
 int conn_fd(struct conn *conn);
 bool conn_stays(struct conn *conn, int *fd);
 bool conn_progress(struct conn *conn, int fd);
@@ -205,25 +201,25 @@ void conn_probe(struct conn *conn, int fd);
 size_t room_wanted(const struct conn *conn);
 bool conn_make_room(struct conn *conn);
 void conn_bound(struct conn *conn, int fd);
-void conn_leave_ring(struct conn *conn, int fd);
+void conn_drain_ring(struct conn *conn, int fd);
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall);
 void conn_end_sending(struct conn *conn, int fd);
 void conn_refuse(struct conn *conn);
 void conn_wake_own(struct conn *conn);
-bool conn_obey(struct conn *conn, int fd);
+bool conn_honour(struct conn *conn, int fd);
 static inline uint32_t conn_notice(const struct conn *conn)
 {
-	return atomic_load_explicit(&conn->channel.remote->notice, memory_order_relaxed);
+	return word_load(conn->channel.remote->notice);
 }
 /* A provider stands between the two ends: what it publishes and what TCP tells come in any order. */
 static inline bool conn_relayed(const struct conn *conn)
 {
 	return unlikely(slot_has(conn->slot, SLOT_RELAYED));
 }
-bool conn_relay_news(const struct conn *conn); /* conn_probe() has something to do */
+bool conn_relay_news(const struct conn *conn);   /* conn_probe() has something to do */
 bool conn_end_withheld(const struct conn *conn); /* the kernel's end is told already, the ring's is not */
-bool conn_fin_waits(struct conn *conn, int fd); /* and nothing of TCP's is left to read */
-void conn_life_look(const struct conn *conn, const struct remote_bell **last);
+bool conn_fin_waits(struct conn *conn, int fd); /* that, and all of TCP's bytes have been read */
+void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last);
 /* Whether the peer's sending direction has gone back to TCP in the round we are in. */
 static inline bool conn_peer_back(const struct conn *conn)
 {
@@ -234,26 +230,25 @@ static inline bool conn_peer_back(const struct conn *conn)
 	uint32_t follows = atomic_load_explicit(&conn->channel.remote->tx_follows, memory_order_acquire);
 	return follows >> 2 != round || (follows & 3) == CHANNEL_BACK; /* else we have recalled it since */
 }
-/* Whether it has gone to the ring in that round. */
+/* Whether it has gone to the ring in the round we are in. */
 static inline bool conn_peer_switched(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->rx_round);
 
 	return round && atomic_load_explicit(&conn->channel.remote->tx_switched, memory_order_acquire) == round;
 }
-/* Whether it has, and all that came by TCP before has been read. */
+/* Whether it has, and we have read all that TCP brought before. */
 static inline bool conn_tcp_read(const struct conn *conn)
 {
 	return conn_peer_switched(conn) &&
-	       atomic_load_explicit(&conn->channel.remote->tx_switch_offset, memory_order_relaxed) <=
-	           word_load(conn->slot->rx_tcp_bytes);
+	       word_load(conn->channel.remote->tx_switch_offset) <= word_load(conn->slot->rx_tcp_bytes);
 }
-/* Something is to be looked at before a wait: the peer's words, or our own that a provider between has to answer first. */
-static inline bool conn_heeds(const struct conn *conn)
+/* Whether requests have to be looked for: the peer has set a notice, or a provider between has to acknowledge our words. */
+static inline bool conn_must_check(const struct conn *conn)
 {
 	return unlikely(conn_notice(conn)) || conn_relayed(conn);
 }
-bool conn_asked(const struct conn *conn);
+bool conn_tcp_requested(const struct conn *conn);
 bool conn_judges_end(const struct conn *conn);
 bool conn_recalled_since(const struct conn *conn);
 bool conn_promote(struct conn *conn, int fd);
@@ -271,17 +266,17 @@ static inline bool conn_switched(const struct conn *conn)
 {
 	return rx_by_ring(conn->slot) && tx_by_ring(conn->slot);
 }
-void set_conn_switched(struct conn *conn); /* what has moved is told to the sets */
-/* Every call moves the switch along, both directions: a program that only reads would never switch its sending. */
+void set_conn_switched(struct conn *conn); /* tells the sets that a direction has moved */
+/* Every call advances the switch-over of both directions, or a program that only reads would never switch its sending. */
 static inline void conn_advance(struct conn *conn, int fd)
 {
 	if (unlikely(!conn_switched(conn)) && conn->managed && conn_progress(conn, fd))
 		set_conn_switched(conn);
 }
-/* And does what the peer asks for. */
-static inline void conn_heed(struct conn *conn, int fd)
+/* Honours what the peer asks for, if it asks for anything. */
+static inline void conn_check(struct conn *conn, int fd)
 {
-	if (conn_heeds(conn) && conn_obey(conn, fd))
+	if (conn_must_check(conn) && conn_honour(conn, fd))
 		set_conn_switched(conn);
 }
 bool conn_receives_tcp(struct conn *conn, int fd);
@@ -294,7 +289,7 @@ static inline size_t conn_room(const struct conn *conn)
 	return unlikely(slot_has(conn->slot, SLOT_RESERVED)) && conn_reserved(conn) ? 0 : channel_tx_peek(&conn->channel);
 }
 
-/* Only this thread changes the words of its slot. */
+/* No other thread or process changes the words of its slot. */
 static inline bool conn_mine(const struct conn *conn)
 {
 	return *one_thread && word_load(conn->slot->holders) == 1;
@@ -304,45 +299,43 @@ ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags);
 bool native_tx_begin(struct conn *conn);
 ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result);
 /*
- * `call` as it came to the kernel, between native_rx_begin() or native_tx_begin() and its end; a thread that is cancelled
- * in it is no sitter any more.
+ * Makes the program's call unchanged, between native_rx_begin() or native_tx_begin() and its end. A thread that is
+ * cancelled in it is not counted as a waiter any more.
  */
-static inline void native_rx_abandoned(struct conn **sitting)
+static inline void native_rx_cancelled(struct conn **waiting_conn)
 {
-	if (unlikely(*sitting))
-		atomic_fetch_sub(&(*sitting)->slot->rx_sitters, 1);
+	if (unlikely(*waiting_conn))
+		atomic_fetch_sub(&(*waiting_conn)->slot->rx_kernel_waiters, 1);
 }
-static inline void native_tx_abandoned(struct conn **sitting)
+static inline void native_tx_cancelled(struct conn **waiting_conn)
 {
-	if (unlikely(*sitting))
-		atomic_fetch_sub(&(*sitting)->slot->tx_sitters, 1);
+	if (unlikely(*waiting_conn))
+		atomic_fetch_sub(&(*waiting_conn)->slot->tx_kernel_waiters, 1);
 }
 #define NATIVE_RX(conn, fd, call, flags) \
 	({ \
-		struct conn *sitting __attribute__((cleanup(native_rx_abandoned))) = (conn); \
+		struct conn *waiting_conn __attribute__((cleanup(native_rx_cancelled))) = (conn); \
 		ssize_t result_of_call = (call); \
-		sitting = NULL; \
+		waiting_conn = NULL; \
 		native_rx_end(conn, fd, result_of_call, flags); \
 	})
 #define NATIVE_TX(conn, fd, call) \
 	({ \
-		struct conn *sitting __attribute__((cleanup(native_tx_abandoned))) = (conn); \
+		struct conn *waiting_conn __attribute__((cleanup(native_tx_cancelled))) = (conn); \
 		ssize_t result_of_call = (call); \
-		sitting = NULL; \
+		waiting_conn = NULL; \
 		native_tx_end(conn, fd, result_of_call); \
 	})
 ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n);
 int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags);
-void native_wait_begin(struct conn *conn);
-void native_wait_end(struct conn *conn);
 
 /*
- * When a sleep is to end at the latest, so that somebody gives back the pages of rings that have become idle, or makes room
- * behind one whose reader stands still.
+ * When a sleep has to end at the latest: a thread must give back the pages of idle rings, and make room behind a reader that
+ * stands still.
  */
 static inline int64_t sleep_deadline(int64_t deadline, int64_t now)
 {
-	if (atomic_load_explicit(&trim_due, memory_order_relaxed) && deadline - now > TRIM_AFTER_NS)
+	if (word_load(trim_due) && deadline - now > TRIM_AFTER_NS)
 		deadline = now + TRIM_AFTER_NS;
 	return unlikely(self.full_until && self.full_until < deadline) ? self.full_until : deadline;
 }
@@ -353,42 +346,42 @@ static inline void look_again_until(int64_t when)
 		self.full_until = when;
 }
 
-/* ---- waiting (shim_bell.c, shim_spin.c, shim_wait.c) ---- */
+/* ---- waiting (shim_doorbell.c, shim_spin.c, shim_wait.c) ---- */
 enum { WAIT_RX = 1, WAIT_TX = 2 };
-struct bell *bell_new_locked(void); /* shim_lock held */
+struct doorbell *doorbell_new_locked(void); /* shim_lock held */
 void thread_register(void);         /* this thread owns descriptors that must go with it */
 int sleep_poll(struct pollfd *fds, nfds_t fds_len, int64_t deadline, uint64_t signals, const sigset_t *mask);
 int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline, uint64_t signals);
 int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error);
-struct bell *bell_self(void); /* this thread's, made on first use; NULL when out of resources */
-void bell_unref(struct bell *bell);
-static inline void bell_sleep_begin(struct bell *bell)
-{
-	bell_word_sleep(bell->word);
-}
-static inline void bell_sleep_end(struct bell *bell)
-{
-	bell_word_wake(bell->word);
-}
-struct remote_bell *remote_bell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int life_fd);
-void remote_bell_unref(struct remote_bell *bell);
-void remote_bell_ring_slow(struct conn *conn, uint64_t generation);
+struct doorbell *doorbell_self(void); /* this thread's, made on first use; NULL when out of resources */
+void doorbell_unref(struct doorbell *doorbell);
+void doorbells_wake(struct doorbell *const *doorbells, uint32_t len); /* ends sleeps on them, and drops the references */
+struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd);
+void remote_doorbell_unref(struct remote_doorbell *doorbell);
+void doorbell_ring_slow(struct conn *conn, uint64_t generation);
 void conn_hint(struct conn *conn, uint32_t number);
-static inline void conn_ring(struct conn *conn) /* the caller has made a full fence since it published */
+static inline void doorbell_ring(struct conn *conn) /* the caller has made a full fence since it published */
 {
-	uint32_t number = atomic_load_explicit(&conn->channel.remote->hint, memory_order_relaxed);
+	uint32_t number = word_load(conn->channel.remote->hint);
 	if (unlikely(number))
 		conn_hint(conn, number);
-	uint64_t word = atomic_load_explicit(conn->remote_bell->word, memory_order_relaxed);
+	uint64_t word = word_load(*conn->remote_doorbell->word);
 
 	if (unlikely(word & 0xffff))
-		remote_bell_ring_slow(conn, word >> 16);
+		doorbell_ring_slow(conn, word >> 16);
 }
-int self_bell_fd(struct bell *const *bells, int bells_len); /* epoll fd to sleep on, holding these bells */
-void self_bells_clear(void);
-void self_life_watch(const struct conn *conn);
-bool conn_watch_life(const struct conn *conn, int epfd, uint64_t data);
-void bells_after_fork(void);
+/* After something has been published: the peer looks for it once more before it sleeps, or is woken. */
+static inline void peer_wake(struct conn *conn)
+{
+	full_fence(); /* between publishing and reading the doorbell */
+	doorbell_ring(conn);
+}
+int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len); /* epoll fd to sleep on, holding these doorbells */
+void self_doorbells_clear(void);
+void self_sets_close(void); /* what this thread sleeps on */
+void self_liveness_watch(const struct conn *conn);
+bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data);
+void doorbells_after_fork(void);
 
 struct wait_clock {
 	int64_t deadline; /* ns; INT64_MAX: none */
@@ -404,7 +397,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 /* ---- provider (shim_provider.c to shim_rpc.c; between them: shim_provider.h) ---- */
 extern _Atomic uint32_t rpc_pending;
 void rpc_poll(void);
-void rpc_listen(void); /* does what the provider tells to, and looks now and then whether it is there. No lock may be held. */
+void rpc_listen(void); /* runs the provider's commands, and checks now and then that it is alive; no lock may be held */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data);
 void rpc_consider(struct conn *conn, int fd); /* offers or claims when the time has come */
 void rpc_withdraw(struct conn *conn);
@@ -413,7 +406,7 @@ void rpc_ensure(void);
 void rpc_introduce(void);
 void rpc_before_exec(void);
 bool rpc_reaches_far(void);
-bool rpc_lent(struct conn *conn);
+bool rpc_delegated(struct conn *conn);
 
 struct rpc_answer {
 	uint32_t error;  /* errno that the call fails with; 0: none */
@@ -426,14 +419,14 @@ bool rpc_carries_far(void);  /* the provider carries connections with other host
 /* Waits for the provider, for a bounded time. 0: *answer is its answer; -ENOTCONN: there is none; -ETIMEDOUT. */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer);
 enum reason_code rpc_refusal_reason(uint32_t refusal);
-/* Puts the true addresses in the place of those of a connection with the provider; either may be NULL. */
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
+/* Replaces the addresses of a connection with the provider by the true ones; either may be NULL. */
+bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote);
 
 /* ---- explicit sockets (shim_explicit.c) ---- */
 
 /*
- * What is known of a socket that was opened as explicit (AF_INET_OFFLOAD) or direct (AF_INET_DIRECT): held by its
- * connection, and, as the table's entry of its numbers, once it is none (a listener, a datagram socket).
+ * A socket that was opened as explicit (AF_INET_OFFLOAD) or direct (AF_INET_DIRECT). Its connection holds this struct. A
+ * listener or a datagram socket has no connection: there the struct is the table's entry of its numbers.
  */
 struct explicit {
 	struct file file; /* FILE_EXPLICIT */
@@ -442,7 +435,7 @@ struct explicit {
 	uint16_t family;   /* AF_INET, AF_INET6: what the kernel has */
 	uint32_t protocol; /* of the offload protocol asked for; 0: any */
 	_Atomic uint32_t refs; /* connections and numbers of this process, and calls at work with it */
-	int lease_fd; /* the writing end of a pipe: closed by the last process that has it, it gives the port back; else -1 */
+	int lease_fd; /* the writing end of a pipe: the port is given back when the last process has closed it; else -1 */
 	struct explicit *next_free;
 	struct explicit *next; /* of all there are */
 };
@@ -453,7 +446,7 @@ int explicit_socket(int domain, int type, int protocol);
 struct explicit *explicit_hold_slow(int fd);
 static inline struct explicit *explicit_hold(int fd)
 {
-	return likely(!atomic_load_explicit(&explicit_any, memory_order_relaxed)) ? NULL : explicit_hold_slow(fd);
+	return likely(!word_load(explicit_any)) ? NULL : explicit_hold_slow(fd);
 }
 struct explicit *explicit_new(int family, bool direct, bool stream, uint32_t protocol); /* shim_lease.c */
 void explicit_ref(struct explicit *explicit);
@@ -465,7 +458,7 @@ static inline void explicit_release(struct explicit **explicit)
 }
 /* `address` as the kernel knows it: itself, or *copy */
 const struct sockaddr *explicit_address(const struct sockaddr *address, socklen_t len, struct sockaddr_storage *copy);
-/* A number whose addresses may have to be put into the kernel's words, though it is no connection. */
+/* Whether addresses given for this number may have to be translated for the kernel, though it is no connection. */
 static inline bool explicit_named(int fd)
 {
 	struct file *file = file_get(fd);
@@ -474,10 +467,10 @@ static inline bool explicit_named(int fd)
 }
 #define EXPLICIT_NOBODY_ANSWERED UINT32_MAX /* as the reason of an answer */
 void explicit_local(int fd, struct rpc_msg *record); /* where the socket is bound; port 0: it is not */
-/* 0, or the errno that the call fails with; *answer says whether the protocols are with it (all 0). */
+/* 0, or the errno that the call fails with; *answer is all 0 if the protocols take part. */
 int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc_msg *record, const int *fds, int fds_len,
                  struct rpc_answer *answer);
-/* Connecting by the first data asks nobody: who insists on a protocol cannot have it. */
+/* Fast open connects without a question to the provider, so a socket that insists on a protocol cannot use it. */
 bool explicit_bars_fast_open(const struct conn *conn, int flags);
 int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len);
 int explicit_before_listen(struct explicit *explicit, int fd);
@@ -486,26 +479,27 @@ void explicit_accepted(const struct explicit *listener, struct conn *conn, int f
 void explicit_forget(int fd);
 void explicit_dup(int from, int to);
 void explicit_after_fork(void);
-/* Offered as soon as a byte has moved: what is asked for by name need not show first that it is worth it. */
+/* An explicit socket is offered as soon as a byte has moved: it need not prove that it is worth a channel. */
 static inline bool conn_at_once(const struct conn *conn)
 {
 	return unlikely(conn->explicit) && !conn->backoff;
 }
 
-/* ---- connections that begin with an offload protocol (shim_reach.c) ---- */
-struct reach {
-	bool sent;                     /* the socket connects to `place` instead */
-	bool insists;                  /* it has no use for TCP */
+/* ---- connections that begin with an offload protocol (shim_sdp_connect.c) ---- */
+struct sdp_connect {
+	bool redirected;               /* the socket connects to `place` instead */
+	bool insists;                  /* the program does not want TCP */
 	struct sockaddr_storage place; /* of the provider */
 	socklen_t place_len;
 	int64_t timeout_ns;            /* SO_SNDTIMEO; 0: none */
 	int64_t asked_ns;              /* CLOCK_MONOTONIC */
 };
-bool reach_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address, socklen_t len);
-int reach_before_connect(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
-                         struct reach *reach);
-int reach_connect(struct conn *conn, int fd, const struct reach *reach);
-bool names_peer_may_be(const struct sockaddr_storage *remote); /* a quick look: names_show() is worth its system calls */
+bool sdp_connect_wanted(const struct conn *conn, const struct explicit *explicit, const struct sockaddr *address,
+                        socklen_t len);
+int sdp_connect_ask(struct conn *conn, struct explicit *explicit, int fd, const struct sockaddr *address, socklen_t len,
+                    struct sdp_connect *attempt);
+int sdp_connect_start(struct conn *conn, int fd, const struct sdp_connect *attempt);
+bool address_may_translate(const struct sockaddr_storage *remote); /* worth the system calls of address_translate() */
 
 extern _Atomic bool has_io_uring; /* this process may move bytes past us */
 
@@ -514,7 +508,7 @@ struct set;
 void set_conn_attached(struct conn *conn);
 void set_conn_closed(struct conn *conn, int fd, bool last);
 void set_conn_arm(struct conn *conn, bool all);
-struct bell *set_bell_for(struct conn *conn); /* the bell of the one set the conn is in, or NULL */
+struct doorbell *set_doorbell_for(struct conn *conn); /* the doorbell of the one set the conn is in, or NULL */
 void set_forget(int fd);
 int set_adopt(int epfd);
 void set_dup(int from, int to);
@@ -522,7 +516,7 @@ void sets_before_fork(void); /* shim_lock held */
 void sets_after_fork(void);
 bool set_has_ready(struct file *file);
 bool set_is_managed(struct file *file);
-int set_bells(struct file *file, struct bell **out, int room);
+int set_doorbells(struct file *file, struct doorbell **out, int room);
 bool set_wants_pin(struct conn *conn);
 bool set_names(struct conn *conn, int fd);
 

@@ -32,12 +32,12 @@ bool address_mapped(const uint8_t addr[16])
 	return memcmp(addr, mapped, sizeof(mapped)) == 0;
 }
 
-bool address_named(const uint8_t addr[16])
+bool address_translated(const uint8_t addr[16])
 {
 	uint32_t v4;
 
 	memcpy(&v4, addr + 12, sizeof(v4));
-	return address_mapped(addr) && (ntohl(v4) & NAMED_MASK) == (NAMED_ADDRESS & NAMED_MASK);
+	return address_mapped(addr) && (ntohl(v4) & TRANSLATED_MASK) == (TRANSLATED_ADDRESS & TRANSLATED_MASK);
 }
 
 bool address_unspecified(const uint8_t addr[16])

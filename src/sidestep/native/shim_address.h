@@ -11,7 +11,7 @@ bool address_split(const struct sockaddr *address, socklen_t len, uint8_t addr[1
 /* In the form that a socket of that family has; false: it has none for it. */
 bool address_join(int family, const uint8_t addr[16], uint16_t port, struct sockaddr_storage *to, socklen_t *len);
 bool address_mapped(const uint8_t addr[16]);
-bool address_named(const uint8_t addr[16]); /* an end of a connection with the provider */
+bool address_translated(const uint8_t addr[16]); /* an end of a connection with the provider */
 bool address_unspecified(const uint8_t addr[16]);
 bool address_near(const uint8_t addr[16]); /* of this host, or none at all */
 

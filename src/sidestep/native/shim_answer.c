@@ -1,16 +1,12 @@
-/*
- * shim_answer.c - what the provider says: answers, and orders, which are kept until they can be followed.
- */
+/* shim_answer.c - what the provider says: answers, and commands, which are kept until they can be run. */
 #include "shim_provider.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-struct order orders[ORDERS_MAX];
-_Atomic int orders_len;
+struct command commands[COMMANDS_MAX];
+_Atomic int commands_len;
 struct ask asks[ASKS_MAX];
 bool asks_stalled;
 
@@ -20,7 +16,7 @@ static struct conn *answered(uint64_t token)
 	struct conn *conn = pending_take(token);
 
 	if (conn)
-		atomic_store(&conn->lent, 0);
+		atomic_store(&conn->delegated, 0);
 	return conn;
 }
 
@@ -57,39 +53,36 @@ static int attach(struct conn *conn, const struct rpc_msg *record, int *fds, int
 	int segment = claimer ? fds[0] : conn->pending_segment_fd;
 	int fd = conn_fd(conn);
 	struct conn_slot *slot = conn->slot;
-	struct remote_bell *remote = NULL;
-	struct bell *local = conn->bell;
-
+	struct doorbell *local = conn->doorbell;
 	bool relayed = record->flags & ATTACH_RELAYED;
 
-	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local || slot_has(slot, SLOT_PIN) ||
-	    !conn_alone(conn)) {
+	if (fds_len != (claimer ? 3 : 2) + relayed || fd < 0 || segment < 0 || set_wants_pin(conn) || !local ||
+	    slot_has(slot, SLOT_PIN) || !conn_alone(conn)) {
 		shim_log("cannot attach: %d descriptors, fd %d, holders %u", fds_len, fd, word_load(slot->holders));
 		refused(conn, !conn_alone(conn) ? REASON_SHARED_BY_FORK : REASON_NO_RESOURCES);
 		return fds_len;
 	}
-	int failed = 0;
-	int life = relayed ? fds[--fds_len] : -1;
+	int liveness_fd = relayed ? fds[--fds_len] : -1;
 	if (!claimer) {
 		/* no longer ours to hide: channel_map asks about it by the calls that hide our own */
 		file_put(segment, NULL);
 		conn->pending_segment_fd = -1;
 		fds[fds_len++] = segment; /* closed by the caller, with the others */
 	}
-	int *bell_fds = claimer ? fds + 1 : fds;
-	remote = remote_bell_get(record->bell_page_id, record->bell_index, bell_fds[0], bell_fds[1], life);
-	bell_fds[0] = bell_fds[1] = -1;
-	if (remote && relayed && remote->life_fd >= 0)
+	int *doorbell_fds = claimer ? fds + 1 : fds;
+	struct remote_doorbell *remote = remote_doorbell_get(record->doorbell_page_id, record->doorbell_index, doorbell_fds[0],
+	                                                     doorbell_fds[1], liveness_fd);
+	doorbell_fds[0] = doorbell_fds[1] = -1;
+	if (remote && relayed && remote->liveness_fd >= 0)
 		slot_set(slot, SLOT_RELAYED);
-	if (!remote || relayed != (remote->life_fd >= 0))
-		failed = -EPROTO;
-	else
-		failed = conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
+	int failed = !remote || relayed != (remote->liveness_fd >= 0)
+	                 ? -EPROTO
+	                 : conn_attach(conn, fd, segment, claimer ? 1 : 0, remote, local);
 	if (failed) {
 		shim_log("fd %d: attach failed: %d", fd, failed);
 		slot_clear(slot, SLOT_RELAYED);
 		if (remote)
-			remote_bell_unref(remote);
+			remote_doorbell_unref(remote);
 		refused(conn, failed == -EPROTO ? REASON_PEER_LAYOUT : REASON_NO_RESOURCES);
 	} else if (claimer) {
 		memcpy(slot->segment_id, record->segment_id, 16);
@@ -157,7 +150,7 @@ static struct conn *take_record(const struct rpc_msg *record, int *fds, int *fds
 		break;
 	case RPC_DEMOTE:
 	case RPC_PROMOTE:
-		orders[orders_len++] = (struct order){record->type, record->token};
+		commands[commands_len++] = (struct command){record->type, record->token};
 		break;
 	}
 	return conn;
@@ -178,8 +171,8 @@ struct conn *rpc_receive(bool *more)
 	struct conn *conn = NULL;
 
 	*more = false;
-	if (orders_len == ORDERS_MAX)
-		return NULL; /* first these; see orders_follow() */
+	if (commands_len == COMMANDS_MAX)
+		return NULL; /* first these; see commands_run() */
 	ssize_t n = raw_recvmsg(provider.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return NULL;
@@ -207,5 +200,5 @@ void answers_after_fork(void)
 {
 	memset(asks, 0, sizeof(asks));
 	asks_stalled = false;
-	orders_len = 0;
+	commands_len = 0;
 }

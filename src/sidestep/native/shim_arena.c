@@ -1,11 +1,7 @@
-/*
- * shim_arena.c - the slots of a process family's connections, in memory that the family shares, and who holds them.
- */
+/* shim_arena.c - the slots of a process family's connections, in memory that the family shares, and who holds them. */
 #include "shim_switch.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -124,8 +120,7 @@ static void slot_reap(struct conn_slot *slot, struct known_pids *known)
 {
 	for (size_t i = 0; i < sizeof(slot->holder_pids) / sizeof(*slot->holder_pids); i++) {
 		uint32_t pid = word_load(slot->holder_pids[i]);
-		if (!pid || !pid_dead(known, pid) ||
-		    !atomic_compare_exchange_strong(&slot->holder_pids[i], &pid, 0))
+		if (!pid || !pid_dead(known, pid) || !atomic_compare_exchange_strong(&slot->holder_pids[i], &pid, 0))
 			continue;
 		if (atomic_fetch_sub(&slot->holders, 1) == 1) {
 			slot_free(slot);
@@ -139,7 +134,7 @@ static void slots_reap(void)
 {
 	static _Atomic int64_t reaped_at;
 	struct known_pids known = {0};
-	int64_t now = now_ns(), last = atomic_load_explicit(&reaped_at, memory_order_relaxed);
+	int64_t now = now_ns(), last = word_load(reaped_at);
 
 	if (now - last < REAP_EVERY_NS || !atomic_compare_exchange_strong(&reaped_at, &last, now) || foreign_pids)
 		return;

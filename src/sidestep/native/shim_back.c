@@ -1,13 +1,10 @@
-/*
- * shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again.
- */
+/* shim_back.c - a connection as a whole: it is attached, goes back to TCP, and may come again. */
 #include "shim_switch.h"
 
-#include <errno.h>
-
-#define HANDED_TURNS 10000     /* milliseconds that a call that must go by TCP waits until a provider has told our offset */
-#define ASKED_TURNS 1000       /* and that the peer was asked back to TCP, which it will be in any case */
-#define READ_TURNS 200         /* and that a peer has read its ring, which nobody can be asked for any more */
+/* How many milliseconds a call waits: */
+#define ACK_TURNS 10000    /* that has to go by TCP, until the provider between has told the peer our offset */
+#define REQUEST_TURNS 1000 /* until the peer has been asked back to TCP, which it will be in any case */
+#define READ_TURNS 200     /* until the peer has read its ring, of which nobody can send anything again */
 
 void conn_pin(struct conn *conn, enum reason_code reason)
 {
@@ -20,7 +17,7 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 	slot_set(slot, reason == REASON_DEMOTED ? SLOT_DEMOTED : SLOT_PIN);
 	word_store(slot->reason, reason);
 	if (word_load(slot->state) == STATE_OFFERED) {
-		/* The other end may hold the channel already, and can have no second one: it is taken, and rests. */
+		/* The other end may hold the channel already and can have no second one, so we take this one and do not use it. */
 		if (reason == REASON_DEMOTED)
 			return;
 		rpc_withdraw(conn);
@@ -29,7 +26,7 @@ void conn_pin(struct conn *conn, enum reason_code reason)
 		word_store(slot->state, STATE_PINNED);
 }
 
-int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_bell *remote, struct bell *local)
+int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remote_doorbell *remote, struct doorbell *local)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_own own = {
@@ -41,13 +38,13 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 
 	if (failed)
 		return failed;
-	conn->remote_bell = remote;
-	conn->bell = local;
+	conn->remote_doorbell = remote;
+	conn->doorbell = local;
 	conn->probe_countdown = PROBE_EVERY;
 	word_store(slot->state, STATE_ATTACHED);
 	word_store(slot->reason, REASON_WAITING_FOR_PEER);
 	atomic_store(&conn->managed, 1);
-	if (slot_has(slot, SLOT_DEMOTED)) { /* while it was offered; conn_demote() sets it first and asks for `managed` then */
+	if (slot_has(slot, SLOT_DEMOTED)) { /* since the offer; conn_demote() sets this first and reads `managed` afterwards */
 		word_store(slot->state, STATE_PINNED);
 		word_store(slot->reason, REASON_DEMOTED);
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
@@ -57,39 +54,39 @@ int conn_attach(struct conn *conn, int fd, int segment_fd, int side, struct remo
 	if (slot_has(slot, SLOT_WR_SHUT)) /* else the FIN that the peer has, or will have, looks like a close; see shutdown() */
 		atomic_store(&conn->channel.local->shut_wr, 1);
 	atomic_store_explicit(&conn->channel.local->attached, 1, memory_order_release);
-	full_fence();
-	conn_ring(conn);
+	peer_wake(conn);
 	shim_log("fd %d attached as side %d", fd, side);
 	return 0;
 }
 
-/* What we have recalled was not asked for within a moment: will nobody send it? A peer that has ended will not, unless it
- * had heard before, which the provider alone knows. */
+/*
+ * The provider did not acknowledge our recall in time: is the recalled data lost? A peer that has ended sends nothing again,
+ * unless it heard of the recall before, which only the provider knows.
+ */
 static bool recall_fails(struct conn *conn, int fd)
 {
 	if (!relay_gone(conn)) {
-		if (!kernel_fin(fd) || relay_handed(conn, CHANNEL_HANDED_ASKED, HANDED_TURNS))
+		if (!kernel_fin(fd) || relay_acked(conn, CHANNEL_ACKED_REQUEST, ACK_TURNS))
 			return false;
 		if (!relay_gone(conn))
 			return true;
 	}
-	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) || (conn_notice(conn) & CHANNEL_RESET);
+	return word_load(conn->remote_doorbell->dead) || (conn_notice(conn) & CHANNEL_RESET);
 }
 
 /*
- * Before the socket is passed on: ends our round, and gives the peer a moment for what the ring holds. Should it be passed on
- * there as well, nobody would be left whom it could ask to send that again.
+ * Before the socket is passed on: ends our round, and gives the peer a moment to read the ring. If the peer passes its socket
+ * on as well, nobody is left who could send these bytes again.
  */
-void conn_leave_ring(struct conn *conn, int fd)
+void conn_drain_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	slot_lock(&slot->tx_lock);
-	bool moved = conn->managed && tx_by_ring(slot) && tx_handed(conn);
+	bool moved = conn->managed && tx_by_ring(slot) && tx_acked(conn);
 	if (moved) {
 		tx_back(conn, fd);
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 	}
 	slot_unlock(&slot->tx_lock);
 	for (int turn = 0; moved && turn < READ_TURNS && channel_tx_unread(&conn->channel) && !conn_recalled_since(conn) &&
@@ -98,10 +95,10 @@ void conn_leave_ring(struct conn *conn, int fd)
 }
 
 /*
- * Both locks held. Asks the peer to send by TCP, beginning with what we have not read if that is to be recalled and can be.
- * True: it is.
+ * Both locks held. Asks the peer to send by TCP; with `recall`, if that is possible, beginning with the bytes that we have
+ * not read. True: they are recalled.
  */
-static bool peer_ask(struct conn *conn, bool recall)
+static bool request_tcp(struct conn *conn, bool recall)
 {
 	struct conn_slot *slot = conn->slot;
 	struct channel_side *remote = conn->channel.remote;
@@ -110,8 +107,8 @@ static bool peer_ask(struct conn *conn, bool recall)
 	/* A peer that is gone can send nothing again: what is in the ring is read from there. */
 	if (recall && !slot_has(slot, SLOT_FIN)) {
 		atomic_store(&conn->channel.local->rx_frozen, atomic_load(conn->channel.own.head));
-		/* One that has gone back by itself may have sent by TCP since, and one that has ended sends no more: first the ring,
-		 * then TCP. */
+		/* A peer that has gone back by itself may have sent by TCP since, and one that has ended sends no more: then we read
+		 * the ring first, and TCP after it. */
 		how = channel_decide(&remote->tx_back, round, CHANNEL_RECALLED);
 		if (how == CHANNEL_BACK && !slot_has(slot, SLOT_RELAYED | SLOT_RELAY_OVER))
 			how = channel_decide(&remote->tx_follows, round, CHANNEL_RECALLED);
@@ -122,29 +119,27 @@ static bool peer_ask(struct conn *conn, bool recall)
 	return how == CHANNEL_RECALLED;
 }
 
-/* Who has the socket next knows nothing of what is to be sent again, nor of a reset that the kernel has told us alone. */
+/* The next owner of the socket knows neither of bytes to be sent again nor of a reset that the kernel has told us alone. */
 static void leave_to_stranger(struct conn *conn, int fd)
 {
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
-
 	if (tx_is(conn->slot, TX_RESEND))
 		conn_flush(conn, fd);
 	uint32_t untold = word_load(conn->slot->error);
 	if (untold && untold != EPIPE)
-		real.connect(fd, &none, sizeof(none)); /* its reads fail, and do not end as if that were all */
+		tcp_reset(fd); /* its reads fail, instead of ending as if nothing were missing */
 }
 
 /*
- * Goes back to TCP, both directions, losing nothing. Ours at once: the peer reads the ring to its end, then TCP. The
- * peer's when it hears of it, which is its next call or wait. With `recall` what it sent by ring and we have not read
- * comes again by TCP: for a socket whose next reader has no shim.
+ * Takes both directions back to TCP, and loses nothing. Ours goes at once: the peer reads the ring to its end, then TCP. The
+ * peer's goes when it hears of the request, with its next call or wait. With `recall`, the bytes that it sent by ring and we
+ * have not read come again by TCP: the next reader of the socket has no shim.
  */
 void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall)
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
-	bool stranger = recall, moved = false, asked_peer = false, relayed = false;
-	bool waits = reason != REASON_DEMOTED; /* else all calls go on to come here, and one of the next will do */
+	bool stranger = recall, moved = false, requested = false, relayed = false;
+	bool waits = reason != REASON_DEMOTED; /* else all calls still come here, and one of the next can go back */
 
 	conn_pin(conn, reason);
 	if (reason == REASON_DEMOTED && slot_has(slot, SLOT_PIN))
@@ -152,49 +147,48 @@ void conn_demote(struct conn *conn, int fd, enum reason_code reason, bool recall
 	if (!conn->managed)
 		return;
 	if (conn_relayed(conn) && waits) {
-		slot_lock(&slot->tx_lock); /* who was just switching to the ring has done so */
-		bool unheard = conn->managed && tx_by_ring(slot) && !tx_handed(conn);
+		slot_lock(&slot->tx_lock); /* a thread that was just switching to the ring has finished */
+		bool unheard = conn->managed && tx_by_ring(slot) && !tx_acked(conn);
 		slot_unlock(&slot->tx_lock);
 		if (unheard && !slot_has(slot, SLOT_RESET)) /* no lock is held: other calls on the connection go on */
-			relay_handed(conn, CHANNEL_HANDED_SWITCH, HANDED_TURNS);
+			relay_acked(conn, CHANNEL_ACKED_SWITCH, ACK_TURNS);
 	}
 	slot_lock(&slot->rx_lock);
 	slot_lock(&slot->tx_lock);
 	if (conn->managed) {
-		moved = tx_by_ring(slot) && (waits || tx_handed(conn));
+		moved = tx_by_ring(slot) && (waits || tx_acked(conn));
 		if (moved)
 			tx_back(conn, fd);
-		/* else the kernel, or somebody without a shim, sends what we do not see */
+		/* else the kernel, or a process without a shim, sends bytes that we do not see */
 		if (reason != REASON_DEMOTED && !tx_follows(conn))
 			tx_recalled(conn, fd);
 		relayed = conn_relayed(conn);
-		asked_peer = rx_watches(slot);
-		if (asked_peer)
-			recall = peer_ask(conn, recall);
-		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and do not think of coming back by yourself */
+		requested = rx_watches(slot);
+		if (requested)
+			recall = request_tcp(conn, recall);
+		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE); /* and it must not come back by itself */
 		if (reason != REASON_DEMOTED || !slot_has(slot, SLOT_PIN)) /* else another thread has pinned it since */
 			word_store(slot->reason, reason);
 		word_store(slot->state, STATE_PINNED);
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 		shim_log("fd %d: demoted (%d)", fd, (int)reason);
 	}
 	slot_unlock(&slot->tx_lock);
 	slot_unlock(&slot->rx_lock);
-	if (asked_peer && waits && relayed && !slot_has(slot, SLOT_RESET) &&
-	    !relay_handed(conn, CHANNEL_HANDED_ASKED, ASKED_TURNS) && recall && recall_fails(conn, fd))
-		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends again what we have not read */
+	if (requested && waits && relayed && !slot_has(slot, SLOT_RESET) &&
+	    !relay_acked(conn, CHANNEL_ACKED_REQUEST, REQUEST_TURNS) && recall && recall_fails(conn, fd))
+		conn_abort(conn, fd, ECONNRESET, REASON_RELAY_LOST); /* nobody sends the unread bytes again */
 	if (stranger)
 		leave_to_stranger(conn, fd);
 	if (moved)
-		conn_wake_own(conn); /* threads that wait for room in the ring: there may be some in TCP's buffer */
+		conn_wake_own(conn); /* for threads that wait for room in the ring: TCP's buffer may have some */
 	set_conn_switched(conn);
 	errno = saved;
 }
 
 /*
- * Takes back what a command has decided by REASON_DEMOTED, and does not wait where we left the ring of our own accord. What
- * keeps the connection on TCP for good stands. True: it has no channel, and may be offered at once.
+ * Revokes a demotion by command, and ends the wait of a direction that left the ring of its own accord. A reason that keeps
+ * the connection on TCP for good stays. True: it has no channel, and may be offered at once.
  */
 bool conn_promote(struct conn *conn, int fd)
 {
@@ -205,11 +199,10 @@ bool conn_promote(struct conn *conn, int fd)
 	uint32_t state = word_load(slot->state);
 	bool stays = slot_has(slot, SLOT_PIN | SLOT_RESET | SLOT_RELAYED), was_demoted = slot_has(slot, SLOT_DEMOTED);
 	slot_clear(slot, SLOT_DEMOTED);
-	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER) {
+	if (!stays && word_load(slot->tx_retry_ns) != RETRY_NEVER)
 		word_store(slot->tx_retry_ns, 0);
-	}
 	if (!stays && conn->managed) {
-		/* While a recall stands, only the end of the round takes back what was asked for; see rx_open(). */
+		/* While a recall stands, only the end of the round revokes the request; see rx_open(). */
 		if (was_demoted && !slot_has(slot, SLOT_RD_SHUT) &&
 		    !(atomic_load(&conn->channel.local->notice) & CHANNEL_RECALL))
 			atomic_fetch_and(&conn->channel.local->notice, ~(uint32_t)CHANNEL_DEMOTE);
@@ -218,8 +211,7 @@ bool conn_promote(struct conn *conn, int fd)
 			word_store(slot->reason, REASON_WAITING_FOR_PEER);
 			mark_promoted(conn);
 		}
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 	} else if (!stays && was_demoted && state == STATE_PINNED) {
 		word_store(slot->state, STATE_NATIVE);
 		word_store(slot->reason, REASON_YOUNG);

@@ -8,24 +8,17 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <poll.h>
+#include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/epoll.h>
-#include <sys/select.h>
+#include <string.h>
 #include <sys/syscall.h>
-#include <sys/socket.h>
-#include <sys/types.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "bell.h"
+#include "doorbell.h"
 #include "layout.h"
 #include "shim_real.h"
 #include "shim_slot.h"
@@ -33,10 +26,15 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define EXPORT __attribute__((visibility("default")))
+/* libc has both names for one function */
+#define ALIAS(name, function) EXPORT __typeof__(function) name __attribute__((alias(#function))) COPIES(function)
+#if __has_attribute(copy)
+#define COPIES(function) __attribute__((copy(function)))
+#else
+#define COPIES(function)
+#endif
 
-struct bell;
-
-#define DEFERRED_MAX 8 /* signals that came in a critical section; one more runs at once */
+#define DEFERRED_MAX 8 /* signals deferred by a critical section; one more is handled at once */
 
 struct thread {
 	uint32_t tid;
@@ -46,19 +44,19 @@ struct thread {
 	int cancel_state;          /* before the outermost lock was taken */
 	volatile uint64_t signals;             /* handlers run on this thread */
 	volatile uint64_t signals_interrupting; /* of them, installed without SA_RESTART */
-	int64_t full_until;        /* when a reader that stands still, or bytes that nobody tells of, are to be looked at again, at
-	                            * the latest; 0: there are none */
+	int64_t full_until;        /* when to look again, at the latest, at a reader that stands still or at bytes without an
+	                            * event; 0: there are none */
 	struct timespec sleep;     /* a handler zeroes it, so that a sleep just about to start returns at once */
-	struct bell *bell;
-	int bell_epfd;             /* edge-triggered set of the bells this thread sleeps on */
-	uint32_t bells_len;
-	uint64_t bells[32];        /* serials of the bells in bell_epfd */
-	_Atomic uint32_t bell_watched;     /* of the provider's socket there; see rpc_watch() */
-	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and bells as above */
-	uint32_t wait_bells_len;
+	struct doorbell *doorbell;
+	int doorbell_epfd;             /* edge-triggered set of the doorbells this thread sleeps on */
+	uint32_t doorbells_len;
+	uint64_t doorbells[32];        /* serials of the doorbells in doorbell_epfd */
+	_Atomic uint32_t doorbell_watched;     /* of the provider's socket there; see rpc_watch() */
+	int wait_epfd;             /* what a blocking receive sleeps on: its socket, and doorbells as above */
+	uint32_t wait_doorbells_len;
 	_Atomic uint32_t wait_watched;
 	uint32_t watched_next;
-	uint64_t wait_bells[8];
+	uint64_t wait_doorbells[8];
 	struct {
 		uint64_t serial; /* of the conn; 0: free */
 		int fd;
@@ -74,7 +72,6 @@ extern pthread_key_t thread_key; /* of threads that own descriptors; see thread_
 extern uint32_t shim_pid;
 
 struct config {
-	bool disabled;
 	uint32_t promote_after_calls;
 	uint64_t promote_after_bytes;
 	bool promote_set; /* from the environment: the provider's defaults do not apply */
@@ -90,6 +87,13 @@ struct config {
 extern struct config config;
 
 void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* As a call fails. */
+static inline int fail_with(int error)
+{
+	errno = error;
+	return -1;
+}
 
 /* ---- time and CPU ---- */
 static inline int64_t now_ns(void)
@@ -141,8 +145,8 @@ static inline ssize_t raw_write(int fd, const void *buf, size_t n)
 {
 	return real.syscall(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
 }
-/* Wakes all who sleep on a bell's eventfd, and never waits; see bell.h. */
-static inline bool raw_ring(int fd)
+/* Wakes all who sleep on a doorbell's eventfd, and never waits; see doorbell.h. */
+static inline bool raw_doorbell_ring(int fd)
 {
 	uint64_t taken;
 	struct iovec into = {&taken, sizeof(taken)};
@@ -172,6 +176,16 @@ static inline int raw_epoll_look(int epfd, struct epoll_event *events, int max)
 static inline int raw_close(int fd)
 {
 	return (int)real.syscall(SYS_close, fd, 0, 0, 0, 0, 0);
+}
+/* A socket's option of `len` bytes. False: it has none, and *value is as before. */
+static inline bool option_get(int fd, int level, int name, void *value, socklen_t len)
+{
+	return real.getsockopt(fd, level, name, value, &len) == 0;
+}
+/* tcp_disconnect(): the peer gets a reset, and what the kernel still holds of the connection is lost. */
+static inline int tcp_reset(int fd)
+{
+	return real.connect(fd, &(struct sockaddr){.sa_family = AF_UNSPEC}, sizeof(struct sockaddr));
 }
 static inline int64_t deadline_after(int64_t timeout_ns)
 {
@@ -235,7 +249,7 @@ static inline bool refs_drop(_Atomic uint32_t *refs)
 /* Adds one, if there is any. */
 static inline bool refs_take(_Atomic uint32_t *refs)
 {
-	uint32_t found = atomic_load_explicit(refs, memory_order_relaxed);
+	uint32_t found = word_load(*refs);
 	bool taken;
 
 	do {

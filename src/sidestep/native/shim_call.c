@@ -1,9 +1,6 @@
-/*
- * shim_call.c - what a receive and a send have in common.
- */
+/* shim_call.c - what a receive and a send have in common. */
 #include "shim_call.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 
@@ -17,10 +14,9 @@ enum turn call_wait(struct call *call, int way, size_t space)
 {
 	struct conn *conn = call->conn;
 	struct timeval limit = {0};
-	socklen_t len = sizeof(limit);
 
 	if (!call->started) {
-		real.getsockopt(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, &len);
+		option_get(call->fd, SOL_SOCKET, way == WAIT_RX ? SO_RCVTIMEO : SO_SNDTIMEO, &limit, sizeof(limit));
 		call->timed = limit.tv_sec || limit.tv_usec;
 		wait_clock_start(&call->clock, call->timed ? timespec_ns(&(struct timespec){limit.tv_sec, limit.tv_usec * 1000}) : -1);
 		atomic_fetch_add(&conn->waiters, 1);

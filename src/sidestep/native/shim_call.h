@@ -1,12 +1,8 @@
-/*
- * shim_call.h - what a receive and a send have in common, and what works on the rings in place with them.
- */
+/* shim_call.h - what a receive and a send have in common, and what works on the rings in place with them. */
 #ifndef SIDESTEP_SHIM_CALL_H
 #define SIDESTEP_SHIM_CALL_H
 
 #include "shim_switch.h"
-
-#include <errno.h>
 
 /* what rx_step and tx_step found */
 enum step { STEP_DONE, STEP_AGAIN, STEP_EMPTY, STEP_END, STEP_ERROR, STEP_NATIVE, STEP_CLOSED };

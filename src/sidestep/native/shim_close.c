@@ -1,6 +1,4 @@
-/*
- * shim_close.c - the end of a descriptor, and of the connection with its last one.
- */
+/* shim_close.c - the end of a descriptor, and of the connection with its last one. */
 #include "shim_switch.h"
 
 #include <fcntl.h>
@@ -11,36 +9,33 @@
 
 #define LINGER_TURN_MS 5       /* how often a close() that lingers looks whether all has gone out */
 
-/* close() as the kernel makes it lingers for the program that asked for it. */
+/* SO_LINGER: waits as the kernel's close() would. */
 static void linger_out(int fd, int seconds)
 {
 	int64_t deadline = deadline_after(seconds * 1000000000ll);
 	struct tcp_info info;
-	socklen_t len = sizeof(info);
 
-	while (now_ns() < deadline && real.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+	while (now_ns() < deadline && option_get(fd, IPPROTO_TCP, TCP_INFO, &info, sizeof(info)) &&
 	       (info.tcpi_state == TCP_FIN_WAIT1 || info.tcpi_state == TCP_CLOSING || info.tcpi_state == TCP_LAST_ACK))
 		raw_poll(NULL, 0, LINGER_TURN_MS);
 }
 
 /*
- * The last holder closes, and the provider has not yet read the message that brings it a duplicate of the socket: for as
- * long the kernel would not take the close for one. What tcp_close() does is done here.
+ * The last holder closes while a duplicate of the socket is still in the provider's queue. Until the provider has read it,
+ * the kernel does not see the last close, so this does what tcp_close() would do.
  */
-static void end_lent(struct conn *conn, int fd, bool exiting)
+static void close_delegated(struct conn *conn, int fd, bool exiting)
 {
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 	struct linger how = {0};
-	socklen_t len = sizeof(how);
 	int unread = 0;
 
-	/* a call asleep on the socket lives on, and so does the stream; see linger(). Who was given it may have it still. */
-	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_sitters) || word_load(conn->slot->tx_sitters) ||
-	    !rpc_lent(conn) || !conn_alone(conn))
+	/* a call asleep on the socket lives on, and so does the stream; see close_deferred(). Who was given it may have it. */
+	if (atomic_load(&conn->managed) || slot_has(conn->slot, SLOT_PASSED) || word_load(conn->slot->rx_kernel_waiters) ||
+	    word_load(conn->slot->tx_kernel_waiters) || !rpc_delegated(conn) || !conn_alone(conn))
 		return;
-	real.getsockopt(fd, SOL_SOCKET, SO_LINGER, &how, &len);
+	option_get(fd, SOL_SOCKET, SO_LINGER, &how, sizeof(how));
 	if ((real.ioctl(fd, SIOCINQ, &unread) == 0 && unread) || (how.l_onoff && !how.l_linger)) {
-		real.connect(fd, &none, sizeof(none)); /* RFC 1122 4.2.2.13: a reset */
+		tcp_reset(fd); /* RFC 1122 4.2.2.13 */
 		return;
 	}
 	if (real.shutdown(fd, SHUT_RDWR) == 0 && how.l_onoff && !exiting)
@@ -49,36 +44,35 @@ static void end_lent(struct conn *conn, int fd, bool exiting)
 }
 
 /*
- * The kernel lets a call that sleeps on a socket live on after close(): what comes still reaches it, and the end is told
- * when it returns. True: there is such a call, and conn_destroy() tells it.
+ * A call that sleeps on a socket outlives close() in the kernel: it still receives, and the peer sees the end when it
+ * returns. True: there is such a call, and conn_destroy() announces the close.
  */
-static bool linger(struct conn *conn, int fd)
+static bool close_deferred(struct conn *conn, int fd)
 {
-	full_fence(); /* between taking the number away and looking for waiters, who do it the other way round */
+	full_fence(); /* between removing the number and looking for waiters; they do it the other way round */
 	if (!atomic_load(&conn->managed) || !atomic_load(&conn->waiters))
 		return false;
 	int copy = own_fd(real.fcntl64(fd, F_DUPFD_CLOEXEC, 0));
 	if (copy < 0)
 		return false;
-	atomic_store(&conn->linger_fd, copy);
+	atomic_store(&conn->deferred_fd, copy);
 	return true;
 }
 
 /*
- * The socket goes on with somebody who has no shim, while the ring holds bytes that the peer cannot take back any more, as
- * it has ended its direction. A stream with a hole must not look whole: it is reset.
+ * The socket lives on in a process without a shim, but the ring holds bytes that the peer cannot send again, as it has ended
+ * its direction. A stream with a hole must not look whole, so it is reset.
  */
 void conn_abandon(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
-	/* in this order: who is just going back (another process, about to exec) says so once it has recalled what it can */
+	/* in this order: another process that is just going back (about to exec) sets the notice after its recall */
 	if (!conn->managed || word_load(slot->reason) != REASON_PASSED || !rx_watches(slot) ||
 	    !(atomic_load(&conn->channel.local->notice) & CHANNEL_DEMOTE) ||
 	    slot_has(slot, SLOT_RD_SHUT) || channel_rx_peek(&conn->channel) == 0)
 		return;
-	real.connect(fd, &none, sizeof(none));
+	tcp_reset(fd);
 	shim_log("fd %d: reset, nobody can read what its ring still holds", fd);
 }
 
@@ -94,10 +88,10 @@ void conn_forget(int fd, bool closing)
 	file_put(fd, closing && atomic_load(&conn->managed) ? &closing_file : NULL);
 	if (closing && !lasting && word_load(conn->slot->holders) <= 2) /* we, and who was given it */
 		conn_abandon(conn, fd);
-	if (closing && !lasting && !linger(conn, fd))
-		tell_close(conn, fd);
-	if (closing && !lasting && unlikely(atomic_load(&conn->lent)))
-		end_lent(conn, fd, false);
+	if (closing && !lasting && !close_deferred(conn, fd))
+		announce_close(conn, fd);
+	if (closing && !lasting && unlikely(atomic_load(&conn->delegated)))
+		close_delegated(conn, fd, false);
 	bool last = atomic_fetch_sub(&conn->fds, 1) == 1;
 	if (has_members(conn))
 		set_conn_closed(conn, fd, last);
@@ -115,9 +109,9 @@ void conn_family_exit(void)
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
 		struct conn *conn = conn_get((int)fd);
 		if (conn && (int)fd == conn_fd(conn)) {
-			tell_close(conn, (int)fd);
-			if (unlikely(atomic_load(&conn->lent)))
-				end_lent(conn, (int)fd, true);
+			announce_close(conn, (int)fd);
+			if (unlikely(atomic_load(&conn->delegated)))
+				close_delegated(conn, (int)fd, true);
 			/* Threads of ours may still be at work with the slot: slots_reap() frees it once they are gone. */
 			if (foreign_pids)
 				atomic_fetch_sub(&conn->slot->holders, 1);

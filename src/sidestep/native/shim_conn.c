@@ -1,17 +1,13 @@
-/*
- * shim_conn.c - connections: their structs and descriptors, and what ends them at once.
- */
+/* shim_conn.c - connections: their structs and descriptors, and what ends them at once. */
 #include "shim_switch.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #define POOL_CHUNK 64
 
 static struct conn *free_conns;
 static _Atomic uint64_t conn_serials;
-bool arena_shared; /* with a parent or children, who may have changed their user since and fallen into other hands */
+bool arena_shared; /* with a parent or children, which may have changed their user since */
 
 bool peer_attached(const struct conn *conn)
 {
@@ -45,7 +41,7 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 
 	uint32_t generation = slot->generation + 1; /* odd: in use */
 	size_t kept = offsetof(struct conn_slot, free_next), behind = kept + sizeof(slot->free_next);
-	memset(slot, 0, kept); /* not the link: whoever loses the race for the slot may look at it late */
+	memset(slot, 0, kept); /* not the link: a thread that loses the race for the slot may read it late */
 	memset((uint8_t *)slot + behind, 0, sizeof(*slot) - behind);
 	slot->role = (uint16_t)role;
 	slot->family = (uint16_t)family;
@@ -67,27 +63,27 @@ struct conn *conn_new(int fd, int family, enum role_code role)
 	word_store(conn->serial, atomic_fetch_add(&conn_serials, 1) + 1);
 	conn->fds = 1;
 	conn->pending_segment_fd = -1;
-	conn->linger_fd = -1;
+	conn->deferred_fd = -1;
 	conn->spin_ns = config.spin_ns;
 	atomic_store(&conn->refs, 1); /* last: from here on it can be held */
 	file_put(fd, &conn->file);
 	return conn;
 }
 
-/* The last thing: nobody refers to it any more. */
+/* Nobody refers to it any more. */
 void conn_free(struct conn *conn)
 {
 	shim_lock_take();
-	if (conn->remote_bell)
-		remote_bell_unref(conn->remote_bell);
-	if (conn->bell)
-		bell_unref(conn->bell);
-	conn->remote_bell = NULL;
-	conn->bell = NULL;
+	if (conn->remote_doorbell)
+		remote_doorbell_unref(conn->remote_doorbell);
+	if (conn->doorbell)
+		doorbell_unref(conn->doorbell);
+	conn->remote_doorbell = NULL;
+	conn->doorbell = NULL;
 	own_fd_close(conn->pending_segment_fd);
-	own_fd_close(conn->linger_fd);
+	own_fd_close(conn->deferred_fd);
 	conn->pending_segment_fd = -1;
-	conn->linger_fd = -1;
+	conn->deferred_fd = -1;
 	slot_release(conn->slot);
 	conn->next_free = free_conns;
 	free_conns = conn;
@@ -97,11 +93,9 @@ void conn_free(struct conn *conn)
 /* Whether a call may go on with the connection; *fd becomes the number under which it has survived. */
 bool conn_stays(struct conn *conn, int *fd)
 {
-	int left;
-
 	if (likely(conn_get(*fd) == conn))
 		return true;
-	left = atomic_load(&conn->linger_fd);
+	int left = atomic_load(&conn->deferred_fd);
 	if (left >= 0)
 		*fd = left;
 	return left >= 0;
@@ -149,17 +143,16 @@ void conns_after_fork(void)
 	}
 }
 
-/* A program's threads may wait for room in the ring when something else is to be looked at. */
+/* The program's threads may wait for room in the ring while there is something else to look at. */
 void conn_wake_own(struct conn *conn)
 {
-	if (!raw_ring(conn->bell->fd))
+	if (!raw_doorbell_ring(conn->doorbell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 
 void mark_promoted(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
-
 	uint32_t state = word_load(slot->state);
 
 	if (conn_switched(conn) && !slot_has(slot, SLOT_STAYS | SLOT_RESET) &&
@@ -175,18 +168,17 @@ int take_error(struct conn *conn)
 	return (int)atomic_exchange(&conn->slot->error, 0);
 }
 
-/* The kernel tells of a reset once. Where it is heard of in passing it is kept, for the next call to tell. */
+/* The kernel reports a reset once. If we see it in passing, it is kept for the next call to report. */
 void keep_error(struct conn *conn, ssize_t result)
 {
 	if (result < 0 && errno != EAGAIN && errno != EINTR && errno != EPIPE)
 		word_store(conn->slot->error, (uint32_t)errno);
 }
 
-/* The other end must not take what it got for all: the kernel sends it a reset. Any thread, any lock. */
+/* Resets the connection, so that the peer does not take what it got for the whole stream. Any thread, any lock. */
 void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 {
 	struct conn_slot *slot = conn->slot;
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	if (slot_has(slot, SLOT_RESET))
 		return;
@@ -195,7 +187,7 @@ void conn_abort(struct conn *conn, int fd, int error, enum reason_code reason)
 	 * close, and behind a FIN of ours (LAST_ACK) the kernel sends none: the stream would look whole to the peer. Some kernels
 	 * refuse it (EBUSY) while another thread sits in a call of theirs.
 	 */
-	if (conn_stays(conn, &fd) && real.connect(fd, &none, sizeof(none)) < 0)
+	if (conn_stays(conn, &fd) && tcp_reset(fd) < 0)
 		real.shutdown(fd, SHUT_RDWR);
 	word_store(slot->error, (uint32_t)error);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);

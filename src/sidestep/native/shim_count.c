@@ -1,12 +1,9 @@
-/*
- * shim_count.c - whether the kernel has counted the bytes that we have.
- */
+/* shim_count.c - whether the kernel has counted the bytes that we have. */
 #include "shim_switch.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <linux/sockios.h>
-#include <string.h>
 #include <sys/ioctl.h>
 
 /* linux/tcp.h: libc's struct tcp_info ends before the byte counts, so they are read by the kernel ABI's offsets. */

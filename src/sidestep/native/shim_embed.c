@@ -16,10 +16,8 @@
 
 #include <dlfcn.h>
 #include <elf.h>
-#include <errno.h>
 #include <link.h>
 #include <netinet/in.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #if defined(__x86_64__)
@@ -179,7 +177,7 @@ static int object_redirect(struct dl_phdr_info *info, size_t size, void *argumen
 				continue;
 			uintptr_t function = hook_find(object.names + symbol->st_name);
 			_Atomic uintptr_t *slot = (_Atomic uintptr_t *)(object.base + entry->r_offset);
-			if (!function || atomic_load_explicit(slot, memory_order_relaxed) == function)
+			if (!function || word_load(*slot) == function)
 				continue;
 			if ((uintptr_t)slot >= start && (uintptr_t)slot < end && !open) {
 				open = mprotect((void *)start, end - start, PROT_READ | PROT_WRITE) == 0;
@@ -228,7 +226,7 @@ static void *late_dlopen(const char *path, int flags)
 
 static void *late_dlsym(void *handle, const char *name)
 {
-	if (unlikely(atomic_load_explicit(&look_due, memory_order_relaxed)))
+	if (unlikely(word_load(look_due)))
 		redirect();
 	if (handle == RTLD_DEFAULT || handle == main_program) {
 		uintptr_t function = hook_find(name);
@@ -284,7 +282,10 @@ EXPORT int sidestep_embed(const struct sidestep_settings *settings)
 	return 0;
 }
 
-/* Whether every TCP socket made from now on is tracked, or only those that are adopted. Nothing changes for a program that was started with the shim. */
+/*
+ * Whether every TCP socket made from now on is tracked, or only those that are adopted. Nothing changes for a program that
+ * was started with the shim.
+ */
 EXPORT void sidestep_track_all(int all)
 {
 	if (main_program)
@@ -303,10 +304,10 @@ EXPORT int sidestep_adopt(int fd)
 
 	if (!fd_table_len || file_get(fd))
 		return 0;
-	if (real.getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &(socklen_t){sizeof(domain)}) < 0 ||
-	    real.getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &(socklen_t){sizeof(type)}) < 0 ||
-	    real.getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &(socklen_t){sizeof(protocol)}) < 0 ||
-	    real.getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &(socklen_t){sizeof(listens)}) < 0)
+	if (!option_get(fd, SOL_SOCKET, SO_DOMAIN, &domain, sizeof(domain)) ||
+	    !option_get(fd, SOL_SOCKET, SO_TYPE, &type, sizeof(type)) ||
+	    !option_get(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, sizeof(protocol)) ||
+	    !option_get(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, sizeof(listens)))
 		result = errno == EBADF ? -EBADF : 0;
 	else if ((domain != AF_INET && domain != AF_INET6) || type != SOCK_STREAM || protocol != IPPROTO_TCP)
 		result = 0;

@@ -1,11 +1,7 @@
-/*
- * shim_end.c - how the stream of the peer ends: what its kernel says, and what the ring and its words say beside that.
- */
+/* shim_end.c - how the peer's stream ends: what its kernel says, and what the ring and its words add to that. */
 #include "shim_switch.h"
 
-#include <errno.h>
-
-/* Whether the ring is where the peer reads what it has not read of us. */
+/* Whether the bytes that the peer has not read yet are in the ring. */
 static bool tx_in_ring(const struct conn *conn)
 {
 	uint32_t round = word_load(conn->slot->tx_round);
@@ -19,15 +15,15 @@ static bool tx_in_ring(const struct conn *conn)
 	       (follows >> 2 != round || (follows & 3) == CHANNEL_BACK);
 }
 
-/* How the peer ends is to be judged here: its kernel knows nothing of what it leaves in the ring. */
+/* Whether we have to judge how the peer ends: its kernel does not know of bytes that it leaves in the ring. */
 bool conn_judges_end(const struct conn *conn)
 {
 	return tx_by_ring(conn->slot) || (tx_in_ring(conn) && channel_tx_unread(&conn->channel) != 0);
 }
 
 /*
- * There are bytes on TCP, and in round `round` we read the ring: the peer has gone back, or breaks the rules. That we have
- * recalled the rest is only its word, unless whoever holds the lock is just doing so; he looks himself.
+ * Bytes are on TCP while we read the ring, in round `round`: the peer has gone back, or breaks the rules. A recall of ours
+ * would explain them, but is the peer's word alone, unless the thread that holds the lock is just recalling; it looks itself.
  */
 static bool rx_astray(struct conn *conn, uint32_t round)
 {
@@ -47,15 +43,14 @@ static void error_heard(struct conn *conn, int fd, bool on_ring, bool reset)
 {
 	struct conn_slot *slot = conn->slot;
 	int error = 0;
-	socklen_t len = sizeof(error);
 
 	if (!on_ring) {
 		slot_set(slot, SLOT_PEER_GONE); /* bytes may be left on TCP: the kernel tells data and error in order */
 		return;
 	}
-	real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len);
+	option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error));
 	if (reset && error == EPIPE)
-		error = 0; /* it was a reset behind a FIN, which came without the bytes that are lost */
+		error = 0; /* a reset behind a FIN, which came without the lost bytes */
 	if (error || !slot_has(slot, SLOT_RESET)) /* else another thread has asked just now */
 		word_store(slot->error, error ? (uint32_t)error : ECONNRESET);
 	slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
@@ -73,8 +68,8 @@ static void fin_heard(struct conn *conn, bool known, bool told)
 	/* The peer stores shut_wr before its kernel sends the FIN; a FIN without it means that nobody is left there. */
 	if (known && peer_attached(conn) && (closed || !shut) && !slot_has(slot, SLOT_RELAY_OVER)) {
 		bits |= SLOT_PEER_GONE;
-		/* One that was killed could not make its kernel reset because of what it had not read; see tell_close(). One that has
-		 * recalled it has passed the socket on, and who has it now is the kernel's to judge. */
+		/* A peer that was killed could not make its kernel reset because of unread bytes; see announce_close(). One that has
+		 * recalled them has passed the socket on, and the kernel judges who has it now. */
 		if (!slot_has(slot, SLOT_PEER_GONE) && tx_in_ring(conn) && !closed && !told &&
 		    !(conn_notice(conn) & CHANNEL_RECALL) && channel_tx_unread(&conn->channel) != 0) {
 			/* after a FIN the kernel makes a reset EPIPE, which readers do not hear of (tcp_reset) */
@@ -101,8 +96,8 @@ static void probe(struct conn *conn, int fd)
 	struct conn_slot *slot = conn->slot;
 	bool relayed = conn_relayed(conn);
 	struct pollfd asked_of[2] = {{.fd = fd, .events = POLLIN | POLLRDHUP},
-	                             {.fd = relayed ? conn->remote_bell->life_fd : -1}};
-	uint32_t round = atomic_load(&slot->rx_round); /* before the state: it is that round's */
+	                             {.fd = relayed ? conn->remote_doorbell->liveness_fd : -1}};
+	uint32_t round = atomic_load(&slot->rx_round); /* before the state, which is of that round */
 	bool on_ring = rx_by_ring(slot), known = true;
 
 	if (slot_has(slot, SLOT_RESET) ||
@@ -115,10 +110,10 @@ static void probe(struct conn *conn, int fd)
 	int told_of = raw_poll(asked_of, 1 + relayed, 0);
 	short events = asked_of[0].revents;
 	if (relayed && asked_of[1].revents)
-		atomic_store(&conn->remote_bell->dead, true);
+		atomic_store(&conn->remote_doorbell->dead, true);
 	if (relayed && relay_gone(conn)) {
 		relay_lost(conn, fd);
-		relayed = conn_relayed(conn); /* else an end that was heard before would be waited for, with nobody to tell it */
+		relayed = conn_relayed(conn); /* else we would wait for an end that was heard before, and nobody would report it */
 	}
 	bool reset = slot_has(slot, SLOT_RESET);
 	if (told_of <= 0 || (events & POLLNVAL) || ((events & POLLERR) && relayed && !reset && relay_reset_waits(conn)))
@@ -145,15 +140,15 @@ void conn_probe(struct conn *conn, int fd)
 	int saved = errno;
 
 	probe(conn, fd);
-	/* Who waits for its end has let TCP's pass, whose edge does not come again, and nothing else tells it any more. */
+	/* A thread that waits for the ring's end has ignored TCP's, whose edge does not come again: nothing else wakes it now. */
 	if (relayed && !conn_relayed(conn))
 		conn_wake_own(conn);
 	errno = saved;
 }
 
 /*
- * A read from TCP has met its end: what waits on the connection hears of it as well. True: errno says that it is none, as
- * the peer has left bytes in the ring unread, of which its kernel knows nothing.
+ * A read from TCP has met the end: whatever waits on the connection is told, too. True: it is an error, in errno, as the peer
+ * has left bytes in the ring unread, which its kernel does not know.
  */
 bool conn_tcp_ended(struct conn *conn, int fd)
 {

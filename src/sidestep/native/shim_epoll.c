@@ -1,13 +1,8 @@
 /* shim_epoll.c - epoll_create, epoll_ctl, epoll_wait and their kin, for sets whose members may be promoted. */
 #include "shim_set.h"
 
-#include <errno.h>
-#include <string.h>
-
-#define LOOK_EVERY_NS 20000        /* the kernel's events are asked for at least this often while rings are busy */
 #define TOLD_MAX 128 /* events taken from the kernel at a time */
-#define BELLS_MAX 64 /* bells of one set that a thread can sleep on; with more it naps */
-#define NAP_NS 1000000
+#define DOORBELLS_MAX 64 /* doorbells of one set that a thread can sleep on; with more it naps */
 
 EXPORT int epoll_create(int size)
 {
@@ -19,7 +14,7 @@ EXPORT int epoll_create1(int flags)
 	return set_created(real.epoll_create1(flags));
 }
 
-/* The kernel waits on a set inside a set, where nobody looks at rings: its members go back to TCP. */
+/* The kernel alone waits on a set inside a set, and does not look at rings: the members go back to TCP. */
 static void set_nest(struct set *set)
 {
 	struct conn *conns[64];
@@ -44,11 +39,11 @@ static void set_nest(struct set *set)
 			conn_unref(conns[i]);
 		}
 	} while (n);
-	/* The outer set would take a bell, which has rung sometime, for something to read. */
+	/* The outer set would report a doorbell that has ever rung as something to read. */
 	shim_lock_take();
 	set_lock(set);
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->bells[i].bell->fd, NULL);
+	for (uint32_t i = 0; i < set->doorbells_len; i++)
+		real.epoll_ctl(set->epfd, EPOLL_CTL_DEL, set->doorbells[i].doorbell->fd, NULL);
 	set_unlock(set);
 	shim_lock_drop();
 }
@@ -62,10 +57,8 @@ static int ctl_add(struct set *set, struct conn *conn, struct member *member, in
 		member_drop(member);
 		member = NULL;
 	}
-	if (member && !member->away) {
-		errno = EEXIST;
-		return -1;
-	}
+	if (member && !member->away)
+		return fail_with(EEXIST);
 	if (member)
 		return member_return(member, event);
 	member = member_new(set, conn, fd, event);
@@ -90,10 +83,8 @@ static int ctl_mod(struct set *set, struct member *member, int fd, struct epoll_
 {
 	if (!member)
 		return set_ctl(set, EPOLL_CTL_MOD, fd, event);
-	if (member->away) {
-		errno = ENOENT;
-		return -1;
-	}
+	if (member->away)
+		return fail_with(ENOENT);
 	if (!member->managed) {
 		struct member before = *member;
 		member->events = event->events;
@@ -105,19 +96,15 @@ static int ctl_mod(struct set *set, struct member *member, int fd, struct epoll_
 			*member = before;
 		return result;
 	}
-	if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE) {
-		errno = EINVAL;
-		return -1;
-	}
+	if (event->events & EPOLLEXCLUSIVE || member->events & EPOLLEXCLUSIVE)
+		return fail_with(EINVAL);
 	return member_change(member, event);
 }
 
 static int ctl_other(struct set *set, struct member *member, int op, int fd, struct epoll_event *event)
 {
-	if (op == EPOLL_CTL_DEL && member && member->away) {
-		errno = ENOENT;
-		return -1;
-	}
+	if (op == EPOLL_CTL_DEL && member && member->away)
+		return fail_with(ENOENT);
 	if (op == EPOLL_CTL_DEL && member && member_leave(member))
 		return 0;
 	int result = set_ctl(set, op, fd, event);
@@ -134,8 +121,7 @@ static int set_change(struct set *set, struct conn *conn, int epfd, int op, int 
 	shim_lock_take();
 	if (set_get(epfd) != set) {
 		shim_lock_drop();
-		errno = EBADF;
-		return -1;
+		return fail_with(EBADF);
 	}
 	set_lock(set);
 	uint32_t calls = self.calls;
@@ -169,10 +155,8 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	HELD_SET set = set_hold(epfd);
 	struct file *file = file_get(fd);
 
-	if (unlikely(file && file->kind == FILE_OWN)) {
-		errno = EBADF;
-		return -1;
-	}
+	if (unlikely(file && file->kind == FILE_OWN))
+		return fail_with(EBADF);
 	if (set && event && unlikely(event->data.u64 >> NAME_BITS == set->secret))
 		secret_met(set);
 	if (likely(!file))
@@ -193,24 +177,14 @@ EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
 	set->user_pid = shim_pid;
 	/* epoll_ctl(2): what EPOLLEXCLUSIVE goes with */
 	if (op == EPOLL_CTL_ADD && (event->events & EPOLLEXCLUSIVE) &&
-	    (event->events & ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE))) {
-		errno = EINVAL;
-		return -1;
-	}
+	    (event->events & ~(uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)))
+		return fail_with(EINVAL);
 	if (op == EPOLL_CTL_ADD && conn->managed && (set->nested || set->shared || (event->events & EPOLLEXCLUSIVE)))
 		conn_demote(conn, fd, REASON_EPOLL_UNSUPPORTED, true);
 	return set_change(set, conn, epfd, op, fd, event);
 }
 
 /* ---- waiting ---- */
-
-static void set_wake(struct set *set)
-{
-	set_lock(set);
-	wake_set(set);
-	set_unlock(set);
-}
-
 struct set_wait {
 	struct set *set;
 	int epfd;
@@ -228,23 +202,23 @@ static int set_look(struct set_wait *wait)
 {
 	int max = wait->max < TOLD_MAX ? wait->max : TOLD_MAX;
 
-	atomic_store_explicit(&wait->set->looked_at, wait->now, memory_order_relaxed);
+	word_store(wait->set->looked_at, wait->now);
 	self.calls += wait->looks++ != 0;
 	return raw_epoll_look(wait->epfd, wait->told, max);
 }
 
-/* set lock held. `told` events of the kernel's, and what the rings have, as the program is to see them; how many those are. */
+/* set lock held. Turns `told` events of the kernel's, and the rings' state, into the program's events; returns their number. */
 static int set_report(struct set_wait *wait, int told)
 {
 	struct set *set = wait->set;
 	int n = told > 0 ? translate(set, wait->told, told, wait->events) : 0;
 
-	/* where the kernel alone has filled the room, the rings are first the next time */
+	/* if the kernel's events alone have filled the room, the rings come first the next time */
 	set->kernel_filled |= told > 0 && n == wait->max;
 	return n < wait->max ? n + collect(set, wait->events + n, wait->max - n) : n;
 }
 
-/* Ends what set_pass_begin() began: the lock is given up. */
+/* Ends a pass, and drops the lock. */
 static int set_pass_end(struct set_wait *wait, int n)
 {
 	if (concerns_others(wait->set, n, wait->max))
@@ -262,10 +236,10 @@ static void set_pass_begin(struct set *set, enum set_spent spent)
 
 static bool look_is_due(const struct set_wait *wait)
 {
-	return wait->now - atomic_load_explicit(&wait->set->looked_at, memory_order_relaxed) > LOOK_EVERY_NS;
+	return wait->now - word_load(wait->set->looked_at) > LOOK_EVERY_NS;
 }
 
-/* The first look of a wait. Who has several ready is told of all at once. -1: the kernel has failed. */
+/* The first look of a wait. It reports all that is ready at once. -1: the kernel has failed. */
 static int set_first(struct set_wait *wait, bool once)
 {
 	struct set *set = wait->set;
@@ -283,8 +257,8 @@ static int set_first(struct set_wait *wait, bool once)
 		return -1;
 	}
 	int n = set_report(wait, k);
-	/* where few are asked for, a bell's edge or what is no event may come in the place of one: so often at most */
-	for (uint32_t turns = set->bells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
+	/* with little room a doorbell's edge, or a non-event, may take the place of an event: at most so often */
+	for (uint32_t turns = set->doorbells_len + set->managed_len + 2; !n && once && more && turns; turns--) {
 		if ((k = set_look(wait)) <= 0)
 			break;
 		more = k == max;
@@ -297,11 +271,11 @@ static int set_first(struct set_wait *wait, bool once)
 static int set_spin(struct set_wait *wait)
 {
 	struct set *set = wait->set;
-	uint32_t peer_cpu = atomic_load_explicit(&set->last_cpu, memory_order_relaxed);
+	uint32_t peer_cpu = word_load(set->last_cpu);
 	struct spin spin;
 	int n = 0;
 
-	if (!spin_begin(&spin, atomic_load_explicit(&set->spin_ns, memory_order_relaxed), peer_cpu))
+	if (!spin_begin(&spin, word_load(set->spin_ns), peer_cpu))
 		return 0;
 	wait->spun = true;
 	do {
@@ -321,23 +295,23 @@ static int set_spin(struct set_wait *wait)
 
 struct set_sleep {
 	struct set *set;
-	struct bell *bells[BELLS_MAX];
+	struct doorbell *doorbells[DOORBELLS_MAX];
 	uint32_t len;
-	bool truncated; /* too many kinds of bells for one sleep: a nap */
+	bool truncated; /* too many kinds of doorbells for one sleep: a nap */
 };
 
-/* set lock held. Ends with a full fence: who looks once more then misses nothing. */
+/* set lock held. Ends with a full fence: another look after it misses nothing. */
 static void set_sleep_begin(struct set_sleep *sleep, struct set *set)
 {
 	sleep->set = set;
-	sleep->truncated = set->bells_len > BELLS_MAX;
-	sleep->len = sleep->truncated ? 0 : set->bells_len;
+	sleep->truncated = set->doorbells_len > DOORBELLS_MAX;
+	sleep->len = sleep->truncated ? 0 : set->doorbells_len;
 	atomic_fetch_add(&set->sleepers, 1);
-	for (uint32_t i = 0; i < set->bells_len && !sleep->truncated; i++)
-		bell_sleep_begin(set->bells[i].bell);
+	for (uint32_t i = 0; i < sleep->len; i++)
+		doorbell_word_sleep(set->doorbells[i].doorbell->word);
 	for (uint32_t i = 0; i < sleep->len; i++) {
-		sleep->bells[i] = set->bells[i].bell;
-		atomic_fetch_add(&sleep->bells[i]->refs, 1);
+		sleep->doorbells[i] = set->doorbells[i].doorbell;
+		atomic_fetch_add(&sleep->doorbells[i]->refs, 1);
 	}
 }
 
@@ -345,13 +319,8 @@ static void set_sleep_undo(void *argument)
 {
 	struct set_sleep *sleep = argument;
 
-	for (uint32_t i = 0; i < sleep->len; i++)
-		bell_sleep_end(sleep->bells[i]);
+	doorbells_wake(sleep->doorbells, sleep->len);
 	atomic_fetch_sub(&sleep->set->sleepers, 1);
-	shim_lock_take();
-	for (uint32_t i = 0; i < sleep->len; i++)
-		bell_unref(sleep->bells[i]);
-	shim_lock_drop();
 }
 
 /* Sleeps in the kernel. How many events there are to tell; -1: it was for nothing, with errno. */
@@ -363,7 +332,7 @@ static int set_sleep(struct set_wait *wait)
 	struct set_sleep sleep;
 
 	rpc_listen();
-	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | BELL_INDEX);
+	rpc_watch(wait->epfd, &set->watched, set->secret << NAME_BITS | DOORBELL_INDEX);
 	conns_trim(wait->now);
 	set_sweep(set);
 	set_pass_begin(set, SPENT_NOTHING);
@@ -382,13 +351,16 @@ static int set_sleep(struct set_wait *wait)
 		pthread_cleanup_pop(0);
 	}
 	set_sleep_undo(&sleep);
-	if (others)
-		set_wake(set);
+	if (others) {
+		set_lock(set);
+		wake_set(set);
+		set_unlock(set);
+	}
 	if (n)
 		return n;
 	wait->now = now_ns();
 	spin_adapt(&set->spin_ns, wait->now - wait->start);
-	atomic_store_explicit(&set->looked_at, wait->now, memory_order_relaxed);
+	word_store(set->looked_at, wait->now);
 	if (unlikely(set->full_until && wait->now >= set->full_until)) {
 		set_lock(set);
 		set->full_until = 0;
@@ -420,7 +392,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 	wait.deadline = deadline_after(timeout_ns);
 	wait.signals = signals;
 	pthread_testcancel();
-	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
 	for (;;) {
 		int n = set_first(&wait, timeout_ns == 0);
@@ -437,8 +409,7 @@ static int set_wait(struct set *set, int epfd, struct epoll_event *events, int m
 		if (self.signals != signals)
 			break;
 	}
-	errno = EINTR;
-	return -1;
+	return fail_with(EINTR);
 }
 
 static int wait_common(int epfd, struct epoll_event *events, int max, int64_t timeout_ns, const sigset_t *mask,
@@ -451,16 +422,16 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 	if (unlikely(!set || max <= 0 || !events))
 		return kernel(epfd, events, max, timeout, mask);
 	uint64_t signals = self.signals; /* before the mask lets any in */
-	if (likely(!atomic_load_explicit(&set->managed_len, memory_order_relaxed))) {
-		if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+	if (likely(!word_load(set->managed_len))) {
+		if (unlikely(word_load(rpc_pending)))
 			rpc_poll();
 		int64_t start = set->members_len > 1 && timeout_ns > 0 ? now_ns() : 0;
-		atomic_fetch_add(&set->sitters, 1);
+		atomic_fetch_add(&set->kernel_waiters, 1);
 		if (likely(!atomic_load(&set->managed_len))) {
-			/* The program's array holds nothing but what is reported, and a bell may come to be among the events. */
+			/* The program's array may hold nothing but reported events, and a doorbell may be among the kernel's. */
 			struct epoll_event told[TOLD_MAX], *at = set->members_live ? told : events;
 			int n = kernel(epfd, at, at == told && max > TOLD_MAX ? TOLD_MAX : max, timeout, mask);
-			atomic_fetch_sub(&set->sitters, 1);
+			atomic_fetch_sub(&set->kernel_waiters, 1);
 			if (likely(!atomic_load_explicit(&set->managed_ever, memory_order_acquire)) || n < 0) {
 				if (at == told && n > 0)
 					memcpy(events, told, (size_t)n * sizeof(*events));
@@ -482,7 +453,7 @@ static int wait_common(int epfd, struct epoll_event *events, int max, int64_t ti
 					timeout_ns = 0;
 			}
 		} else {
-			atomic_fetch_sub(&set->sitters, 1);
+			atomic_fetch_sub(&set->kernel_waiters, 1);
 		}
 	}
 	set->user_pid = shim_pid;

@@ -1,20 +1,16 @@
-/*
- * shim_events.c - which events are true of a connection, and how much a call could move.
- */
+/* shim_events.c - which events are true of a connection, and how much a call could move. */
 #include "shim_switch.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <sys/ioctl.h>
 
-/* What of the kernel's events is true of the connection: its end is not before the ring's. */
+/* Which of the kernel's events are true of the connection: its end does not come before the ring's. */
 static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 {
 	struct conn_slot *slot = conn->slot;
 	bool ended = kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
 	int queued = 0;
 
-	/* who did not ask for RDHUP is told of the end by IN alone: then there is nothing to read */
+	/* without a request for RDHUP, IN alone tells of the end: then there is nothing to read */
 	if ((kernel_bits & EPOLLIN) && !rx_by_ring(slot) && rx_consented(slot))
 		ended |= real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0;
 	if (conn_relay_news(conn) || (ended && !slot_has(slot, SLOT_NATIVE_FIN | SLOT_RESET)))
@@ -28,26 +24,21 @@ static uint32_t relay_mask(struct conn *conn, int fd, uint32_t kernel_bits)
 }
 
 /*
- * Below SO_RCVLOWAT the kernel wakes nobody for TCP's last bytes; those of the ring stand behind them, and have been told of
- * before they could be read.
+ * Below SO_RCVLOWAT the kernel wakes nobody for TCP's last bytes. The ring's bytes come behind them, and were reported before
+ * they could be read.
  */
 bool rx_untold(const struct conn *conn)
 {
 	return unlikely(word_load(conn->slot->rx_low_water) > 1) && !rx_by_ring(conn->slot) && rx_divided(conn);
 }
 
-static bool has_data(struct conn *conn, size_t wanted)
-{
-	return channel_rx_tell(&conn->channel) >= wanted;
-}
-
 size_t low_water(struct conn *conn)
 {
-	uint64_t low = atomic_load_explicit(&conn->slot->rx_low_water, memory_order_relaxed);
+	uint64_t low = word_load(conn->slot->rx_low_water);
 
 	if (unlikely(conn_peer_back(conn)))
 		return 1; /* the rest comes by TCP once the ring has been read */
-	/* beyond half of what there is room for it might never be met, as the sender waits for room */
+	/* more than half of the room might never come together, as the sender waits for room */
 	return low > conn->channel.rx.spill_size / 2 ? conn->channel.rx.spill_size / 2 : low;
 }
 
@@ -65,7 +56,7 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		ready = kernel_bits & EPOLLPRI;
 		if ((kernel_bits & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !slot_has(slot, SLOT_RESET))
 			conn_probe(conn, fd);
-		if (has_data(conn, low_water(conn))) {
+		if (channel_rx_tell(&conn->channel) >= low_water(conn)) {
 			ready |= READABLE;
 		} else if (unlikely(conn_peer_back(conn)) && slot_trylock(&slot->rx_lock)) {
 			if (conn->managed && rx_by_ring(slot) && rx_back(conn, fd))
@@ -75,14 +66,14 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 		return ready;
 	}
 	ready = kernel_bits & (READABLE | EPOLLRDHUP | EPOLLPRI);
-	/* a sender by ring must hear of the end, which a reader meets in the kernel */
+	/* a reader meets the end in the kernel, but a thread that sends by ring must hear of it, too */
 	if ((kernel_bits & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && conn_judges_end(conn))
 		conn_probe(conn, fd);
 	if (rx_consented(slot) && !ready && slot_trylock(&slot->rx_lock)) {
 		bool moved = conn->managed && !rx_by_ring(slot) && rx_follow(conn, fd);
 		slot_unlock(&slot->rx_lock);
 		int queued = 0;
-		if (moved ? has_data(conn, low_water(conn))
+		if (moved ? channel_rx_tell(&conn->channel) >= low_water(conn)
 		          : rx_divided(conn) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0)
 			ready |= READABLE; /* the kernel alone would wait for the low-water mark */
 		else if (rx_untold(conn))
@@ -91,7 +82,7 @@ static uint32_t rx_events(struct conn *conn, int fd, uint32_t kernel_bits)
 	return ready;
 }
 
-/* And of sending. `was_ring`: then the kernel was not asked. */
+/* What is true of sending. `was_ring`: the kernel was not asked. */
 static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool wanted, bool was_ring)
 {
 	struct conn_slot *slot = conn->slot;
@@ -100,7 +91,7 @@ static uint32_t tx_events(struct conn *conn, int fd, uint32_t kernel_bits, bool 
 	if (tx_by_ring(slot)) {
 		size_t room = conn_room(conn);
 		if (room < room_wanted(conn) && wanted) {
-			/* somebody waits for it: the consumer must tell when there is some; then look once more */
+			/* somebody waits for room: the consumer must ring when there is some; then look once more */
 			atomic_fetch_or(&conn->channel.tx_line->want_space, WANT_STICKY);
 			full_fence();
 			if (conn_room(conn) < room_wanted(conn))
@@ -142,8 +133,8 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 
 	if (conn_relayed(conn))
 		kernel_bits = relay_mask(conn, fd, kernel_bits);
-	if (conn_heeds(conn)) {
-		conn_obey(conn, fd);
+	if (conn_must_check(conn)) {
+		conn_honour(conn, fd);
 		if ((notice & CHANNEL_CLOSED) && !slot_has(slot, SLOT_PEER_GONE))
 			conn_probe(conn, fd);
 	}
@@ -152,7 +143,7 @@ uint32_t conn_ready(struct conn *conn, int fd, uint32_t kernel_bits, uint32_t in
 		conn_probe(conn, fd);
 	uint32_t ready = rx_events(conn, fd, kernel_bits);
 	ready |= tx_events(conn, fd, kernel_bits, interest & WRITABLE, was_ring);
-	/* before what they tell is told: an end that another thread hears in between is told whole the next time round */
+	/* read before end_events(): an end that another thread hears in between is reported whole the next time */
 	uint32_t flags = word_load(slot->flags);
 	ready |= end_events(conn);
 	/* An event is told whole: a look at the rings alone leaves out what the kernel knows of the end, and of a direction that

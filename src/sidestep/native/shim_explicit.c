@@ -1,14 +1,14 @@
 /*
  * shim_explicit.c - sockets whose program names the family: AF_INET_OFFLOAD wants an offload protocol, AF_INET_DIRECT none.
  *
- * The descriptor is a TCP socket of the kernel from birth, and begins every connection as one; what differs is kept beside
- * it (struct explicit). A direct socket is pinned. An explicit one asks the provider before it connects, and for a port
- * after it has bound that natively, so that native TCP and the offload protocols share one space of ports; each waits for
- * the answer, for three seconds at most; who names a protocol asks when it is opened, too, and waits longer, but for
- * connect(). Its connections are offered at once.
+ * The descriptor is a TCP socket of the kernel from birth, and begins every connection as one; struct explicit holds the
+ * difference. A direct socket is pinned. An explicit one asks the provider before it connects, and asks for a port after it
+ * has bound it natively, so that native TCP and the offload protocols share one space of ports. Each question waits for the
+ * answer, for three seconds at most. A socket that names a protocol also asks when it is opened, and waits longer, except in
+ * connect(). Connections of explicit sockets are offered at once.
  *
- * Who keeps a port for the protocols is told by a pipe, the lease: the provider reads its end when the last process that
- * holds the socket has closed it, died, or executed another program, which knows the socket as an ordinary one.
+ * The provider keeps a port as long as a pipe is open, the lease: it reads the pipe's end when the last process that holds
+ * the socket has closed it, died, or executed another program, which knows the socket as an ordinary one.
  *
  * An offload socket of protocol 0 takes whatever there is, and plain TCP where there is nothing. One that names a protocol
  * does not open, bind, listen or connect without it.
@@ -16,11 +16,9 @@
 #include "shim.h"
 #include "shim_address.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <string.h>
 
 #define OPTION_MAX 64 /* bytes of a socket option that is carried over */
 
@@ -68,7 +66,7 @@ struct explicit *explicit_hold_slow(int fd)
 	return NULL;
 }
 
-/* A listener is no connection: its numbers lead to what is known of it alone. */
+/* A listener is no connection: its numbers' entries are the struct itself. */
 void explicit_listens(struct explicit *explicit, int fd)
 {
 	explicit_ref(explicit);
@@ -130,12 +128,6 @@ int explicit_ask(const struct explicit *explicit, enum ask_code what, struct rpc
 	return answer->error < 4096 ? (int)answer->error : EPROTO;
 }
 
-static int refuse(int error)
-{
-	errno = error;
-	return -1;
-}
-
 /* ---- the calls ---- */
 int explicit_socket(int domain, int type, int protocol)
 {
@@ -144,15 +136,15 @@ int explicit_socket(int domain, int type, int protocol)
 	int family = native_family(domain);
 
 	if (!direct && !stream)
-		return refuse(ESOCKTNOSUPPORT);
+		return fail_with(ESOCKTNOSUPPORT);
 	if (protocol == IPPROTO_TCP) /* by its number: TCP and nothing else */
 		direct = true;
 	/* what fits an IP header is no offload protocol */
 	if (!direct && protocol && protocol < 256)
-		return refuse(protocol < 0 ? EINVAL : EPROTONOSUPPORT);
+		return fail_with(protocol < 0 ? EINVAL : EPROTONOSUPPORT);
 	struct explicit *explicit = explicit_new(family, direct, stream, direct ? 0 : (uint32_t)protocol);
 	if (!explicit)
-		return refuse(ENOMEM);
+		return fail_with(ENOMEM);
 	HELD_EXPLICIT mine = explicit;
 	if (mine->protocol) {
 		struct rpc_msg record = {0};
@@ -161,7 +153,7 @@ int explicit_socket(int domain, int type, int protocol)
 			memset(record.local_addr + 10, 0xff, 2);
 		int error = explicit_ask(mine, ASK_OPEN, &record, NULL, 0, &answer);
 		if (error)
-			return refuse(error);
+			return fail_with(error);
 	}
 	int fd = socket(family, type, direct ? protocol : 0);
 	if (fd < 0)
@@ -180,7 +172,7 @@ int explicit_socket(int domain, int type, int protocol)
 	return fd;
 }
 
-/* What a listener was opened as, its connections are. */
+/* Connections inherit what their listener was opened as. */
 void explicit_accepted(const struct explicit *listener, struct conn *conn, int fd)
 {
 	struct explicit *explicit = explicit_new(listener->family, listener->direct, true, listener->protocol);
@@ -193,9 +185,8 @@ void explicit_accepted(const struct explicit *listener, struct conn *conn, int f
 }
 
 /*
- * A TCP socket cannot be unbound, so the numbers that lead to it are given a fresh one, with the options and flags of the
- * old. Where others hold the old one as well (a process, an epoll set) it is left alone: then the native port is free only
- * when they close it.
+ * A TCP socket cannot be unbound, so its numbers get a fresh one, with the options and flags of the old. If others hold the
+ * old one as well (a process, an epoll set) it is left alone: its native port is free only when they close it.
  */
 static const struct {
 	int level, name;
@@ -313,7 +304,7 @@ int explicit_bind(struct explicit *explicit, int fd, const struct sockaddr *addr
 	int saved = errno, error = reserve(explicit, fd);
 	if (error) {
 		unbind(explicit, fd);
-		return refuse(error);
+		return fail_with(error);
 	}
 	errno = saved;
 	return 0;
@@ -327,7 +318,7 @@ int explicit_before_listen(struct explicit *explicit, int fd)
 	if (explicit->direct || !explicit->stream)
 		return 0;
 	explicit_local(fd, &record);
-	if (!record.local_port) { /* listen() binds what is not bound; so that the protocols get that port, too: first */
+	if (!record.local_port) { /* listen() would bind it: it is bound first, so that the protocols get that port, too */
 		struct sockaddr_storage any = {.ss_family = explicit->family};
 		socklen_t len = explicit->family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 		if (explicit_bind(explicit, fd, (struct sockaddr *)&any, len) < 0)
@@ -335,9 +326,9 @@ int explicit_before_listen(struct explicit *explicit, int fd)
 		explicit_local(fd, &record);
 	}
 	if (!explicit->protocol)
-		return 0; /* any protocol will do, TCP among them: there is nothing to be asked */
+		return 0; /* any protocol will do, even TCP: there is nothing to ask */
 	int error = explicit_ask(explicit, ASK_LISTEN, &record, NULL, 0, &answer);
-	return error ? refuse(error) : 0;
+	return error ? fail_with(error) : 0;
 }
 
 bool explicit_bars_fast_open(const struct conn *conn, int flags)

@@ -30,10 +30,10 @@ void fd_fresh(int fd)
 		fd_forget(fd, false);
 }
 
-/* A program that asks for all numbers, to see what it has inherited, does not see ours. */
+/* A program that checks all numbers for inherited descriptors does not see ours. */
 EXPORT int fstat(int fd, struct stat *found)
 {
-	return own(fd) ? bad_fd() : real.fstat(fd, found);
+	return own(fd) ? fail_with(EBADF) : real.fstat(fd, found);
 }
 
 EXPORT int fstat64(int fd, struct stat64 *found)
@@ -45,9 +45,8 @@ EXPORT int fstat64(int fd, struct stat64 *found)
 /* ---- closing ---- */
 
 /*
- * Closes what a number names, and keeps the number: calls on it fail with EBADF, as with a descriptor that is only a path
- * (open(2), O_PATH). So the kernel gives it to nobody as long as our entry says that it is being closed, which would be
- * believed of the file that it names then.
+ * Closes the file behind a number, and keeps the number: calls on it fail with EBADF, as on an O_PATH descriptor (open(2)).
+ * So the kernel does not reuse the number while our entry says that it is being closed: that would be wrong of a new file.
  */
 static bool close_in_place(int fd)
 {
@@ -73,7 +72,7 @@ EXPORT int close(int fd)
 	if (likely(!file))
 		return real.close(fd);
 	if (file->kind == FILE_OWN)
-		return bad_fd(); /* a loop over all numbers must not take the ground from under us */
+		return fail_with(EBADF); /* a loop over all numbers must not take the ground from under us */
 	fd_forget(fd, true);
 	if (file_closing(fd) && !*one_thread && close_in_place(fd)) {
 		file_closed(fd);
@@ -85,10 +84,7 @@ EXPORT int close(int fd)
 }
 
 /* glibc's own name for it; some programs call it */
-EXPORT int __close(int fd)
-{
-	return close(fd);
-}
+ALIAS(__close, close);
 
 static int range_apply(unsigned first, unsigned last, int flags)
 {
@@ -123,7 +119,7 @@ EXPORT int close_range(unsigned first, unsigned last, int flags)
 		return real.close_range(first, last, flags);
 	if (flags & CLOSE_RANGE_UNSHARE) {
 		struct stat tasks;
-		/* A thread that leaves its siblings' descriptors to them; what is known here stays theirs. Alone it shares none. */
+		/* The thread leaves the shared descriptors to its siblings, and our table stays theirs; alone, it shares none. */
 		if (stat("/proc/self/task", &tasks) < 0 || tasks.st_nlink > 3)
 			return real.close_range(first, last, flags);
 		if (unshare(CLONE_FILES) < 0) /* from a process of vfork() or clone() */
@@ -164,7 +160,7 @@ static void duplicated(int from, int to)
 EXPORT int dup(int fd)
 {
 	if (own(fd))
-		return bad_fd();
+		return fail_with(EBADF);
 	int copy = real.dup(fd);
 	if (copy >= 0) {
 		fd_fresh(copy);
@@ -176,11 +172,9 @@ EXPORT int dup(int fd)
 static int dup_onto(int from, int to, int flags, bool three)
 {
 	if (own(from))
-		return bad_fd();
-	if (own(to)) { /* ours is remembered by number in too many places to move; programs do not name such high numbers */
-		errno = EMFILE;
-		return -1;
-	}
+		return fail_with(EBADF);
+	if (own(to)) /* too many places know ours by its number to move it; programs do not name such high numbers */
+		return fail_with(EMFILE);
 	struct file *target = file_get(to), *source = file_get(from);
 	/* nothing changes for a number that names the connection already; other threads may be using it */
 	if (from == to || target == source || (flags & ~O_CLOEXEC))
@@ -216,7 +210,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 	if (likely(!file))
 		return real.fcntl64(fd, command, argument);
 	if (file->kind == FILE_OWN)
-		return bad_fd();
+		return fail_with(EBADF);
 	int result = real.fcntl64(fd, command, argument);
 	if (result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
 		fd_fresh(result);
@@ -230,10 +224,7 @@ EXPORT int fcntl64(int fd, int command, ...)
 }
 
 /* one and the same where off_t has 64 bits */
-EXPORT int fcntl(int fd, int command, ...) __attribute__((alias("fcntl64")));
-EXPORT int __fcntl(int fd, int command, ...) __attribute__((alias("fcntl64")));
+ALIAS(fcntl, fcntl64);
+ALIAS(__fcntl, fcntl64);
 
-EXPORT int __dup2(int from, int to)
-{
-	return dup2(from, to);
-}
+ALIAS(__dup2, dup2);

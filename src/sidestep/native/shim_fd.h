@@ -4,19 +4,11 @@
 
 #include "shim.h"
 
-#include <errno.h>
-
 static inline bool own(int fd)
 {
 	struct file *file = file_get(fd);
 
 	return unlikely(file && file->kind == FILE_OWN);
-}
-
-static inline int bad_fd(void)
-{
-	errno = EBADF;
-	return -1;
 }
 
 /* What the program has asked of O_NONBLOCK. */

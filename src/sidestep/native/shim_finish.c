@@ -1,12 +1,10 @@
-/*
- * shim_finish.c - how our own direction ends: what the peer has recalled goes out first, and a close is told.
- */
+/* shim_finish.c - how our own direction ends: recalled bytes go out first, and a close is announced. */
 #include "shim_switch.h"
 
 #define FLUSH_TURNS 20 /* how often, and how long each time, the end waits for recalled bytes to go out */
 #define FLUSH_TURN_MS 100
 
-/* Sends what was recalled, waiting a little where TCP's buffer is full. What cannot go out must not end as if it had. */
+/* Sends recalled bytes, waiting a little if TCP's buffer is full. If they cannot go out, the stream must not look whole. */
 void conn_flush(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -20,8 +18,7 @@ void conn_flush(struct conn *conn, int fd)
 			raw_poll(&room, 1, FLUSH_TURN_MS);
 	}
 	if (tx_is(slot, TX_RESEND)) {
-		struct sockaddr none = {.sa_family = AF_UNSPEC};
-		real.connect(fd, &none, sizeof(none)); /* a reset, and nothing read after what is missing: tcp_disconnect */
+		tcp_reset(fd); /* and nothing is read after what is missing */
 		slot_lock(&slot->tx_lock);
 		if (tx_is(slot, TX_RESEND))
 			tx_move(slot, TX_ON_RESENT);
@@ -32,7 +29,7 @@ void conn_flush(struct conn *conn, int fd)
 	}
 }
 
-/* Before the end of our direction is told: what the peer has recalled goes first, and from then on it can recall nothing. */
+/* Before the end of our direction is announced: recalled bytes go first, and the peer can recall nothing from then on. */
 void conn_end_sending(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -52,7 +49,7 @@ void conn_end_sending(struct conn *conn, int fd)
 }
 
 /* The last holder closes. The peer is told, as the FIN may stand behind bytes that it does not read. */
-void tell_close(struct conn *conn, int fd)
+void announce_close(struct conn *conn, int fd)
 {
 	const struct linger reset = {.l_onoff = 1};
 
@@ -64,6 +61,5 @@ void tell_close(struct conn *conn, int fd)
 		real.setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 	conn_end_sending(conn, fd);
 	atomic_fetch_or(&conn->channel.local->notice, CHANNEL_CLOSED);
-	full_fence();
-	conn_ring(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
+	peer_wake(conn); /* after a shutdown the FIN is long gone: only this wakes a sender that waits for room */
 }

@@ -4,37 +4,36 @@
  */
 #include "shim_provider.h"
 
-static const struct module {
-	void (*prepare)(void), (*parent)(void), (*child)(void);
-} modules[] = {
+enum { PREPARE, PARENT, CHILD, MOMENTS };
+static void (*const modules[][MOMENTS])(void) = {
 	{shim_lock_take, shim_lock_drop, shim_after_fork}, /* first: the others come under its lock, which is new in the child */
 	{conns_before_fork, NULL, conns_after_fork},
-	{NULL, NULL, bells_after_fork},
+	{NULL, NULL, doorbells_after_fork},
 	{sets_before_fork, NULL, sets_after_fork},
 	{NULL, NULL, provider_after_fork},
 	{NULL, NULL, answers_after_fork},
 	{NULL, NULL, rpc_after_fork},
 	{NULL, NULL, explicit_after_fork},
 };
-#define MODULES (sizeof(modules) / sizeof(*modules))
+
+static void each(int moment)
+{
+	for (size_t i = 0; i < sizeof(modules) / sizeof(*modules); i++)
+		if (modules[i][moment])
+			modules[i][moment]();
+}
 
 void fork_prepare(void)
 {
-	for (size_t i = 0; i < MODULES; i++)
-		if (modules[i].prepare)
-			modules[i].prepare();
+	each(PREPARE);
 }
 
 void fork_parent(void)
 {
-	for (size_t i = 0; i < MODULES; i++)
-		if (modules[i].parent)
-			modules[i].parent();
+	each(PARENT);
 }
 
 void fork_child(void)
 {
-	for (size_t i = 0; i < MODULES; i++)
-		if (modules[i].child)
-			modules[i].child();
+	each(CHILD);
 }

@@ -1,8 +1,6 @@
 /* shim_hint.c - which of many members have news: their peers name them, so that a set need not look at each. */
 #include "shim_set.h"
 
-#include <string.h>
-
 bool grow(void *array, uint32_t *cap, uint32_t wanted, size_t size)
 {
 	void **at = array;
@@ -42,19 +40,19 @@ static void hot_drop(struct set *set, struct member *member)
 
 void feed_enter(struct set *set, struct member *member)
 {
-	struct remote_bell *bell = member->conn->remote_bell;
+	struct remote_doorbell *doorbell = member->conn->remote_doorbell;
 	uint32_t expected = 0, at = 0;
 
-	while (at < set->feeds_len && set->feeds[at].bell != bell)
+	while (at < set->feeds_len && set->feeds[at].doorbell != doorbell)
 		at++;
 	/* A connection in several sets gives its hints to one of them. */
-	if (!bell->hints || (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
+	if (!doorbell->hints || (at == set->feeds_len && !grow(&set->feeds, &set->feeds_cap, at + 1, sizeof(*set->feeds))) ||
 	    !atomic_compare_exchange_strong(&member->conn->channel.local->hint, &expected, member->index)) {
 		set->unhinted++;
 		return;
 	}
 	if (at == set->feeds_len)
-		set->feeds[set->feeds_len++] = (struct feed){bell, atomic_load(&bell->hints->tail), 0};
+		set->feeds[set->feeds_len++] = (struct feed){doorbell, atomic_load(&doorbell->hints->tail), 0};
 	set->feeds[at].refs++;
 	member->hinted = true;
 	/* What was published before the peer could see the request is found by looking. */
@@ -74,7 +72,7 @@ void feed_exit(struct set *set, struct member *member)
 	if (set->owner_pid == shim_pid)
 		atomic_store(&member->conn->channel.local->hint, 0);
 	for (uint32_t i = 0; i < set->feeds_len; i++)
-		if (set->feeds[i].bell == member->conn->remote_bell && --set->feeds[i].refs == 0) {
+		if (set->feeds[i].doorbell == member->conn->remote_doorbell && --set->feeds[i].refs == 0) {
 			set->feeds[i] = set->feeds[--set->feeds_len];
 			return;
 		}
@@ -85,7 +83,7 @@ void feeds_read(struct set *set)
 {
 	for (uint32_t i = 0; i < set->feeds_len; i++) {
 		struct feed *feed = &set->feeds[i];
-		uint64_t tail = atomic_load_explicit(&feed->bell->hints->tail, memory_order_acquire);
+		uint64_t tail = atomic_load_explicit(&feed->doorbell->hints->tail, memory_order_acquire);
 
 		if (likely(tail == feed->seen))
 			continue;
@@ -95,12 +93,12 @@ void feeds_read(struct set *set)
 			continue;
 		}
 		for (; feed->seen != tail; feed->seen++) {
-			uint64_t entry = atomic_load_explicit(&feed->bell->hints->entry[feed->seen % HINTS], memory_order_acquire);
+			uint64_t entry = atomic_load_explicit(&feed->doorbell->hints->entry[feed->seen % HINTS], memory_order_acquire);
 			uint32_t index = (uint32_t)entry;
 			if (!hint_valid(entry, feed->seen)) {
 				set->scan_all = true; /* what it names was published before */
 			} else if (index < set->members_len && set->members[index] && set->members[index]->managed &&
-			           set->members[index]->conn->remote_bell == feed->bell) {
+			           set->members[index]->conn->remote_doorbell == feed->doorbell) {
 				hot_add(set, set->members[index]);
 			}
 		}

@@ -1,17 +1,13 @@
-/*
- * shim_hold.c - who holds a connection, and what becomes of it when nobody does.
- */
+/* shim_hold.c - who holds a connection, and what becomes of it when nobody does. */
 #include "shim_switch.h"
 
-#include <errno.h>
-
-/* Not inlined: what it needs of registers would be saved in every call that lets go of a connection. */
+/* Not inlined: its registers would be saved in every call that lets go of a connection. */
 __attribute__((noinline)) static void conn_destroy(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn->linger_fd >= 0)
-		tell_close(conn, conn->linger_fd);
+	if (conn->deferred_fd >= 0)
+		announce_close(conn, conn->deferred_fd);
 	if (unlikely(conn->explicit))
 		explicit_unref(conn->explicit);
 	conn->explicit = NULL;

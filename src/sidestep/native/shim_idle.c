@@ -1,13 +1,11 @@
-/*
- * shim_idle.c - connections that stand still: their rings' pages are given back.
- */
+/* shim_idle.c - connections that stand still: their rings' pages are given back. */
 #include "shim_switch.h"
 
 _Atomic bool trim_due;
 
 /*
- * Whether it has no room, and would not hear that the peer has died: its FIN has come, or would stand behind bytes that the
- * program does not read. Then how far both have read, by which a later look sees whether anybody has moved; else 0.
+ * Not 0: there is no room, and the peer's death would go unnoticed, as its FIN has come already or would stand behind bytes
+ * that the program does not read. The value says how far both have read: if it is the same later, nobody has moved.
  */
 static uint64_t unheard(const struct conn *conn, int fd)
 {
@@ -19,7 +17,7 @@ static uint64_t unheard(const struct conn *conn, int fd)
 	return word_load(conn->slot->rx_tcp_bytes) + word_load(conn->channel.tx_peer_line->head) + 1;
 }
 
-/* False: it has sent since the last time, or its peer has not read all: it is to be looked at again. */
+/* False: it has sent since the last time, or its peer has not read everything, so another look is needed. */
 static bool trim(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -28,7 +26,7 @@ static bool trim(struct conn *conn, int fd)
 		return true;
 	uint64_t tail = conn->managed ? atomic_load(conn->channel.own.tail) : conn->idle_tail;
 	bool idle = tail == conn->idle_tail;
-	/* what was recalled has gone out by TCP: nobody reads it here */
+	/* recalled bytes have gone out by TCP: nobody reads them here */
 	bool recalled = conn->managed && tx_is(slot, TX_TCP) &&
 	                (atomic_load(&conn->channel.local->tx_back) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED) ||
 	                 atomic_load(&conn->channel.local->tx_follows) == (word_load(slot->tx_round) << 2 | CHANNEL_RECALLED));
@@ -47,19 +45,19 @@ static bool trim(struct conn *conn, int fd)
 	uint64_t before = conn->unheard, now = conn->managed && !trimmed ? unheard(conn, fd) : 0;
 	conn->unheard = now;
 	slot_unlock(&slot->tx_lock);
-	if (idle && unlikely(now && now == before) && leave(conn, fd))
+	if (idle && unlikely(now && now == before) && leave_ring(conn, fd))
 		set_conn_switched(conn);
 	return trimmed;
 }
 
-/* Who has sent nothing for a second gives its ring's pages back. For threads that are about to sleep; no lock is held. */
+/* Gives back the pages of rings that were idle for a second. For threads that are about to sleep; no lock is held. */
 void conns_trim(int64_t now)
 {
 	static _Atomic int64_t trimmed_at;
-	int64_t last = atomic_load_explicit(&trimmed_at, memory_order_relaxed);
+	int64_t last = word_load(trimmed_at);
 	bool again = false;
 
-	if (likely(!atomic_load_explicit(&trim_due, memory_order_relaxed) || now - last < TRIM_AFTER_NS) ||
+	if (likely(!word_load(trim_due) || now - last < TRIM_AFTER_NS) ||
 	    !atomic_compare_exchange_strong(&trimmed_at, &last, now))
 		return;
 	atomic_store(&trim_due, false);

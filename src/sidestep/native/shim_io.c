@@ -3,12 +3,10 @@
  *
  * A native connection's call goes to the kernel as it came, counted; a managed one's goes to conn_send or conn_recv.
  */
-#include "shim.h"
+#include "shim_call.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <string.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
@@ -56,10 +54,7 @@ static TRACKED ssize_t tracked_readv(int fd, const struct iovec *iov, int len)
 		return real.readv(fd, iov, len);
 	if (native_rx_begin(conn))
 		return NATIVE_RX(conn, fd, real.readv(fd, iov, len), 0);
-	size_t total = 0;
-	for (int i = 0; i < len && len <= IOV_MAX; i++)
-		total += iov[i].iov_len;
-	if (total == 0 && len >= 0 && len <= IOV_MAX)
+	if (len >= 0 && len <= IOV_MAX && iov_total(iov, len) == 0)
 		return 0;
 	return conn_recv(conn, fd, iov, len, 0);
 }
@@ -80,10 +75,7 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *iov, int len, off_t offset, i
 	return conn_recv(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
-EXPORT ssize_t preadv64v2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
-{
-	return preadv2(fd, iov, len, offset, flags);
-}
+ALIAS(preadv64v2, preadv2);
 
 static TRACKED ssize_t tracked_recv(int fd, void *buf, size_t n, int flags)
 {
@@ -137,7 +129,7 @@ EXPORT ssize_t __recvfrom_chk(int fd, void *buf, size_t n, size_t room, int flag
 	return recvfrom(fd, buf, n, flags, address, len);
 }
 
-/* A TCP socket that arrives in a message was used by somebody else, whose counts are unknown: it stays untracked, on TCP. */
+/* A TCP socket that arrives in a message has an unknown history of bytes: it stays untracked, on TCP. */
 static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	HELD conn = conn_hold(fd);
@@ -148,18 +140,16 @@ static TRACKED ssize_t tracked_recvmsg(int fd, struct msghdr *message, int flags
 		return NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
 	if (flags & (MSG_OOB | MSG_ERRQUEUE))
 		return real.recvmsg(fd, message, flags);
-	if (message->msg_iovlen > IOV_MAX) {
-		errno = EMSGSIZE;
-		return -1;
-	}
+	if (message->msg_iovlen > IOV_MAX)
+		return fail_with(EMSGSIZE);
 	/* timestamps and the like come with TCP's bytes, once receiving is back there */
 	if (message->msg_control && conn_receives_tcp(conn, fd)) {
-		atomic_fetch_add(&conn->slot->rx_sitters, 1); /* full fence */
+		atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1); /* full fence */
 		if (rx_over(conn->slot)) {
 			ssize_t n = NATIVE_RX(conn, fd, real.recvmsg(fd, message, flags), flags);
 			return n == 0 && conn_tcp_ended(conn, fd) ? -1 : n;
 		}
-		atomic_fetch_sub(&conn->slot->rx_sitters, 1); /* consented anew meanwhile */
+		atomic_fetch_sub(&conn->slot->rx_kernel_waiters, 1); /* consented anew meanwhile */
 	}
 	ssize_t got = conn_recv(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 	if (got >= 0) {
@@ -186,10 +176,8 @@ static TRACKED int tracked_recvmmsg(int fd, struct mmsghdr *messages, unsigned l
 	/* the kernel asks for the socket's error before it looks for data (do_recvmmsg) */
 	int error = 0;
 	socklen_t error_len = sizeof(error);
-	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_len) == 0 && error) {
-		errno = error;
-		return -1;
-	}
+	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_len) == 0 && error)
+		return fail_with(error);
 	int64_t deadline = timeout ? now_ns() + timeout->tv_sec * 1000000000ll + timeout->tv_nsec : INT64_MAX;
 	while (done < len && done < 1024) {
 		ssize_t got = recvmsg(fd, &messages[done].msg_hdr, flags & ~MSG_WAITFORONE);
@@ -210,21 +198,17 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags, s
 	                             : tracked_recvmmsg(fd, messages, len, flags, timeout);
 }
 
-/* ---- sending ---- */
-
-/* A byte sent by TCP while a promoted connection's number is being closed would break the stream's order. */
-static ssize_t bad_number(void)
-{
-	errno = EBADF;
-	return -1;
-}
+/*
+ * ---- sending ----
+ * EBADF while a promoted connection's number is being closed: a byte sent by TCP then would break the stream's order.
+ */
 
 static TRACKED ssize_t tracked_write(int fd, const void *buf, size_t n)
 {
 	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return file_closing(fd) ? bad_number() : real.write(fd, buf, n);
+		return file_closing(fd) ? fail_with(EBADF) : real.write(fd, buf, n);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.write(fd, buf, n));
 	return conn_send(conn, fd, &(struct iovec){(void *)buf, n}, 1, 0);
@@ -240,7 +224,7 @@ static TRACKED ssize_t tracked_writev(int fd, const struct iovec *iov, int len)
 	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return file_closing(fd) ? bad_number() : real.writev(fd, iov, len);
+		return file_closing(fd) ? fail_with(EBADF) : real.writev(fd, iov, len);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.writev(fd, iov, len));
 	return conn_send(conn, fd, iov, len, 0);
@@ -256,23 +240,20 @@ EXPORT ssize_t pwritev2(int fd, const struct iovec *iov, int len, off_t offset, 
 	HELD conn = conn_hold(fd);
 
 	if (likely(!conn || offset != -1))
-		return file_closing(fd) ? bad_number() : real.pwritev2(fd, iov, len, offset, flags);
+		return file_closing(fd) ? fail_with(EBADF) : real.pwritev2(fd, iov, len, offset, flags);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.pwritev2(fd, iov, len, offset, flags));
 	return conn_send(conn, fd, iov, len, flags & RWF_NOWAIT ? MSG_DONTWAIT : 0);
 }
 
-EXPORT ssize_t pwritev64v2(int fd, const struct iovec *iov, int len, off_t offset, int flags)
-{
-	return pwritev2(fd, iov, len, offset, flags);
-}
+ALIAS(pwritev64v2, pwritev2);
 
 static TRACKED ssize_t tracked_send(int fd, const void *buf, size_t n, int flags)
 {
 	HELD conn = conn_hold(fd);
 
 	if (likely(!conn))
-		return file_closing(fd) ? bad_number() : real.send(fd, buf, n, flags);
+		return file_closing(fd) ? fail_with(EBADF) : real.send(fd, buf, n, flags);
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
@@ -293,7 +274,7 @@ static TRACKED ssize_t tracked_sendto(int fd, const void *buf, size_t n, int fla
 
 	address = explicit_address(address, len, &copy);
 	if (likely(!conn))
-		return file_closing(fd) ? bad_number() : real.sendto(fd, buf, n, flags, address, len);
+		return file_closing(fd) ? fail_with(EBADF) : real.sendto(fd, buf, n, flags, address, len);
 	if (explicit_bars_fast_open(conn, flags))
 		return -1;
 	if (unlikely(flags & (MSG_OOB | MSG_FASTOPEN)))
@@ -323,7 +304,7 @@ static void pin_passed(const struct msghdr *message)
 			HELD conn = conn_hold(fd);
 			if (!conn)
 				continue;
-			conn_leave_ring(conn, fd);
+			conn_drain_ring(conn, fd);
 			conn_demote(conn, fd, REASON_PASSED, true);
 		}
 	}
@@ -343,7 +324,7 @@ static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int
 	if (likely(!conn || !message)) {
 		if (message && message->msg_control)
 			pin_passed(message);
-		return file_closing(fd) ? bad_number() : real.sendmsg(fd, message, flags);
+		return file_closing(fd) ? fail_with(EBADF) : real.sendmsg(fd, message, flags);
 	}
 	if (explicit_bars_fast_open(conn, flags))
 		return -1;
@@ -351,10 +332,8 @@ static TRACKED ssize_t tracked_sendmsg(int fd, const struct msghdr *message, int
 		conn_demote(conn, fd, flags & MSG_OOB ? REASON_URGENT_DATA : REASON_FAST_OPEN, false);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, fd, real.sendmsg(fd, message, flags));
-	if (message->msg_iovlen > IOV_MAX) {
-		errno = EMSGSIZE;
-		return -1;
-	}
+	if (message->msg_iovlen > IOV_MAX)
+		return fail_with(EMSGSIZE);
 	return conn_send(conn, fd, message->msg_iov, (int)message->msg_iovlen, flags);
 }
 
@@ -380,21 +359,14 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
 		if (sent < 0)
 			return done ? (int)done : -1;
 		messages[done++].msg_len = (unsigned)sent;
-		size_t wanted = 0;
-		for (size_t i = 0; i < messages[done - 1].msg_hdr.msg_iovlen; i++)
-			wanted += messages[done - 1].msg_hdr.msg_iov[i].iov_len;
-		if ((size_t)sent < wanted)
+		const struct msghdr *header = &messages[done - 1].msg_hdr;
+		if ((size_t)sent < iov_total(header->msg_iov, (int)header->msg_iovlen))
 			break;
 	}
 	return (int)done;
 }
 
 /* ---- files and pipes ---- */
-static ssize_t read_at(int fd, void *buf, size_t n, off_t *offset)
-{
-	return offset ? real.pread64(fd, buf, n, *offset) : real.read(fd, buf, n);
-}
-
 /* sendfile onto a ring: the file is read into a stack buffer and sent; what was not sent is not consumed. */
 static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, size_t count)
 {
@@ -404,16 +376,14 @@ static ssize_t file_to_conn(struct conn *conn, int fd, int in, off_t *offset, si
 	off_t own = lseek(in, 0, SEEK_CUR);
 	bool seekable = own >= 0;
 
-	if (offset && (*offset < 0 || !seekable)) {
-		errno = *offset < 0 ? EINVAL : ESPIPE;
-		return -1;
-	}
+	if (offset && (*offset < 0 || !seekable))
+		return fail_with(*offset < 0 ? EINVAL : ESPIPE);
 	if (offset)
 		own = *offset;
 
 	while (done < count) {
 		size_t part = count - done < sizeof(buf) ? count - done : sizeof(buf);
-		ssize_t there = seekable ? read_at(in, buf, part, &own) : real.read(in, buf, part);
+		ssize_t there = seekable ? real.pread64(in, buf, part, own) : real.read(in, buf, part);
 		if (there < 0)
 			return done ? (ssize_t)done : -1;
 		if (there == 0)
@@ -453,21 +423,16 @@ EXPORT ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 	HELD conn = conn_hold(out);
 
 	if (likely(!conn))
-		return file_closing(out) ? bad_number() : real.sendfile64(out, in, offset, count);
+		return file_closing(out) ? fail_with(EBADF) : real.sendfile64(out, in, offset, count);
 	if (native_tx_begin(conn))
 		return NATIVE_TX(conn, out, real.sendfile64(out, in, offset, count));
 	int mode = real.fcntl64(in, F_GETFL, 0);
-	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in)) {
-		errno = mode >= 0 && conn_get(in) ? EINVAL : EBADF;
-		return -1;
-	}
+	if (mode < 0 || (mode & O_ACCMODE) == O_WRONLY || conn_get(in))
+		return fail_with(mode >= 0 && conn_get(in) ? EINVAL : EBADF);
 	return file_to_conn(conn, out, in, offset, count);
 }
 
-EXPORT ssize_t sendfile(int out, int in, off_t *offset, size_t count)
-{
-	return sendfile64(out, in, offset, count);
-}
+ALIAS(sendfile, sendfile64);
 
 /* Bytes leave the ring only after the pipe has taken them. */
 static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, unsigned flags)
@@ -483,17 +448,14 @@ static ssize_t conn_to_pipe(struct conn *conn, int fd, int out, size_t count, un
 	ssize_t there = conn_recv(conn, fd, &(struct iovec){buf, part}, 1, quiet | MSG_PEEK);
 	if (there <= 0)
 		return there;
-	ssize_t put;
 	if (flags & SPLICE_F_NONBLOCK) {
 		struct pollfd room = {.fd = out, .events = POLLOUT};
-		if (real.poll(&room, 1, 0) != 1) {
-			errno = EAGAIN;
-			return -1;
-		}
+		if (real.poll(&room, 1, 0) != 1)
+			return fail_with(EAGAIN);
 		if (there > PIPE_BUF)
-			there = PIPE_BUF; /* what a pipe that polls writable takes without waiting: pipe(7) */
+			there = PIPE_BUF; /* a pipe that polls writable takes so much without waiting: pipe(7) */
 	}
-	put = real.write(out, buf, (size_t)there);
+	ssize_t put = real.write(out, buf, (size_t)there);
 	if (put > 0)
 		conn_recv(conn, fd, &(struct iovec){buf, (size_t)put}, 1, MSG_WAITALL);
 	return put;
@@ -561,27 +523,8 @@ EXPORT ssize_t splice(int in, off_t *in_offset, int out, off_t *out_offset, size
 }
 
 /* libc's own names for some of these; programs and other libraries link to them */
-EXPORT ssize_t __read(int fd, void *buf, size_t n)
-{
-	return read(fd, buf, n);
-}
-
-EXPORT ssize_t __write(int fd, const void *buf, size_t n)
-{
-	return write(fd, buf, n);
-}
-
-EXPORT ssize_t __send(int fd, const void *buf, size_t n, int flags)
-{
-	return send(fd, buf, n, flags);
-}
-
-EXPORT ssize_t __recv(int fd, void *buf, size_t n, int flags)
-{
-	return recv(fd, buf, n, flags);
-}
-
-EXPORT int __sendmmsg(int fd, struct mmsghdr *messages, unsigned len, int flags)
-{
-	return sendmmsg(fd, messages, len, flags);
-}
+ALIAS(__read, read);
+ALIAS(__write, write);
+ALIAS(__send, send);
+ALIAS(__recv, recv);
+ALIAS(__sendmmsg, sendmmsg);

@@ -1,9 +1,6 @@
-/*
- * shim_lease.c - what is known of an explicit socket: who has to do with it, and that the last of them ends its lease.
- */
+/* shim_lease.c - the structs of explicit sockets: references to them, and the lease that ends with the last. */
 #include "shim.h"
 
-#include <errno.h>
 #include <sys/mman.h>
 
 #define POOL_CHUNK 32
@@ -61,7 +58,7 @@ void explicit_unref(struct explicit *explicit)
 	errno = saved;
 }
 
-/* Calls that were at work with them stayed in the parent, and what only they held is nobody's here. */
+/* References of calls at work stay in the parent: what they alone held has no holder here. */
 void explicit_after_fork(void)
 {
 	for (struct explicit *each = explicits; each; each = each->next)

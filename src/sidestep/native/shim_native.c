@@ -1,34 +1,27 @@
-/*
- * shim_native.c - calls of connections that may still be promoted: what the kernel moves is counted.
- */
+/* shim_native.c - calls of connections that may still be promoted: what the kernel moves is counted. */
 #include "shim_switch.h"
 
-#include <errno.h>
-
-bool native_rx_begin(struct conn *conn)
+static inline bool waiter_enter(struct conn *conn, _Atomic uint32_t *waiters)
 {
 	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
 		return false;
 	bool mine = conn_mine(conn);
-	word_count32(&conn->slot->rx_sitters, 1, mine);
+	word_count32(waiters, 1, mine);
 	if (unlikely(atomic_load(&conn->managed))) {
-		word_count32(&conn->slot->rx_sitters, UINT32_MAX, mine);
+		word_count32(waiters, UINT32_MAX, mine);
 		return false;
 	}
 	return true;
 }
 
+bool native_rx_begin(struct conn *conn)
+{
+	return waiter_enter(conn, &conn->slot->rx_kernel_waiters);
+}
+
 bool native_tx_begin(struct conn *conn)
 {
-	if (atomic_load_explicit(&conn->managed, memory_order_acquire))
-		return false;
-	bool mine = conn_mine(conn);
-	word_count32(&conn->slot->tx_sitters, 1, mine);
-	if (unlikely(atomic_load(&conn->managed))) {
-		word_count32(&conn->slot->tx_sitters, UINT32_MAX, mine);
-		return false;
-	}
-	return true;
+	return waiter_enter(conn, &conn->slot->tx_kernel_waiters);
 }
 
 static void consider(struct conn *conn, int fd)
@@ -41,7 +34,7 @@ static void consider(struct conn *conn, int fd)
 		}
 		return;
 	}
-	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
 	word_store(conn->calls, word_load(conn->calls) + 1);
 	if (word_load(conn->slot->state) == STATE_NATIVE)
@@ -50,24 +43,24 @@ static void consider(struct conn *conn, int fd)
 		rpc_listen();
 }
 
-/* What a native call has moved; its thread is no sitter any more. */
+/* Counts what a native call has moved; its thread has left the kernel. */
 static inline void native_count(struct conn *conn, _Atomic uint64_t *bytes, _Atomic uint64_t *messages,
-                                _Atomic uint32_t *sitters, ssize_t moved)
+                                _Atomic uint32_t *kernel_waiters, ssize_t moved)
 {
 	bool mine = conn_mine(conn);
 
 	if (moved > 0) {
 		word_count64(bytes, (uint64_t)moved, mine);
-		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is there to be looked at */
+		word_store(*messages, word_load(*messages) + 1); /* two at once may count as one: it is for display only */
 	}
-	word_count32(sitters, UINT32_MAX, mine);
+	word_count32(kernel_waiters, UINT32_MAX, mine);
 }
 
 ssize_t native_rx_end(struct conn *conn, int fd, ssize_t result, int flags)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_sitters, flags & MSG_PEEK ? 0 : result);
+	native_count(conn, &slot->rx_tcp_bytes, &slot->rx_tcp_msgs, &slot->rx_kernel_waiters, flags & MSG_PEEK ? 0 : result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;
@@ -77,18 +70,8 @@ ssize_t native_tx_end(struct conn *conn, int fd, ssize_t result)
 {
 	struct conn_slot *slot = conn->slot;
 
-	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_sitters, result);
+	native_count(conn, &slot->tx_tcp_bytes, &slot->tx_tcp_msgs, &slot->tx_kernel_waiters, result);
 	if (result > 0)
 		consider(conn, fd);
 	return result;
-}
-
-void native_wait_begin(struct conn *conn)
-{
-	atomic_fetch_add(&conn->slot->rx_sitters, 1);
-}
-
-void native_wait_end(struct conn *conn)
-{
-	atomic_fetch_sub(&conn->slot->rx_sitters, 1);
 }

@@ -1,13 +1,9 @@
-/*
- * shim_offer.c - a connection is offered to the provider, or claimed: what speaks for it, and what goes with that.
- */
+/* shim_offer.c - offers and claims of connections: when they are made, and what goes to the provider with them. */
 #include "shim_provider.h"
 #include "shim_address.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <string.h>
-#include <sys/syscall.h>
+#include <sys/random.h>
 
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
@@ -31,46 +27,36 @@ static uint32_t bucket_of(const struct conn_slot *slot, uint64_t secret)
 	return (uint32_t)((total ^ (total >> 32)) % REGISTRY_BUCKETS);
 }
 
-/* Fills in what proves the socket: kernel-told addresses and cookies. */
+/* Fills in the proof of the socket: addresses and cookies from the kernel. */
 static bool describe(struct conn *conn, int fd, struct rpc_msg *record)
 {
 	struct conn_slot *slot = conn->slot;
-	socklen_t len = sizeof(record->cookie);
 
 	memcpy(record->local_addr, slot->local_addr, 16);
 	memcpy(record->remote_addr, slot->remote_addr, 16);
 	record->local_port = slot->local_port;
 	record->remote_port = slot->remote_port;
-	if (real.getsockopt(fd, SOL_SOCKET, SO_COOKIE, &record->cookie, &len) < 0)
-		return false;
-	len = sizeof(record->netns_cookie);
-	if (real.getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &record->netns_cookie, &len) < 0)
+	if (!option_get(fd, SOL_SOCKET, SO_COOKIE, &record->cookie, sizeof(record->cookie)) ||
+	    !option_get(fd, SOL_SOCKET, SO_NETNS_COOKIE, &record->netns_cookie, sizeof(record->netns_cookie)))
 		return false;
 	slot->cookie = record->cookie;
 	record->token = conn->token;
 	record->protocol = conn->explicit ? conn->explicit->protocol : 0;
-	memcpy(record->bell_page_id, conn->bell->id, 16);
-	record->bell_index = conn->bell->index;
+	memcpy(record->doorbell_page_id, conn->doorbell->id, 16);
+	record->doorbell_index = conn->doorbell->index;
 	return true;
-}
-
-static bool random_bytes(uint8_t *to, size_t len)
-{
-	return (size_t)real.syscall(SYS_getrandom, (long)to, (long)len, 1, 0, 0, 0) == len;
 }
 
 /* A UDP socket at the connection's local address, by which the provider finds out whether the two ends reach each other. */
 static int path_socket(const struct conn_slot *slot)
 {
-	bool v4 = address_mapped(slot->local_addr);
-	struct sockaddr_in in = {.sin_family = AF_INET};
-	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
-	const struct sockaddr *address = v4 ? (struct sockaddr *)&in : (struct sockaddr *)&in6;
+	int family = address_mapped(slot->local_addr) ? AF_INET : AF_INET6;
+	struct sockaddr_storage address;
+	socklen_t len;
 
-	memcpy(&in.sin_addr, slot->local_addr + 12, 4);
-	memcpy(&in6.sin6_addr, slot->local_addr, 16);
-	int fd = real.socket(v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd >= 0 && real.syscall(SYS_bind, fd, (long)address, v4 ? sizeof(in) : sizeof(in6), 0, 0, 0) < 0) {
+	address_join(family, slot->local_addr, 0, &address, &len);
+	int fd = real.socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0 && real.syscall(SYS_bind, fd, (long)&address, len, 0, 0, 0) < 0) {
 		raw_close(fd);
 		return -1;
 	}
@@ -95,7 +81,7 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 
 	if (wants & WELCOME_POSSESSION)
 		fds[fds_len++] = fd;
-	if (wants & WELCOME_PATH && !local_peer(conn->slot)) { /* who is near is in the same namespace */
+	if (wants & WELCOME_PATH && !local_peer(conn->slot)) { /* a local peer is in the same namespace */
 		path = path_socket(conn->slot);
 		if (path < 0)
 			return false;
@@ -104,10 +90,19 @@ static bool rpc_send_proven(struct conn *conn, int fd, struct rpc_msg *record, c
 	memcpy(fds + fds_len, channel, (size_t)channel_len * sizeof(int));
 	bool sent = rpc_send(record, fds, fds_len + channel_len);
 	if (sent && wants & WELCOME_POSSESSION)
-		atomic_store(&conn->lent, provider.serial);
+		atomic_store(&conn->delegated, provider.serial);
 	if (path >= 0)
 		raw_close(path);
 	return sent;
+}
+
+/* shim_lock held. The message of a pending connection could not be sent. */
+static void not_sent(struct conn *conn)
+{
+	if (pending_take(conn->token)) { /* else the provider is lost, and so is the conn's entry */
+		refused(conn, REASON_NO_PROVIDER);
+		atomic_fetch_sub(&conn->refs, 1); /* never the last: the caller's descriptor holds one */
+	}
 }
 
 /* shim_lock held */
@@ -121,8 +116,9 @@ static void offer(struct conn *conn, int fd)
 		return;
 	}
 	record.ring_size[0] = record.ring_size[1] = config.ring_size;
-	int fds[3] = {segment, conn->bell->fd, conn->bell->page_fd};
-	if (!random_bytes(record.segment_id, 16) || !describe(conn, fd, &record) || !pending_add(conn)) {
+	int fds[3] = {segment, conn->doorbell->fd, conn->doorbell->page_fd};
+	if (real.syscall(SYS_getrandom, (long)record.segment_id, 16, GRND_NONBLOCK, 0, 0, 0) != 16 ||
+	    !describe(conn, fd, &record) || !pending_add(conn)) {
 		raw_close(segment);
 		return;
 	}
@@ -131,11 +127,7 @@ static void offer(struct conn *conn, int fd)
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
 	if (!rpc_send_proven(conn, fd, &record, fds, 3)) {
 		raw_close(segment);
-		struct conn *mine = pending_take(conn->token);
-		if (mine) { /* else the provider is lost, and so is the conn's entry */
-			refused(conn, REASON_NO_PROVIDER);
-			atomic_fetch_sub(&conn->refs, 1); /* never the last: the caller's descriptor holds one */
-		}
+		not_sent(conn);
 		return;
 	}
 	conn->pending_segment_fd = own_fd(segment); /* -1 where descriptors are short: the answer is then refused */
@@ -145,24 +137,20 @@ static void offer(struct conn *conn, int fd)
 static void claim(struct conn *conn, int fd)
 {
 	struct rpc_msg record = {.type = RPC_CLAIM};
-	int fds[2] = {conn->bell->fd, conn->bell->page_fd};
+	int fds[2] = {conn->doorbell->fd, conn->doorbell->page_fd};
 
 	if (!describe(conn, fd, &record) || !pending_add(conn))
 		return;
 	word_store(conn->slot->state, STATE_OFFERED);
 	word_store(conn->slot->reason, REASON_WAITING_FOR_PEER);
 	if (!rpc_send_proven(conn, fd, &record, fds, 2)) {
-		struct conn *mine = pending_take(conn->token);
-		if (mine) {
-			refused(conn, REASON_NO_PROVIDER);
-			atomic_fetch_sub(&conn->refs, 1);
-		}
+		not_sent(conn);
 		return;
 	}
 	shim_log("fd %d claimed", fd);
 }
 
-/* The registry's word of the connection's bucket: offers that wait there, and a count that moves with each. */
+/* The registry's word of the connection's bucket: pending offers, and a count that grows with each. */
 static uint32_t bucket_word(const struct conn *conn, const struct registry_header *page)
 {
 	return atomic_load((const _Atomic uint32_t *)((const uint8_t *)page + REGISTRY_BUCKETS_OFFSET) + conn->bucket_index - 1);
@@ -193,9 +181,9 @@ static bool far_unwanted(void)
 }
 
 /*
- * A program that waits by calls we cannot see would wait for ever: a socket that does not block is promoted only after a
- * wait for it has come through us, unless the user wants it at once. Where we came late such calls are likely: a libuv loop
- * that was there before us may register sockets by io_uring.
+ * A program that waits by calls that we cannot see would wait for ever. So a nonblocking socket is promoted only after we
+ * have seen a wait for it, unless the user wants it at once. If the shim was loaded late such calls are likely: a libuv loop
+ * from before may register sockets by io_uring.
  */
 bool offer_bearable(struct conn *conn, int fd)
 {
@@ -207,30 +195,30 @@ bool offer_bearable(struct conn *conn, int fd)
 	return true;
 }
 
-/* shim_lock held, which is given up for a while. Gives the connection a bell: that of its set, or this thread's. */
-static bool bell_given(struct conn *conn)
+/* shim_lock held, but dropped for a while. Gives the connection a doorbell: its set's, or this thread's. */
+static bool doorbell_given(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn->bell)
+	if (conn->doorbell)
 		return true;
-	conn->bell = set_bell_for(conn);
-	if (!conn->bell) {
+	conn->doorbell = set_doorbell_for(conn);
+	if (!conn->doorbell) {
 		shim_lock_drop();
-		struct bell *mine = bell_self();
+		struct doorbell *mine = doorbell_self();
 		shim_lock_take();
 		/* without the lock another thread may have come this way with this connection */
 		if (!provider.welcomed || word_load(slot->state) != STATE_NATIVE || slot_has(slot, SLOT_STAYS))
 			return false;
-		if (conn->bell)
+		if (conn->doorbell)
 			return true;
-		conn->bell = mine;
+		conn->doorbell = mine;
 	}
-	if (conn->bell)
-		atomic_fetch_add(&conn->bell->refs, 1);
+	if (conn->doorbell)
+		atomic_fetch_add(&conn->doorbell->refs, 1);
 	else
 		conn_pin(conn, REASON_NO_RESOURCES);
-	return conn->bell;
+	return conn->doorbell;
 }
 
 /* shim_lock held; the provider is there, and the connection is native. */
@@ -256,7 +244,7 @@ static void approach(struct conn *conn, int fd, const struct registry_header *pa
 		word_store(conn->calls, 0);
 	} else if (set_wants_pin(conn)) {
 		conn_pin(conn, REASON_EPOLL_UNSUPPORTED);
-	} else if (bell_given(conn)) {
+	} else if (doorbell_given(conn)) {
 		if (slot->role == ROLE_ACTIVE) {
 			offer(conn, fd);
 		} else {

@@ -4,30 +4,7 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <string.h>
 #include <sys/ioctl.h>
-
-#ifndef TCP_FASTOPEN_CONNECT
-#define TCP_FASTOPEN_CONNECT 30
-#endif
-#ifndef TCP_REPAIR
-#define TCP_REPAIR 19
-#endif
-#ifndef TCP_ULP
-#define TCP_ULP 31
-#endif
-#ifndef TCP_INQ
-#define TCP_INQ 36
-#endif
-#ifndef TCP_ZEROCOPY_RECEIVE
-#define TCP_ZEROCOPY_RECEIVE 35
-#endif
-#ifndef SO_PEEK_OFF
-#define SO_PEEK_OFF 42
-#endif
-#ifndef SO_ZEROCOPY
-#define SO_ZEROCOPY 60
-#endif
 
 static bool stamps(int option)
 {
@@ -38,18 +15,14 @@ static bool stamps(int option)
 	       option == TIMESTAMPNS_NEW || option == TIMESTAMPING_NEW;
 }
 
-/* Options that concern us and that accepted sockets have from their listener; asked for once one has been set on any socket. */
+/* Options of interest that accepted sockets inherit; they are checked once one has been set on any socket. */
 static _Atomic bool heritage;
 static const struct {
 	int level, name;
-} heritable[] = {{SOL_SOCKET, SO_RCVLOWAT},
-                 {SOL_SOCKET, SO_TIMESTAMP},
-                 {SOL_SOCKET, SO_TIMESTAMPNS},
-                 {SOL_SOCKET, SO_TIMESTAMPING},
-                 {SOL_SOCKET, SO_OOBINLINE},
-                 {SOL_SOCKET, SO_PEEK_OFF},
-                 {SOL_SOCKET, SO_ZEROCOPY},
-                 {IPPROTO_TCP, TCP_INQ}};
+} heritable[] = {
+	{SOL_SOCKET, SO_RCVLOWAT}, {SOL_SOCKET, SO_TIMESTAMP}, {SOL_SOCKET, SO_TIMESTAMPNS}, {SOL_SOCKET, SO_TIMESTAMPING},
+	{SOL_SOCKET, SO_OOBINLINE}, {SOL_SOCKET, SO_PEEK_OFF}, {SOL_SOCKET, SO_ZEROCOPY}, {IPPROTO_TCP, TCP_INQ},
+};
 
 static void note_heritable(int level, int name)
 {
@@ -63,12 +36,11 @@ static void note_heritable(int level, int name)
 
 void option_inherit(struct conn *conn, int fd)
 {
-	if (likely(!atomic_load_explicit(&heritage, memory_order_relaxed)))
+	if (likely(!word_load(heritage)))
 		return;
 	for (size_t i = 0; i < sizeof(heritable) / sizeof(*heritable); i++) {
 		int value = 0, name = heritable[i].name;
-		socklen_t len = sizeof(value);
-		if (real.getsockopt(fd, heritable[i].level, name, &value, &len) < 0)
+		if (!option_get(fd, heritable[i].level, name, &value, sizeof(value)))
 			continue;
 		if (heritable[i].level == SOL_SOCKET && name == SO_RCVLOWAT)
 			conn->slot->rx_low_water = value > 0 ? (uint64_t)value : 1;
@@ -92,7 +64,7 @@ EXPORT int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 		}
 	}
 	if (unlikely(own(fd)))
-		return bad_fd();
+		return fail_with(EBADF);
 	return real.getsockopt(fd, level, name, value, len);
 }
 
@@ -102,7 +74,7 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 
 	note_heritable(level, name);
 	if (likely(!conn))
-		return own(fd) ? bad_fd() : real.setsockopt(fd, level, name, value, len);
+		return own(fd) ? fail_with(EBADF) : real.setsockopt(fd, level, name, value, len);
 	int result = real.setsockopt(fd, level, name, value, len);
 	if (result < 0)
 		return result;
@@ -121,7 +93,7 @@ EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, false); /* messages that only the kernel can attach */
 	} else if (level == SOL_SOCKET && name == SO_OOBINLINE) {
 		conn_demote(conn, fd, REASON_URGENT_DATA, false);
-	} else if (level == IPPROTO_TCP && (name == TCP_FASTOPEN_CONNECT)) {
+	} else if (level == IPPROTO_TCP && name == TCP_FASTOPEN_CONNECT) {
 		conn_pin(conn, REASON_FAST_OPEN);
 	} else if (level == IPPROTO_TCP && (name == TCP_REPAIR || name == TCP_ZEROCOPY_RECEIVE)) {
 		conn_demote(conn, fd, REASON_UNUSUAL_OPTION, true);
@@ -141,7 +113,7 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 	va_end(args);
 	HELD conn = conn_hold(fd);
 	if (likely(!conn))
-		return own(fd) ? bad_fd() : real.ioctl(fd, command, argument);
+		return own(fd) ? fail_with(EBADF) : real.ioctl(fd, command, argument);
 	if (command == FIONBIO || !conn->managed) {
 		int done = real.ioctl(fd, command, argument);
 		if (done == 0 && command == FIONBIO)
@@ -150,14 +122,14 @@ EXPORT int ioctl(int fd, unsigned long command, ...)
 			conn_pin(conn, REASON_ASYNC_SIGNAL_IO);
 		return done;
 	}
-	/* a program that only asks moves the switch along, too */
-	conn_heed(conn, fd);
+	/* a program that only asks must advance the switch-over, too */
+	conn_check(conn, fd);
 	conn_advance(conn, fd);
 	int result = real.ioctl(fd, command, argument);
 	if (result == 0 && command == FIONREAD && argument) {
 		*(int *)argument += (int)conn_ring_unread(conn, (size_t)*(int *)argument);
 	} else if (result == 0 && command == SIOCOUTQ && argument && tx_by_ring(conn->slot)) {
-		/* Ring bytes are in the peer's buffer, which TCP would have acknowledged; what makes the ring full waits. */
+		/* Ring bytes are in the peer's buffer: TCP would have acknowledged them. Those that make the ring full wait. */
 		size_t held = channel_tx_unread(&conn->channel), buffer = conn->channel.tx.size / 4 * 3;
 		if (held > buffer)
 			*(int *)argument += (int)(held - buffer);

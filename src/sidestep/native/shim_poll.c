@@ -1,12 +1,7 @@
 /* shim_poll.c - poll, ppoll, select, pselect with promoted members. */
 #include "shim_spin.h"
 
-#include <errno.h>
-#include <string.h>
-
-#define LOOK_EVERY_NS 20000
-#define BELLS_MAX 32
-#define NAP_NS 1000000
+#define DOORBELLS_MAX 32
 #define SMALL 64 /* descriptors a call handles without allocating */
 
 extern void __chk_fail(void) __attribute__((noreturn));
@@ -14,13 +9,13 @@ extern void __chk_fail(void) __attribute__((noreturn));
 struct poller {
 	struct pollfd *fds;
 	nfds_t len;
-	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the bells */
+	struct pollfd *kernel; /* the same with what the kernel is to watch, and one more entry for the doorbells */
 	struct conn **conns;   /* NULL: the kernel's alone */
 	struct file **sets;
 	bool others; /* some are the kernel's alone: it is asked every time */
 };
 
-/* The number may have been closed meanwhile and be another file's; the kernel's poll keeps the socket it began with. */
+/* The number may have been closed and reused meanwhile; the kernel's poll keeps the socket it began with. */
 static int poller_fd(const struct poller *poller, nfds_t i)
 {
 	struct conn *conn = poller->conns[i];
@@ -29,7 +24,7 @@ static int poller_fd(const struct poller *poller, nfds_t i)
 	return !conn || likely(conn_get(fd) == conn) ? fd : conn_fd(conn);
 }
 
-/* `ready_kernel`: poller->kernel is what the kernel has been asked, or will be. */
+/* `ready_kernel`: poller->kernel holds what the kernel was asked for, or will be. */
 static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bits, bool ready_kernel)
 {
 	struct conn *conn = poller->conns[i];
@@ -39,7 +34,7 @@ static uint32_t conn_revents(struct poller *poller, nfds_t i, uint32_t kernel_bi
 	bool on_ring = tx_by_ring(conn->slot);
 	uint32_t ready = conn_ready(conn, fd, kernel_bits, (unsigned short)poller->fds[i].events);
 	if (unlikely(on_ring && !tx_by_ring(conn->slot))) {
-		/* room is the kernel's to tell from now on: to this call, which may be about to sleep, and to sets */
+		/* from now on the kernel reports room: to this call, which may be about to sleep, and to sets */
 		poller->kernel[i].events |= poller->fds[i].events & (POLLOUT | POLLWRNORM | POLLWRBAND);
 		set_conn_switched(conn);
 	}
@@ -65,16 +60,15 @@ static void poller_ask(struct poller *poller)
 		if (conn && tx_is(conn->slot, TX_RESEND)) {
 			poller->kernel[i].events |= POLLOUT; /* TCP's room is what recalled bytes wait for */
 		} else if (conn) {
-			/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+			/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
 			if (conn_judges_end(conn) && !slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT))
 				poller->kernel[i].events |= POLLRDHUP;
 			if (tx_by_ring(conn->slot))
 				poller->kernel[i].events &= (short)~(POLLOUT | POLLWRNORM | POLLWRBAND);
 		}
-		if (conn && conn_fin_waits(conn, poller->kernel[i].fd)) {
+		if (conn && conn_fin_waits(conn, poller->kernel[i].fd))
 			poller->kernel[i].events &= (short)~(POLLIN | POLLRDNORM | POLLRDHUP);
-		}
-		if (conn && conn_end_withheld(conn)) { /* the kernel would tell it for as long, and nobody could be told */
+		if (conn && conn_end_withheld(conn)) { /* the kernel would report it again and again, to no use */
 			poller->kernel[i].events &= (short)~POLLRDHUP;
 			if (!(poller->kernel[i].events & (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM)) &&
 			    slot_has(conn->slot, SLOT_WR_SHUT | SLOT_NATIVE_RESET))
@@ -104,7 +98,7 @@ static int poller_tell(struct poller *poller, enum look look)
 }
 
 struct sleep {
-	struct bell *bells[BELLS_MAX];
+	struct doorbell *doorbells[DOORBELLS_MAX];
 	int len;
 	bool truncated; /* there are more: nap */
 };
@@ -113,48 +107,43 @@ static void sleep_undo(void *argument)
 {
 	struct sleep *sleep = argument;
 
-	for (int i = 0; i < sleep->len; i++)
-		bell_sleep_end(sleep->bells[i]);
-	shim_lock_take();
-	for (int i = 0; i < sleep->len; i++)
-		bell_unref(sleep->bells[i]);
-	shim_lock_drop();
+	doorbells_wake(sleep->doorbells, (uint32_t)sleep->len);
 }
 
-/* The distinct bells of what is waited for, each with a reference. */
-static void collect_bells(struct poller *poller, struct sleep *sleep)
+/* The distinct doorbells of this wait, each with a reference. */
+static void collect_doorbells(struct poller *poller, struct sleep *sleep)
 {
-	struct bell **bells = sleep->bells;
+	struct doorbell **doorbells = sleep->doorbells;
 	int n = 0;
 
 	sleep->truncated = false;
 	for (nfds_t i = 0; i < poller->len; i++) {
-		struct bell *found[BELLS_MAX];
+		struct doorbell *found[DOORBELLS_MAX];
 		int len = 0;
 		if (poller->conns[i]) {
-			found[len++] = poller->conns[i]->bell;
+			found[len++] = poller->conns[i]->doorbell;
 			atomic_fetch_add(&found[0]->refs, 1);
 		} else if (poller->sets[i]) {
-			len = set_bells(poller->sets[i], found, BELLS_MAX);
+			len = set_doorbells(poller->sets[i], found, DOORBELLS_MAX);
 		}
 		for (int j = 0; j < len; j++) {
 			int at = 0;
-			while (at < n && bells[at] != found[j])
+			while (at < n && doorbells[at] != found[j])
 				at++;
-			if (at == n && n < BELLS_MAX) {
-				bells[n++] = found[j];
+			if (at == n && n < DOORBELLS_MAX) {
+				doorbells[n++] = found[j];
 				continue;
 			}
 			sleep->truncated |= at == n;
 			shim_lock_take();
-			bell_unref(found[j]);
+			doorbell_unref(found[j]);
 			shim_lock_drop();
 		}
 	}
 	sleep->len = n;
 }
 
-/* How a wait was spent is put down to the first connection that ended it. */
+/* The first connection that ended a wait gets the statistics of it. */
 static void count_wait(struct poller *poller, bool won, bool lost, bool slept)
 {
 	for (nfds_t i = 0; i < poller->len; i++) {
@@ -179,24 +168,24 @@ struct poll_wait {
 static __thread _Atomic uint32_t spin_budget = UINT32_MAX;
 static __thread int64_t looked_at; /* the kernel was */
 
-/* Whether providers between are still there: who never sleeps would not hear of it. */
-static void lives_look(struct poller *poller)
+/* Whether providers between are still alive: a thread that never sleeps would not hear of their death. */
+static void liveness_check(struct poller *poller)
 {
-	const struct remote_bell *last = NULL;
+	const struct remote_doorbell *last = NULL;
 
 	for (nfds_t i = 0; i < poller->len; i++)
 		if (poller->conns[i])
-			conn_life_look(poller->conns[i], &last);
+			conn_liveness_check(poller->conns[i], &last);
 }
 
-/* Looks at the rings; with `kernel`, at that too. How many descriptors have something, or -1. */
+/* Looks at the rings, and with `kernel` asks the kernel, too. How many descriptors are ready, or -1. */
 static int poll_look(struct poller *poller, struct poll_wait *wait, bool kernel)
 {
 	if (!kernel)
 		return poller_tell(poller, LOOK_RINGS);
 	looked_at = wait->now;
 	self.calls += wait->looks++ != 0;
-	lives_look(poller);
+	liveness_check(poller);
 	poller_ask(poller);
 	return raw_poll(poller->kernel, poller->len, 0) < 0 ? -1 : poller_tell(poller, LOOK_TOLD);
 }
@@ -206,7 +195,7 @@ static bool look_is_due(const struct poll_wait *wait)
 	return wait->now - looked_at > LOOK_EVERY_NS;
 }
 
-/* How many descriptors have something; 0: it is time to sleep. */
+/* How many descriptors are ready; 0: it is time to sleep. */
 static int poll_spin(struct poller *poller, struct poll_wait *wait)
 {
 	uint32_t peer_cpu = 0;
@@ -237,19 +226,7 @@ static int poll_spin(struct poller *poller, struct poll_wait *wait)
 	return n;
 }
 
-/* The kernel has ended a sleep. */
-static void poll_woken(struct poller *poller)
-{
-	if (!poller->kernel[poller->len].revents)
-		return;
-	self_bells_clear();
-	lives_look(poller);
-}
-
-/*
- * One connection that is to be read, by ring: the set that a blocking receive sleeps on has its socket and its bell, and
- * tells both in one call.
- */
+/* Waiting for one connection to be read, by ring: the set of a blocking receive reports socket and doorbell in one call. */
 static bool sleeps_as_receive(const struct poller *poller)
 {
 	const struct conn *conn = poller->len == 1 ? poller->conns[0] : NULL;
@@ -258,7 +235,7 @@ static bool sleeps_as_receive(const struct poller *poller)
 	       (poller->kernel[0].events & POLLIN) && !(poller->kernel[0].events & ~(POLLIN | POLLRDNORM | POLLRDHUP));
 }
 
-/* Sleeps in the kernel. As its poll, but that the bells alone may have woken us. */
+/* Sleeps in the kernel. Returns as its poll does, but a doorbell alone may have woken us. */
 static int sleep_told(struct poller *poller, const struct poll_wait *wait, const struct sleep *sleep)
 {
 	int64_t until = sleep_deadline(wait->deadline, wait->now);
@@ -274,22 +251,24 @@ static int sleep_told(struct poller *poller, const struct poll_wait *wait, const
 			return 0; /* stopped and continued: poll(2) goes on then, epoll_wait(2) does not */
 		return error ? -1 : 1;
 	}
-	int bell_fd = self_bell_fd(sleep->bells, sleep->len);
-	for (nfds_t i = 0; i < poller->len && bell_fd >= 0; i++)
+	int doorbell_fd = self_doorbell_fd(sleep->doorbells, sleep->len);
+	for (nfds_t i = 0; i < poller->len && doorbell_fd >= 0; i++)
 		if (poller->conns[i])
-			self_life_watch(poller->conns[i]);
-	poller->kernel[poller->len] = (struct pollfd){.fd = bell_fd, .events = POLLIN};
-	if ((bell_fd < 0 || sleep->truncated) && until - wait->now > NAP_NS)
-		until = wait->now + NAP_NS; /* no descriptor for the bells, or too many of them */
+			self_liveness_watch(poller->conns[i]);
+	poller->kernel[poller->len] = (struct pollfd){.fd = doorbell_fd, .events = POLLIN};
+	if ((doorbell_fd < 0 || sleep->truncated) && until - wait->now > NAP_NS)
+		until = wait->now + NAP_NS; /* no descriptor for the doorbells, or too many of them */
 	int k = sleep_poll(poller->kernel, poller->len + 1, until, wait->signals, NULL);
 	int failed = errno;
-	if (k > 0)
-		poll_woken(poller);
+	if (k > 0 && poller->kernel[poller->len].revents) {
+		self_doorbells_clear();
+		liveness_check(poller);
+	}
 	errno = failed;
 	return k;
 }
 
-/* Sleeps in the kernel, unless there is something: how many have. 0: look again; -1: as the kernel's poll, with errno. */
+/* Sleeps unless descriptors are ready, and returns how many are. 0: look again; -1: as the kernel's poll, with errno. */
 static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 {
 	volatile int k = 0, failed = 0; /* live across the cleanup handler's setjmp */
@@ -298,9 +277,9 @@ static int poll_sleep(struct poller *poller, struct poll_wait *wait)
 	rpc_listen();
 	conns_trim(wait->now);
 	self.full_until = 0;
-	collect_bells(poller, &sleep);
+	collect_doorbells(poller, &sleep);
 	for (int i = 0; i < sleep.len; i++)
-		bell_sleep_begin(sleep.bells[i]);
+		doorbell_word_sleep(sleep.doorbells[i]->word);
 	poller_ask(poller);
 	int n = poller_tell(poller, LOOK_ASKED);
 	if (n == 0) {
@@ -335,7 +314,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 
 	wait.now = wait.start = now_ns();
 	pthread_testcancel();
-	if (atomic_load_explicit(&rpc_pending, memory_order_relaxed))
+	if (word_load(rpc_pending))
 		rpc_poll();
 	/* rings first: an answer that is there costs no call at all */
 	int n = poll_look(poller, &wait, poller->others);
@@ -344,7 +323,7 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 	if (n || timeout_ns == 0 || (n = poll_spin(poller, &wait)))
 		return n;
 	while (self.signals == signals) {
-		if (wait.now >= wait.deadline) /* the kernel, too, looks once more; another's turn on this CPU can outlast a short timeout */
+		if (wait.now >= wait.deadline) /* as the kernel does: another thread's turn on this CPU can outlast a short timeout */
 			return poll_look(poller, &wait, true);
 		n = poll_sleep(poller, &wait);
 		if (n > 0 && wait.slept)
@@ -352,11 +331,10 @@ static int poll_managed(struct poller *poller, int64_t timeout_ns, uint64_t sign
 		if (n)
 			return n;
 	}
-	errno = EINTR;
-	return -1;
+	return fail_with(EINTR);
 }
 
-/* Finds out which descriptors need us. 0: none does, `natives` waiting connections have been counted as sitters. */
+/* How many descriptors need us. *native: there are connections that may still be promoted. */
 static uint32_t classify(struct pollfd *fds, nfds_t len, bool *native)
 {
 	uint32_t managed = 0;
@@ -392,7 +370,7 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		struct conn *conn = conn_hold(fds[i].fd);
 		if (!conn)
 			continue;
-		native_wait_begin(conn);
+		atomic_fetch_add(&conn->slot->rx_kernel_waiters, 1);
 		waiting[n++] = conn;
 		*retry |= atomic_load(&conn->managed) != 0;
 	}
@@ -400,7 +378,7 @@ static int native_poll(struct pollfd *fds, nfds_t len, const struct timespec *ti
 		result = real.ppoll(fds, len, timeout, mask);
 	int saved = errno;
 	for (nfds_t i = 0; i < n; i++) {
-		native_wait_end(waiting[i]);
+		atomic_fetch_sub(&waiting[i]->slot->rx_kernel_waiters, 1);
 		conn_unref(waiting[i]);
 	}
 	if (waiting != small)
@@ -416,7 +394,7 @@ static int poll_common(struct pollfd *fds, nfds_t len, const struct timespec *ti
 
 	if (timeout && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 || timeout->tv_nsec >= 1000000000))
 		return real.ppoll(fds, len, timeout, mask);
-	if (unlikely(atomic_load_explicit(&rpc_pending, memory_order_relaxed)))
+	if (unlikely(word_load(rpc_pending)))
 		rpc_poll();
 	if (likely(!classify(fds, len, &native))) {
 		if (!native || (timeout && !timeout->tv_sec && !timeout->tv_nsec))
@@ -477,7 +455,7 @@ static int tracked_poll(struct pollfd *fds, nfds_t len, int timeout)
 	return poll_common(fds, len, timeout < 0 ? NULL : &limit, NULL);
 }
 
-/* nothing of ours among them: the kernel's own poll, with its own faults for bad pointers */
+/* without a descriptor of ours it is the kernel's own poll, with its own faults for bad pointers */
 EXPORT int poll(struct pollfd *fds, nfds_t len, int timeout)
 {
 	for (nfds_t i = 0; fds && i < len; i++)
@@ -538,22 +516,28 @@ static bool has_bit(const fd_set *set, int fd)
 
 static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct timespec *timeout, const sigset_t *mask)
 {
+	/* the kernel's POLLIN_SET, POLLOUT_SET and POLLEX_SET: fs/select.c, select(2) "Correspondence" */
+	const struct {
+		fd_set *set;
+		short asked, told;
+	} kinds[] = {
+		{r, POLLIN | POLLRDNORM | POLLRDBAND, POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR},
+		{w, POLLOUT | POLLWRNORM | POLLWRBAND, POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR},
+		{e, POLLPRI, POLLPRI},
+	};
 	nfds_t n = 0;
 	int found = 0;
 
 	for (int fd = 0; fd < len; fd++)
 		n += has_bit(r, fd) || has_bit(w, fd) || has_bit(e, fd);
 	struct pollfd small[SMALL], *fds = small;
-	if (n > SMALL && !(fds = malloc(n * sizeof(*fds)))) {
-		errno = ENOMEM;
-		return -1;
-	}
+	if (n > SMALL && !(fds = malloc(n * sizeof(*fds))))
+		return fail_with(ENOMEM);
 	n = 0;
 	for (int fd = 0; fd < len; fd++) {
-		/* the kernel's select: POLLIN_SET, POLLOUT_SET, POLLEX_SET (fs/select.c, select(2) "Correspondence") */
-		short events = (short)((has_bit(r, fd) ? POLLIN | POLLRDNORM | POLLRDBAND : 0) |
-		                       (has_bit(w, fd) ? POLLOUT | POLLWRNORM | POLLWRBAND : 0) |
-		                       (has_bit(e, fd) ? POLLPRI : 0));
+		short events = 0;
+		for (int i = 0; i < 3; i++)
+			events |= has_bit(kinds[i].set, fd) ? kinds[i].asked : 0;
 		if (events)
 			fds[n++] = (struct pollfd){.fd = fd, .events = events};
 	}
@@ -564,32 +548,16 @@ static int select_by_poll(int len, fd_set *r, fd_set *w, fd_set *e, const struct
 			result = -1;
 			saved = EBADF;
 		}
-	if (result >= 0) {
-		for (nfds_t i = 0; i < n; i++) {
-			int fd = fds[i].fd;
-			long bit = 1l << (fd % 64);
-			short got = fds[i].revents;
-			if (has_bit(r, fd)) {
-				if (got & (POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR))
-					found++;
-				else
-					r->fds_bits[fd / 64] &= ~bit;
-			}
-			if (has_bit(w, fd)) {
-				if (got & (POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR))
-					found++;
-				else
-					w->fds_bits[fd / 64] &= ~bit;
-			}
-			if (has_bit(e, fd)) {
-				if (got & POLLPRI)
-					found++;
-				else
-					e->fds_bits[fd / 64] &= ~bit;
-			}
-		}
-		result = found;
+	for (nfds_t i = 0; i < 3 * n && result >= 0; i++) {
+		int fd = fds[i / 3].fd;
+		fd_set *set = kinds[i % 3].set;
+		if (has_bit(set, fd) && (fds[i / 3].revents & kinds[i % 3].told))
+			found++;
+		else if (has_bit(set, fd))
+			set->fds_bits[fd / 64] &= ~(1l << (fd % 64));
 	}
+	if (result >= 0)
+		result = found;
 	if (fds != small)
 		free(fds);
 	errno = saved;
@@ -626,12 +594,5 @@ EXPORT int pselect(int len, fd_set *r, fd_set *w, fd_set *e, const struct timesp
 }
 
 /* libc's own names for some of these */
-EXPORT int __poll(struct pollfd *fds, nfds_t len, int timeout)
-{
-	return poll(fds, len, timeout);
-}
-
-EXPORT int __select(int len, fd_set *r, fd_set *w, fd_set *e, struct timeval *timeout)
-{
-	return select(len, r, w, e, timeout);
-}
+ALIAS(__poll, poll);
+ALIAS(__select, select);

@@ -2,11 +2,9 @@
 #include "shim.h"
 
 #include <alloca.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
-#include <string.h>
 
 /* A vfork child shares our memory: its close() and dup2() would change the parent's table. fork is vfork that does not. */
 EXPORT pid_t vfork(void)
@@ -14,10 +12,7 @@ EXPORT pid_t vfork(void)
 	return real.fork();
 }
 
-EXPORT pid_t __vfork(void)
-{
-	return vfork();
-}
+ALIAS(__vfork, vfork);
 
 struct cloned {
 	int (*run)(void *);
@@ -52,7 +47,7 @@ EXPORT int clone(int (*run)(void *), void *stack, int flags, void *argument, ...
 	return child;
 }
 
-/* libc's own leaves the parent by an _exit() that nobody sees, as if it still held every connection. */
+/* libc's own ends the parent by an _exit() that we cannot see, as if it still held every connection. */
 EXPORT int daemon(int keep_directory, int keep_stdio)
 {
 	pid_t child = fork();
@@ -89,12 +84,28 @@ EXPORT void _exit(int status)
 	real._exit(status);
 }
 
-EXPORT void _Exit(int status)
+ALIAS(_Exit, _exit);
+
+/* A new program knows nothing of channels: connections that it inherits go back to TCP first. */
+static void demote_inherited(bool leaving)
 {
-	_exit(status);
+	rpc_before_exec();
+	shim_lock_take();
+	sets_before_fork(); /* nor of registrations that the kernel still has */
+	shim_lock_drop();
+	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
+		struct conn *conn = conn_get((int)fd);
+		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+			conn_demote(conn, (int)fd, REASON_PASSED, true);
+			if (leaving && conn_alone(conn))
+				conn_abandon(conn, (int)fd);
+		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
+			conn_pin(conn, REASON_PASSED);
+		}
+	}
 }
 
-/* A program that starts anew knows nothing of channels: what it inherits goes back to TCP first. */
+/* Connections that the kernel closes on exec lose this holder, or get it back. */
 static void hold_on_exec(int change)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
@@ -106,21 +117,16 @@ static void hold_on_exec(int change)
 	}
 }
 
-static void demote_inherited(bool leaving)
+static void before_exec(bool leaving)
 {
-	rpc_before_exec();
-	shim_lock_take();
-	sets_before_fork(); /* and nothing of registrations that the kernel still has */
-	shim_lock_drop();
-	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		struct conn *conn = conn_get((int)fd);
-		if (conn && conn->managed && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC)) {
-			conn_demote(conn, (int)fd, REASON_PASSED, true);
-			if (leaving && conn_alone(conn))
-				conn_abandon(conn, (int)fd);
-		} else if (conn && !(real.fcntl64((int)fd, F_GETFD, 0) & FD_CLOEXEC))
-			conn_pin(conn, REASON_PASSED);
-	}
+	demote_inherited(leaving);
+	hold_on_exec(-1);
+}
+
+static int exec_failed(int result)
+{
+	hold_on_exec(1);
+	return result;
 }
 
 static bool executable(const char *path)
@@ -151,29 +157,20 @@ static bool executable_by_name(const char *file)
 
 EXPORT int execve(const char *path, char *const argv[], char *const env[])
 {
-	demote_inherited(executable(path));
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.execve(path, argv, env);
-	hold_on_exec(1);
-	return result;
+	before_exec(executable(path));
+	return exec_failed(real.execve(path, argv, env));
 }
 
 EXPORT int execvpe(const char *file, char *const argv[], char *const env[])
 {
-	demote_inherited(executable_by_name(file));
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.execvpe(file, argv, env);
-	hold_on_exec(1);
-	return result;
+	before_exec(executable_by_name(file));
+	return exec_failed(real.execvpe(file, argv, env));
 }
 
 EXPORT int execveat(int dir, const char *path, char *const argv[], char *const env[], int flags)
 {
-	demote_inherited(false);
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.execveat(dir, path, argv, env, flags);
-	hold_on_exec(1);
-	return result;
+	before_exec(false);
+	return exec_failed(real.execveat(dir, path, argv, env, flags));
 }
 
 EXPORT int execv(const char *path, char *const argv[])
@@ -188,11 +185,8 @@ EXPORT int execvp(const char *file, char *const argv[])
 
 EXPORT int fexecve(int fd, char *const argv[], char *const env[])
 {
-	demote_inherited(false);
-	hold_on_exec(-1); /* the kernel closes them */
-	int result = real.fexecve(fd, argv, env);
-	hold_on_exec(1);
-	return result;
+	before_exec(false);
+	return exec_failed(real.fexecve(fd, argv, env));
 }
 
 /* The l forms: libc's own would call its internal execve. */
@@ -301,7 +295,4 @@ EXPORT int setresuid(uid_t ruid, uid_t euid, uid_t suid)
 	return real.setresuid(ruid, euid, suid);
 }
 
-EXPORT FILE *_IO_popen(const char *command, const char *mode)
-{
-	return popen(command, mode);
-}
+ALIAS(_IO_popen, popen);

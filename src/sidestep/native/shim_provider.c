@@ -1,21 +1,19 @@
 /*
- * shim_provider.c - the connection to the provider, and what is with it unanswered.
+ * shim_provider.c - the connection to the provider, and the offers and claims that it has not answered.
  *
  * One SOCK_SEQPACKET connection a process, made on first need and again after the provider was restarted. Nothing waits
  * for it. Without a provider every connection simply stays on TCP.
  */
 #include "shim_provider.h"
 
-#include <errno.h>
 #include <linux/sockios.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#define RETRY_CONNECT_NS 1000000000  /* a provider that is not there is asked for again after this */
+#define RETRY_CONNECT_NS 1000000000  /* between two attempts to connect to a provider */
 #define BACKOFF_MAX 10               /* an unanswered offer doubles the calls until the next one, 2^10 times at most */
-#define BACKOFF_NS 1000000           /* and the time, which is the same for those that call often */
+#define BACKOFF_NS 1000000           /* and also doubles this time, for connections with many calls */
 
 #define SYSTEM_SOCKET "/run/sidestep/provider" /* of config.py */
 
@@ -30,9 +28,9 @@ static struct {
 static int pending_lost;
 
 /*
- * Who pairs the ends of connections can read and change what they carry. So only our own user and root are believed, in a
- * directory that nobody else can change. At SYSTEM_SOCKET it may be another: only root can make a directory in /run, and
- * to whom it has given that one is the system-wide provider's user. The same as check_listener() in config.py.
+ * A provider can read and change what connections carry. So only our own user and root are believed, in a directory that
+ * nobody else can change. At SYSTEM_SOCKET the directory's owner is believed, too: only root can make a directory in /run,
+ * and has given this one to the system-wide provider's user. The same as check_listener() in config.py.
  */
 static bool believed(int fd)
 {
@@ -44,7 +42,7 @@ static bool believed(int fd)
 	memcpy(path, config.socket, sizeof(path));
 	char *slash = strrchr(path, '/');
 	strcpy(slash ? slash + 1 : path, "."); /* a name has a byte at least, or nobody would listen there */
-	bool good = real.getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &(socklen_t){sizeof(listener)}) == 0 &&
+	bool good = option_get(fd, SOL_SOCKET, SO_PEERCRED, &listener, sizeof(listener)) &&
 	            stat(path, &directory) == 0 && !(directory.st_mode & (S_IWGRP | S_IWOTH));
 	if (good && strcmp(config.socket, SYSTEM_SOCKET) == 0)
 		good = listener.uid == 0 || listener.uid == own || listener.uid == directory.st_uid;
@@ -133,16 +131,16 @@ void rpc_ensure(void)
 	let_go(NULL, 0);
 }
 
-/* The first connection to a near peer: from now on the provider can tell of this process, whatever becomes of it. */
+/* With the first connection to a near peer: from now on the provider knows this process, even if nothing is promoted. */
 void rpc_introduce(void)
 {
-	if (likely(atomic_load_explicit(&provider.introduced, memory_order_relaxed)) || atomic_exchange(&provider.introduced, true))
+	if (likely(word_load(provider.introduced)) || atomic_exchange(&provider.introduced, true))
 		return;
 	rpc_ensure();
 }
 
 /*
- * What root has started, and what dropped its privileges since, is root's server to the provider for as long as it can
+ * A server that root has started and that has dropped its privileges is root's to the provider, as long as the provider can
  * follow it: from process to process by our messages, and over an exec by the process itself.
  */
 void rpc_before_exec(void)
@@ -151,21 +149,20 @@ void rpc_before_exec(void)
 		rpc_ensure();
 }
 
-/* Whether an end elsewhere may be on this host all the same: in another network namespace. Asks the provider if need be. */
+/* Whether a peer at another address may be reached: in another network namespace, say. Asks the provider if need be. */
 bool rpc_reaches_far(void)
 {
 	if (!config.socket[0])
 		return false;
 	if (unlikely(provider.fd < 0) && now_ns() >= retry_at)
 		rpc_ensure(); /* at most once a second: without a provider a peer elsewhere costs next to nothing */
-	return !atomic_load_explicit(&provider.answered, memory_order_relaxed) ||
-	       (atomic_load_explicit(&provider.wants, memory_order_relaxed) & WELCOME_FAR);
+	return !word_load(provider.answered) || (word_load(provider.wants) & WELCOME_FAR);
 }
 
 bool rpc_carries_far(void)
 {
 	return config.socket[0] && (!atomic_load_explicit(&provider.registry, memory_order_acquire) ||
-	                            (atomic_load_explicit(&provider.wants, memory_order_relaxed) & WELCOME_REMOTE));
+	                            (word_load(provider.wants) & WELCOME_REMOTE));
 }
 
 struct conn *pending_take(uint64_t token)
@@ -214,7 +211,7 @@ void refused(struct conn *conn, enum reason_code reason)
 	conn->pending_segment_fd = -1;
 }
 
-/* shim_lock held. Everything with the provider is void; whoever still waits goes back to TCP. */
+/* shim_lock held. All pending offers and claims are void; their connections stay on TCP. */
 static void pending_lose(void)
 {
 	for (int i = 0; i < PENDING_MAX; i++)
@@ -226,7 +223,7 @@ static void pending_lose(void)
 		}
 }
 
-/* Drops shim_lock, and then the references of what was answered and of what was lost: the last one takes the lock itself. */
+/* Drops shim_lock, and then the references of answered and lost connections: dropping the last one takes the lock. */
 void let_go(struct conn **done, int done_len)
 {
 	struct conn *lost[PENDING_MAX];
@@ -270,21 +267,21 @@ void rpc_withdraw(struct conn *conn)
 }
 
 /*
- * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. It is there until the
- * provider reads on; the kernel tells whether it has. Of a connection that is lost, or of our parent, nobody tells.
+ * Whether a duplicate of the socket may be in the provider's queue, where it would hide a close. The kernel knows whether the
+ * provider has read the queue; if the connection to it is lost, or the parent's, nobody knows.
  */
-bool rpc_lent(struct conn *conn)
+bool rpc_delegated(struct conn *conn)
 {
 	int queued = 0;
 
-	if (likely(!atomic_load(&conn->lent)))
+	if (likely(!atomic_load(&conn->delegated)))
 		return false;
 	shim_lock_take();
-	uint32_t serial = atomic_load(&conn->lent); /* the answer may have come in between */
-	bool lent =
-	    serial && (serial != provider.serial || provider.fd < 0 || real.ioctl(provider.fd, SIOCOUTQ, &queued) < 0 || queued > 0);
+	uint32_t serial = atomic_load(&conn->delegated); /* the answer may have come in between */
+	bool delegated = serial && (serial != provider.serial || provider.fd < 0 ||
+	                            real.ioctl(provider.fd, SIOCOUTQ, &queued) < 0 || queued > 0);
 	shim_lock_drop();
-	return lent;
+	return delegated;
 }
 
 /* In a child: the connection and what is pending on it are the parent's. */

@@ -5,7 +5,7 @@
 #include "shim.h"
 
 #define PENDING_MAX 64               /* offers and claims of this process with the provider; more wait for a later call */
-#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, bell, bell page */
+#define OFFER_FDS_MAX 5              /* the socket's duplicate, a UDP socket, segment, doorbell, doorbell page */
 /* Of peers at other addresses: in another namespace of this host, or on another host. */
 #define WELCOME_FAR (WELCOME_PATH | WELCOME_REMOTE)
 
@@ -13,8 +13,8 @@ extern struct provider {
 	_Atomic int fd;              /* -1: there is no connection */
 	_Atomic uint32_t serial;     /* one more with each connection, and in each child */
 	_Atomic uint32_t wants;      /* WELCOME_*, once there is a provider */
-	_Atomic bool answered;       /* whether that is known, or nobody is there to know */
-	_Atomic bool introduced;     /* it can tell of this process */
+	_Atomic bool answered;       /* `wants` is known, or there is no provider */
+	_Atomic bool introduced;     /* it knows this process */
 	bool welcomed;
 	const struct registry_header *_Atomic registry; /* NULL: no provider, or none that has answered yet */
 	_Atomic uint32_t registry_epoch;                /* one more with each provider: buckets are of a registry */
@@ -41,12 +41,12 @@ void rpc_lost(void);
 void provider_after_fork(void);
 
 /* ---- shim_answer.c: guarded by shim_lock ---- */
-#define ORDERS_MAX 64                /* orders of the provider taken in at a time */
-extern struct order {
+#define COMMANDS_MAX 64 /* commands of the provider that are kept at a time */
+extern struct command {
 	uint16_t type;
 	uint64_t slot_generation;
-} orders[ORDERS_MAX]; /* taken in, not followed yet */
-extern _Atomic int orders_len;
+} commands[COMMANDS_MAX]; /* received and not run yet */
+extern _Atomic int commands_len;
 
 #define ASKS_MAX 32                  /* questions of this process at a time; one more is answered as without a provider */
 /*
@@ -56,11 +56,11 @@ extern _Atomic int orders_len;
 extern struct ask {
 	uint64_t token; /* 0: free */
 	int64_t deadline;
-	uint32_t serial; /* of the connection by which it was asked: the answer is lost with it */
+	uint32_t serial; /* of the connection that it was asked by: the answer is lost with that */
 	bool answered;
 	struct rpc_answer answer;
 } asks[ASKS_MAX];
-extern bool asks_stalled; /* a call has waited in vain, and nothing has come since: who can do without an answer does */
+extern bool asks_stalled; /* a call has waited in vain, and nothing has come since: others do not wait if they can do without */
 
 struct conn *rpc_receive(bool *more);
 void answers_after_fork(void);

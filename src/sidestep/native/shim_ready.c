@@ -5,8 +5,8 @@
 #include <sys/ioctl.h>
 
 /*
- * Whether what is ready is news to who wants edges alone; it is none the next time. `tail` is of before the look. What comes
- * on the one path is an edge though bytes of the other, told long ago, stand before it.
+ * Whether what is ready is an edge that has not been reported; from now on it has been. `tail` is from before the look. What
+ * comes on one path is an edge even if bytes of the other path, reported long ago, stand before it.
  */
 static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bits, uint64_t tail)
 {
@@ -28,10 +28,7 @@ static bool edge_taken(struct member *member, uint32_t ready, uint32_t kernel_bi
 	return true;
 }
 
-/*
- * What the kernel's entry has told of an end, and what it was not asked for, as it does not ask while the end is withheld: else
- * a hang-up would be told without that it can be read.
- */
+/* Completes an end that the kernel reports with the bits that its entry did not ask for: a hang-up can also be read. */
 static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_bits)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN | POLLRDHUP};
@@ -41,7 +38,7 @@ static uint32_t end_whole(const struct member *member, int fd, uint32_t kernel_b
 	return kernel_bits | ((unsigned short)native.revents & ~(uint32_t)POLLNVAL);
 }
 
-/* Whether TCP has brought bytes since, of which the kernel tells nobody. */
+/* Whether TCP has brought bytes since the last look that the kernel does not report. */
 static bool came_untold(struct member *member, int fd)
 {
 	const struct conn *conn = member->conn;
@@ -64,7 +61,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	if (unlikely(!conn_switched(conn)))
 		conn_progress(conn, fd);
-	/* before the look: what comes after it is an edge that has not been told */
+	/* before the look: what comes after it is an edge that has not been reported */
 	uint64_t tail = atomic_load_explicit(&conn->channel.rx_peer_line->tail, memory_order_acquire);
 	member->armed |= came_untold(member, fd);
 	self.full_until = set->full_until;
@@ -91,7 +88,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 		return false;
 	event->events = told;
 	event->data.u64 = member->data;
-	/* how the wait that ends now was spent is put down to the first that ends it */
+	/* the first member that ends a wait gets the statistics of it */
 	if (set->spent == SPENT_SPUN)
 		word_add(conn->slot->spins_won, 1);
 	if (set->spent == SPENT_BOTH)
@@ -101,7 +98,7 @@ static bool member_report(struct set *set, struct member *member, uint32_t kerne
 	set->spent = SPENT_NOTHING;
 	calls_count(conn->slot);
 	member->pass = set->pass;
-	atomic_store_explicit(&set->last_cpu, word_load(conn->channel.rx_peer_line->cpu), memory_order_relaxed);
+	word_store(set->last_cpu, word_load(conn->channel.rx_peer_line->cpu));
 	if (member->events & EPOLLONESHOT) {
 		member->disabled = true;
 		kernel_set(member, EPOLL_CTL_MOD);
@@ -159,7 +156,7 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 {
 	int n = 0;
 	bool rung = false;
-	const struct remote_bell *last = NULL;
+	const struct remote_doorbell *last = NULL;
 
 	for (int i = 0; i < len; i++) {
 		if (told[i].data.u64 >> NAME_BITS != set->secret) {
@@ -168,8 +165,8 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 		}
 		uint32_t index = (uint32_t)(told[i].data.u64 & ((1u << INDEX_BITS) - 1));
 		struct member *member = index < set->members_len ? set->members[index] : NULL;
-		rung |= index == BELL_INDEX;
-		if (index == BELL_INDEX || !member || member->pass == set->pass ||
+		rung |= index == DOORBELL_INDEX;
+		if (index == DOORBELL_INDEX || !member || member->pass == set->pass ||
 		    member_name(member) != (uint32_t)told[i].data.u64)
 			continue;
 		struct epoll_event event;
@@ -188,20 +185,20 @@ int translate(struct set *set, const struct epoll_event *told, int len, struct e
 		}
 	}
 	for (uint32_t i = 0; rung && i < set->managed_len; i++)
-		conn_life_look(set->managed[i]->conn, &last);
-	/* The edge was ours alone. Threads that sleep on are rung again for what comes after the look that follows. */
+		conn_liveness_check(set->managed[i]->conn, &last);
+	/* We alone have taken the edge. Sleeping threads must be rung again for what comes after the look that follows. */
 	if (rung && atomic_load(&set->sleepers)) {
-		for (uint32_t i = 0; i < set->bells_len; i++)
-			atomic_fetch_add(set->bells[i].bell->word, 1u << 16);
+		for (uint32_t i = 0; i < set->doorbells_len; i++)
+			atomic_fetch_add(set->doorbells[i].doorbell->word, 1u << 16);
 		full_fence();
 	}
 	return n;
 }
 
 /*
- * set lock held; `n` events are told, of `max` that could be. Whether another thread that sleeps has to look: there may be
- * more than can be told, and what is told of a level is true for the others as well. The bell's edge was taken by one of
- * them only, who may read less than all and not come back.
+ * set lock held; `n` events of at most `max` are reported. Whether a sleeping thread has to look as well: there may be more
+ * events, and a level is true for every thread. Only one thread has taken the doorbell's edge, and it may read less than all
+ * and not come back.
  */
 bool concerns_others(struct set *set, int n, int max)
 {

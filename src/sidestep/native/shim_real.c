@@ -2,7 +2,6 @@
 #include "shim_base.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 
 /* Until shim_init has run, every entry of `real` finds the C library's function first. */
 #define X(result, name, params, args) \

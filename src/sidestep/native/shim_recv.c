@@ -1,12 +1,9 @@
-/*
- * shim_recv.c - receiving, from whichever path has the next bytes.
- */
+/* shim_recv.c - receiving, from whichever path has the next bytes. */
 #include "shim_call.h"
 
-#include <errno.h>
 #include <sys/ioctl.h>
 
-#define LISTEN_EVERY 64       /* ring reads between two looks whether the provider has something to say */
+#define LISTEN_EVERY 64 /* ring reads between two looks for commands of the provider */
 
 /* rx_lock held. Copies `len` bytes from the ring to where byte `at` of the call belongs. */
 static size_t ring_read(const struct call *call, size_t at, size_t len)
@@ -42,8 +39,8 @@ static size_t ring_read(const struct call *call, size_t at, size_t len)
 
 /*
  * rx_lock held, consent declared. Reads TCP, but never past the offset at which the sender moved to the ring: it may be
- * back on TCP already, and what it sends there follows what the ring holds. What the kernel held before tx_switched was
- * still unset was sent before the switch; so the question comes between the count and the read. As recvmsg.
+ * back on TCP already, with bytes that come behind the ring's. Bytes that the kernel held while tx_switched was still unset
+ * were sent before the switch; so it is read between the count and the read. Returns as recvmsg.
  */
 static ssize_t rx_tcp(const struct call *call, size_t at)
 {
@@ -60,13 +57,11 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 			int queued = 0;
 			real.ioctl(fd, FIONREAD, &queued);
 			if (atomic_load(&remote->tx_switched) == word_load(slot->rx_round)) {
-				uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+				uint64_t offset = word_load(remote->tx_switch_offset);
 				uint64_t read = word_load(slot->rx_tcp_bytes);
 				most = offset > read ? (size_t)(offset - read) : 0;
-				if (!most) {
-					errno = EAGAIN; /* rx_follow() judges it */
-					return -1;
-				}
+				if (!most)
+					return fail_with(EAGAIN); /* rx_follow() judges it */
 			} else if (queued > 0) {
 				most = (size_t)queued;
 			} else {
@@ -94,7 +89,7 @@ static ssize_t rx_tcp(const struct call *call, size_t at)
 	}
 }
 
-/* What an end has left to be told. */
+/* The stream has ended: an error that was kept, or the end of file. */
 static enum step rx_ended(struct conn *conn)
 {
 	errno = take_error(conn);
@@ -102,8 +97,8 @@ static enum step rx_ended(struct conn *conn)
 }
 
 /*
- * rx_lock held. A look has seen `first` bytes of TCP, and `ringed` of the ring behind them. Where the ring ends it goes on by
- * TCP, whose queue begins with those `first` still. The bytes that it sees beside.
+ * rx_lock held. A look (MSG_PEEK) has seen `first` bytes of TCP and `ringed` bytes of the ring behind them. If the ring ends
+ * there, it goes on in TCP, whose queue still begins with the `first`. Returns how many more bytes it sees.
  */
 static size_t look_behind(const struct call *call, size_t at, size_t first, size_t ringed)
 {
@@ -136,7 +131,7 @@ static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_
 		word_add(slot->rx_tcp_msgs, 1);
 		full_fence();
 		if (unlikely(conn_tcp_read(conn)))
-			conn_wake_own(conn); /* the ring is next, which another reader did not know; see ready_now() */
+			conn_wake_own(conn); /* the ring is next, and another reader did not know it; see ready_now() */
 	} else if (wanted && rx_ring_among(conn, len)) {
 		int64_t there = channel_rx_avail(&conn->channel);
 		size_t ringed = there > 0 ? ring_read(call, at + len, (size_t)there < wanted ? (size_t)there : wanted) : 0;
@@ -146,14 +141,14 @@ static enum step tcp_taken(const struct call *call, size_t at, size_t len, size_
 }
 
 /*
- * rx_lock held. Nothing has come by TCP: `n` and errno are its answer, if it was asked. An end there is the end only if the
+ * rx_lock held. Nothing has come by TCP: `n` and errno are its answer, if it was asked. Its end is the stream's only if the
  * sender had not moved to the ring before it. STEP_AGAIN: it had.
  */
 static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 {
 	struct conn_slot *slot = conn->slot;
 	int error = n < 0 ? errno : 0;
-	/* asked before: what came before the end is published before it */
+	/* before rx_follow(): the words of what was sent before an end are published before it */
 	bool alone = n != 0 || !conn_relayed(conn) || rx_over(slot);
 	bool known = !waits && (alone || (slot_has(slot, SLOT_RD_SHUT) && !kernel_fin(fd)) || relay_ended(conn));
 
@@ -174,7 +169,7 @@ static enum step tcp_ended(struct conn *conn, int fd, ssize_t n, bool waits)
 		return STEP_ERROR;
 	if (error == EAGAIN && slot_has(slot, SLOT_RESET)) /* rx_follow() has just judged so, or long ago */
 		error = take_error(conn);
-	/* the kernel tells it once, and a provider between knows of none that is ours: what is asked next has ended */
+	/* the kernel reports it once, and a provider between does not know of it: the next call must meet the end, too */
 	if ((error == ECONNRESET || error == ETIMEDOUT) && conn_relayed(conn))
 		slot_set(slot, SLOT_RESET | SLOT_FIN | SLOT_PEER_GONE);
 	errno = error;
@@ -199,7 +194,7 @@ static enum step tcp_step(const struct call *call, size_t at, size_t *moved)
 	return n > 0 ? tcp_taken(call, at, (size_t)n, moved) : tcp_ended(conn, fd, n, waits);
 }
 
-/* rx_lock held. `there` bytes are in the ring. Where it ends a look goes on by TCP, if the ring's bytes are all there. */
+/* rx_lock held. `there` bytes are in the ring. A look goes on in TCP behind the ring's last byte. */
 static enum step ring_taken(const struct call *call, size_t at, size_t there, size_t *moved)
 {
 	struct conn *conn = call->conn;
@@ -232,7 +227,7 @@ static enum step ring_step(const struct call *call, size_t at, bool look, size_t
 			conn_violation(conn, fd);
 		if (likely(there > 0))
 			return ring_taken(call, at, (size_t)there, moved);
-		/* before a reset is told: what came by TCP ahead of it can still be read, as in the kernel */
+		/* before a reset is reported: what came by TCP ahead of it can still be read, as in the kernel */
 		if (unlikely(conn_peer_back(conn)) && rx_back(conn, fd))
 			return STEP_AGAIN;
 		/* EPIPE (reset after FIN) is told to senders; a reader has had its end of file */
@@ -270,10 +265,10 @@ static enum turn native_recv(struct call *call)
 	struct conn_slot *slot = call->conn->slot;
 	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 
-	atomic_fetch_add(&slot->rx_sitters, 1);
+	atomic_fetch_add(&slot->rx_kernel_waiters, 1);
 	full_fence();
 	if (rx_consented(slot)) { /* declared meanwhile: back to watching both */
-		atomic_fetch_sub(&slot->rx_sitters, 1);
+		atomic_fetch_sub(&slot->rx_kernel_waiters, 1);
 		return TURN_AGAIN;
 	}
 	ssize_t n = real.recvmsg(call->fd, &message, call->flags);
@@ -287,11 +282,11 @@ static enum turn native_recv(struct call *call)
 void rx_finish(struct conn *conn)
 {
 	full_fence(); /* between publishing head and reading want_space */
-	if (unlikely(atomic_load_explicit(&conn->channel.rx_peer_line->want_space, memory_order_relaxed)))
-		conn_ring(conn);
+	if (unlikely(word_load(conn->channel.rx_peer_line->want_space)))
+		doorbell_ring(conn);
 }
 
-/* The stream, or the connection, has ended behind what the call has. */
+/* The stream, or the connection, has ended behind the call's bytes. */
 static enum turn recv_ended(struct call *call, enum step step, int error)
 {
 	int left = call->fd;
@@ -308,14 +303,14 @@ static enum turn recv_ended(struct call *call, enum step step, int error)
 	return call_over(call, -1, step == STEP_CLOSED ? EBADF : error);
 }
 
-/* Not enough there, but for `seen` bytes of a look. Before saying so to a caller that does not wait, the socket is asked. */
+/* Too little is there; a look has seen `seen` bytes. A caller that does not wait hears of it after a look at the socket. */
 static enum turn recv_short(struct call *call, size_t target, size_t seen)
 {
 	ssize_t has = (ssize_t)(seen ? seen : call->done);
 
 	if (call->look)
 		return call_over(call, has ? has : -1, has ? call->saved : EAGAIN);
-	conn_heed(call->conn, call->fd);
+	conn_check(call->conn, call->fd);
 	if (would_not_block(call->fd, call->flags)) {
 		call->look = true;
 		return TURN_AGAIN;
@@ -332,7 +327,7 @@ static inline enum turn recv_turn(struct call *call, size_t target)
 	size_t moved = 0;
 
 	slot_lock(&slot->rx_lock);
-	if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
+	if (likely(word_load(conn->managed))) {
 		step = rx_step(call, call->done, call->look, &moved);
 		while (step == STEP_DONE && moved < call->total - call->done && !peek && rx_goes_on(conn, call->fd)) {
 			size_t more = 0;

@@ -1,28 +1,27 @@
 /*
  * shim_relayed.c - a provider between the two ends of a connection.
  *
- * A provider between (SLOT_RELAYED): the segment's other side is a provider, which hands bytes and words on to the peer's
- * segment (provider/carry/remote_relay.py), later than TCP does its own. What depends on the order of the two is settled thus:
- *   - TCP's end is the end only once the provider has published tx_fin; it is asked by fin_seen, and answers always.
- *     How the peer ended (shut_wr, CHANNEL_CLOSED) is not judged before that either. A reset waits the same way.
- *   - Going back to TCP has to wait until the provider has handed our offset on (handed_on): else the peer, who does not
- *     know of the ring yet, would read what TCP brings before what the ring holds. Until then we stay on the ring, and one
- *     of our next calls goes back. Only a call that nothing of ours follows, or that the kernel has to answer, waits itself.
- *   - Who asks the peer back to TCP waits the same way: else the peer's next bytes would still go to the ring, and come
+ * With SLOT_RELAYED the segment's other side is a provider. It passes bytes and words on to the peer's segment
+ * (provider/carry/remote_relay.py), later than TCP delivers its own. Rules for what depends on the order of the two:
+ *   - TCP's end counts only once the provider has published tx_fin. We ask for it by fin_seen, and it always answers. Until
+ *     then nobody judges how the peer ended (shut_wr, CHANNEL_CLOSED), and a reset waits, too.
+ *   - A direction goes back to TCP only after the provider has acknowledged our offset (acked): a peer that does not know of
+ *     the ring yet would read TCP's bytes before the ring's. Until then we stay on the ring, and one of our next calls goes
+ *     back. Only a call without a successor, or one that the kernel has to answer, waits for it.
+ *   - A request to go back waits for its acknowledgement, too: else the peer's next bytes would still go to the ring, and come
  *     again only with its next call.
- *   - Bytes on TCP are no violation: the peer may have gone back, and the word of it is on its way behind the ring's bytes.
- *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can
- *     have any there. One that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
+ *   - Bytes on TCP are no violation: the peer may have gone back, and its word may be on its way behind the ring's bytes.
+ *   - A provider that dies, or says CHANNEL_RESET, has lost bytes: the connection is reset, unless neither direction can have
+ *     bytes there. A provider that lets go of the connection says CHANNEL_OVER, as a consent or a question may cross that.
  *   - There is one round: a direction that has gone back stays on TCP.
  */
 #include "shim_switch.h"
 
-#include <errno.h>
 #include <sys/ioctl.h>
 
 bool relay_gone(const struct conn *conn)
 {
-	return atomic_load_explicit(&conn->remote_bell->dead, memory_order_relaxed) ||
+	return word_load(conn->remote_doorbell->dead) ||
 	       (atomic_load_explicit(&conn->channel.remote->notice, memory_order_acquire) & (CHANNEL_RESET | CHANNEL_OVER));
 }
 
@@ -37,33 +36,32 @@ bool conn_relay_news(const struct conn *conn)
 	        atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire));
 }
 
-/* Asks whether the provider is still there; once for those that follow each other with the same one. */
-void conn_life_look(const struct conn *conn, const struct remote_bell **last)
+/* Checks whether the provider is alive; connections in a row with the same provider share one check. */
+void conn_liveness_check(const struct conn *conn, const struct remote_doorbell **last)
 {
-	struct remote_bell *bell = conn->remote_bell;
+	struct remote_doorbell *doorbell = conn->remote_doorbell;
 
-	if (!conn_relayed(conn) || bell == *last)
+	if (!conn_relayed(conn) || doorbell == *last)
 		return;
-	*last = bell;
-	struct pollfd life = {.fd = bell->life_fd};
+	*last = doorbell;
+	struct pollfd life = {.fd = doorbell->liveness_fd};
 	if (raw_poll(&life, 1, 0) > 0)
-		atomic_store(&bell->dead, true);
+		atomic_store(&doorbell->dead, true);
 }
 
-/* TCP's end has come: has the provider said that the ring's has, too? It is told to look. */
+/* TCP's end has come: whether the provider has published the ring's end as well. Asks it to look. */
 bool relay_ended(struct conn *conn)
 {
 	uint32_t seen = CHANNEL_SEEN_END | (slot_has(conn->slot, SLOT_NATIVE_RESET) ? CHANNEL_SEEN_RESET : 0u);
 
 	slot_set(conn->slot, SLOT_NATIVE_FIN);
 	if (~atomic_fetch_or(&conn->channel.local->fin_seen, seen) & seen) {
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 	}
 	return atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
 }
 
-/* TCP has told a reset: are bytes that were sent before it still on their way? Then it is not heard yet. */
+/* TCP reports a reset. True: bytes that were sent before it may still be on their way, so it has to wait. */
 bool relay_reset_waits(struct conn *conn)
 {
 	if (slot_has(conn->slot, SLOT_RD_SHUT) || !rx_watches(conn->slot))
@@ -72,7 +70,7 @@ bool relay_reset_waits(struct conn *conn)
 	return !relay_ended(conn);
 }
 
-/* The same for a reader that has come to the end of TCP's bytes, and would take the error out of the kernel. */
+/* The same for a reader at the end of TCP's bytes, whose next read would take the error out of the kernel. */
 bool rx_reset_waits(struct conn *conn, int fd)
 {
 	struct pollfd native = {.fd = fd};
@@ -82,7 +80,7 @@ bool rx_reset_waits(struct conn *conn, int fd)
 	       real.ioctl(fd, FIONREAD, &queued) == 0 && queued == 0 && relay_reset_waits(conn);
 }
 
-/* Whether the ring's end is still to be told, though the kernel's has been. */
+/* Whether the kernel has reported the end, but the ring's has not come yet. */
 bool conn_end_withheld(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
@@ -91,7 +89,7 @@ bool conn_end_withheld(const struct conn *conn)
 	       !slot_has(slot, SLOT_FIN | SLOT_RESET);
 }
 
-/* And no byte is left there: then the kernel has nothing more to say. */
+/* Whether that is so, and the kernel has no bytes left: then it has nothing more to report. */
 bool conn_fin_waits(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -102,20 +100,17 @@ bool conn_fin_waits(struct conn *conn, int fd)
 	return rx_by_ring(slot) || real.ioctl(fd, FIONREAD, &queued) < 0 || queued == 0;
 }
 
-/*
- * Whether bytes that go by TCP from now on are read behind those of the ring: a provider between has handed our offset on,
- * or nobody reads the ring, as it was recalled.
- */
-bool tx_handed(const struct conn *conn)
+/* Whether bytes sent by TCP now are read behind the ring's: our offset is acknowledged, or the ring's bytes are recalled. */
+bool tx_acked(const struct conn *conn)
 {
 	return likely(!conn_relayed(conn)) ||
-	       (atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & CHANNEL_HANDED_SWITCH) ||
+	       (atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & CHANNEL_ACKED_SWITCH) ||
 	       atomic_load(&conn->channel.local->tx_back) == (word_load(conn->slot->tx_round) << 2 | CHANNEL_RECALLED);
 }
 
 /*
- * Whether what we send goes through the provider. How much of it arrived before an end is for the peer to judge, and so once
- * it is decided that we go back or end, which another thread may just be doing; what was recalled comes again by TCP.
+ * Whether bytes that we send depend on the provider. After an end, or once it is decided that we go back or end (another
+ * thread may just be doing so), the peer judges how many arrived; recalled bytes are sent again by TCP.
  */
 static bool tx_relayed(const struct conn *conn)
 {
@@ -124,17 +119,17 @@ static bool tx_relayed(const struct conn *conn)
 }
 
 /*
- * What the provider held is gone. Any thread, any lock. The peer hears a reset as well: it must not take what it got for
- * all. Where neither direction depends on the provider any more, it is forgotten: from then on the kernel alone knows how
- * the connection ends, as what the segment says of the peer has stood still since.
+ * The provider is gone, with the bytes that it held. Any thread, any lock. The peer gets a reset, as it must not take what it
+ * has for the whole stream. If neither direction depends on the provider any more, it is forgotten instead: from then on the
+ * kernel alone knows how the connection ends, as the segment's words stand still.
  */
 void relay_lost(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
-	/* all of it is in our ring once the provider has published how that ends */
+	/* once the provider has published the ring's end, our ring holds everything */
 	bool ended = atomic_load_explicit(&conn->channel.remote->tx_fin, memory_order_acquire);
-	bool invited = atomic_load(&conn->channel.remote->handed_on) & CHANNEL_HANDED_READY;
-	/* or it is decided how it ends; who is just recalling the rest looks himself whether it comes: conn_demote() */
+	bool invited = atomic_load(&conn->channel.remote->acked) & CHANNEL_ACKED_READY;
+	/* or the round's end is decided; a thread that is just recalling checks itself that the bytes come: conn_demote() */
 	bool decided = atomic_load(&conn->channel.remote->tx_back) >> 2 == word_load(slot->rx_round);
 	bool receives = rx_watches(slot) && !slot_has(slot, SLOT_RD_SHUT) && invited && !decided && !ended;
 
@@ -149,17 +144,17 @@ void relay_lost(struct conn *conn, int fd)
 	conn_abort(conn, fd, ended ? EPIPE : ECONNRESET, REASON_RELAY_LOST); /* as the kernel has it, after a FIN and before */
 }
 
-/* No lock held. Waits until the provider has handed on to the peer what we told it. False: it did not, and may be dead. */
-bool relay_handed(struct conn *conn, uint32_t what, int turns)
+/* No lock held. Waits until the provider has acknowledged that the peer knows our words. False: it did not; it may be dead. */
+bool relay_acked(struct conn *conn, uint32_t what, int turns)
 {
-	struct remote_bell *bell = conn->remote_bell;
-	struct pollfd life = {.fd = bell->life_fd};
+	struct remote_doorbell *doorbell = conn->remote_doorbell;
+	struct pollfd life = {.fd = doorbell->liveness_fd};
 
 	for (int turn = 0; turn < turns; turn++) {
-		if (likely(atomic_load_explicit(&conn->channel.remote->handed_on, memory_order_acquire) & what))
+		if (likely(atomic_load_explicit(&conn->channel.remote->acked, memory_order_acquire) & what))
 			return true;
 		if (raw_poll(&life, 1, 1) > 0)
-			atomic_store(&bell->dead, true);
+			atomic_store(&doorbell->dead, true);
 		if (relay_gone(conn))
 			break;
 	}

@@ -1,21 +1,19 @@
 /*
- * shim_room.c - how much may be unread: a ring's length while its reader reads, and what TCP would have held when it does
- * not. Then what follows goes to the spill behind the ring; see channel.h.
+ * shim_room.c - how much may be unread: a ring's length while the reader reads, and as much as TCP would have held while it
+ * stands still. Then the sender goes on in the spill behind the ring; see channel.h.
  */
 #include "shim_switch.h"
-
-#include <sys/socket.h>
 
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72
 #endif
 enum { SNDBUF_LOCKED = 1, RCVBUF_LOCKED = 2 }; /* what it tells: linux/socket.h */
-#define STEP_NS 1000000         /* a reader that has not moved for so long stands still, and may leave so much unread, */
-#define STEP_SIZE (1u << 20)    /* and for each such time twice as much: who is only late leaves the cache as it is */
+#define STEP_NS 1000000         /* a reader that has not moved for so long stands still, and may leave so much unread: */
+#define STEP_SIZE (1u << 20)    /* twice as much for each further step, so that a late reader does not cost the cache */
 #define STEPS_MAX 32
-#define WINDOW_FIRST 65536u     /* what a receiver takes that has not read yet: half of tcp_rmem's default, tcp(7) */
+#define WINDOW_FIRST 65536u     /* what a receiver takes before its first read: half of tcp_rmem's default, tcp(7) */
 
-/* Whether a process that lives has reserved the room behind the tail. One that was killed has not. */
+/* Whether a living process has reserved the room behind the tail. */
 bool conn_reserved(const struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
@@ -27,7 +25,7 @@ bool conn_reserved(const struct conn *conn)
 	return false;
 }
 
-/* What has to be free before somebody who waits for room is told of it. */
+/* How much has to be free before a wait for room ends. */
 size_t room_wanted(const struct conn *conn)
 {
 	uint64_t most = channel_tx_most(&conn->channel);
@@ -36,12 +34,12 @@ size_t room_wanted(const struct conn *conn)
 }
 
 /*
- * For how many steps the reader has stood still: the clock begins anew whenever it has moved. self.full_until becomes the
- * time of the next step, if that is earlier.
+ * For how many steps the reader has stood still: its clock restarts whenever it moves. self.full_until becomes the time of
+ * the next step, if that is earlier.
  */
 static uint32_t steps_stood(struct conn *conn, uint64_t head)
 {
-	int64_t now = now_ns(), since = atomic_load_explicit(&conn->full_since, memory_order_relaxed);
+	int64_t now = now_ns(), since = word_load(conn->full_since);
 
 	if (!since || word_load(conn->full_head) != head) {
 		word_store(conn->full_head, head);
@@ -63,7 +61,7 @@ bool tx_full(const struct conn *conn)
 	return room < room_wanted(conn) && (int64_t)(limit - channel_tx_until(&conn->channel, head)) <= 0;
 }
 
-/* tx_lock held, sending by ring, without room. True: now there is some, as the reader stands still. */
+/* tx_lock held, sending by ring, without room. True: the reader stands still, and the spill has made room. */
 static bool tx_spill(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
@@ -83,8 +81,8 @@ static bool tx_spill(struct conn *conn)
 }
 
 /*
- * For who waits for room. True: there is some now. Else self.full_until says when to come again, if that is of use. No lock
- * is needed; a set's may be held.
+ * Tries to make room for a thread that waits for it. True: there is some now. Else self.full_until says when to try again, if
+ * that makes sense. No lock is needed; a set's may be held.
  */
 bool conn_make_room(struct conn *conn)
 {
@@ -100,21 +98,19 @@ bool conn_make_room(struct conn *conn)
 	return made;
 }
 
-/* The buffers of the socket that the program has set the size of, in bytes as it gave them; else 0. socket(7) */
+/* The size that the program has set for a buffer of the socket, as it gave it: socket(7). 0: it has set none. */
 static uint32_t buffer_set(int fd, int lock, int name)
 {
 	int locks = 0, size = 0;
-	socklen_t len = sizeof(locks);
 
-	if (real.getsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locks, &len) < 0 || !(locks & lock)) /* Linux 5.15 */
+	if (!option_get(fd, SOL_SOCKET, SO_BUF_LOCK, &locks, sizeof(locks)) || !(locks & lock)) /* Linux 5.15 */
 		return 0;
-	len = sizeof(size);
-	return real.getsockopt(fd, SOL_SOCKET, name, &size, &len) < 0 || size < 2 ? 0 : (uint32_t)size / 2;
+	return option_get(fd, SOL_SOCKET, name, &size, sizeof(size)) && size >= 2 ? (uint32_t)size / 2 : 0;
 }
 
 /*
- * How much may be unread, by the sizes that the programs have given to their buffers: ours is told to the peer. A provider
- * between would not know of it, and gives room back by steps of the ring's size.
+ * Bounds how much may be unread by the buffer sizes that the programs have set, and tells the peer ours. A provider between
+ * would not know of a bound, and gives room back in steps of the ring's size.
  */
 void conn_bound(struct conn *conn, int fd)
 {

@@ -1,36 +1,33 @@
 /*
  * shim_rpc.c - when the provider is heard, and when it is asked or offered something.
  *
- * Answers are picked up by whatever hooked call comes next. Who asks for an explicit socket waits, for a bounded time. All
- * this is in one file as each leads to the others: an order may make an offer, that needs addresses, for which the provider
- * is asked, and whoever waits for an answer hears of orders.
+ * Answers are picked up by whatever hooked call comes next. A question of an explicit socket waits, for a bounded time. All
+ * this is in one file because each part leads to the others: a command may make an offer, an offer needs addresses, the
+ * provider is asked for these, and whoever waits for an answer runs the commands that arrive meanwhile.
  */
 #include "shim_provider.h"
 #include "shim_address.h"
 
-#include <errno.h>
-#include <string.h>
-
 #define POLL_EVERY_NS 10000          /* how often answers are looked for while calls come quickly */
-#define UNTOLD_EVERY_NS 20000000     /* and, where no answer is told, the socket this often */
+#define UNTOLD_EVERY_NS 20000000     /* and how often the socket is checked without a sign of one */
 #define CHECK_EVERY_NS 100000000     /* the provider's socket is asked at least this often whether it is still there */
 #define ASK_TIMEOUT_NS 3000000000ll  /* EXPLICIT_ASK_TIMEOUT_S of limits.py: a provider that is slower is none */
-#define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: who names a protocol cannot do without */
+#define NAMED_TIMEOUT_NS 30000000000ll /* EXPLICIT_NAMED_TIMEOUT_S: a socket that names a protocol cannot do without */
 #define MEET_NS 1000000000ll         /* a provider that has not welcomed us by then is none */
 #define ASK_LOOK_MS 2                /* another thread may have read the answer while we went to sleep: look that often */
 
-static _Atomic uint32_t orders_heard;  /* the registry's word when they were last asked for */
-static _Atomic bool inherited;         /* by fork(): the provider does not know yet that we hold connections */
-static bool following;                 /* a thread follows them, in their order */
+static _Atomic uint32_t commands_seen; /* the registry's word when commands were last received */
+static _Atomic bool inherited; /* by fork(): the provider does not know yet that we hold connections */
+static bool running;           /* a thread runs commands, in the order in which they came */
 
-static void follow_order(const struct order *order)
+static void command_run(const struct command *command)
 {
 	int fd;
-	HELD conn = conn_find((uint32_t)(order->slot_generation >> 32), (uint32_t)order->slot_generation, &fd);
+	HELD conn = conn_find((uint32_t)(command->slot_generation >> 32), (uint32_t)command->slot_generation, &fd);
 
 	if (!conn)
 		return; /* another process of the family has it, or it has ended */
-	if (order->type == RPC_DEMOTE) {
+	if (command->type == RPC_DEMOTE) {
 		conn_demote(conn, fd, REASON_DEMOTED, false);
 	} else if (conn_promote(conn, fd)) {
 		conn->backoff = 0;
@@ -39,55 +36,64 @@ static void follow_order(const struct order *order)
 	}
 }
 
-/* One thread after the other, or a later order might be followed before an earlier one. False: there was nothing to do. */
-static bool orders_follow(void)
+/* One thread at a time, or a later command might be run before an earlier one. False: there was nothing to do. */
+static bool commands_run(void)
 {
-	if (likely(!atomic_load_explicit(&orders_len, memory_order_relaxed)))
+	if (likely(!word_load(commands_len)))
 		return false;
 	critical_enter(); /* a handler must not jump out of it */
 	shim_lock_take();
-	bool mine = !following && orders_len;
-	while (mine && orders_len) {
-		struct order some[ORDERS_MAX];
-		int some_len = orders_len;
-		memcpy(some, orders, sizeof(some));
-		orders_len = 0;
-		following = true;
+	bool mine = !running && commands_len;
+	while (mine && commands_len) {
+		struct command some[COMMANDS_MAX];
+		int some_len = commands_len;
+		memcpy(some, commands, sizeof(some));
+		commands_len = 0;
+		running = true;
 		shim_lock_drop();
 		for (int i = 0; i < some_len; i++)
-			follow_order(&some[i]);
+			command_run(&some[i]);
 		shim_lock_take();
-		following = false;
+		running = false;
 	}
 	shim_lock_drop();
 	critical_leave();
 	return mine;
 }
 
+/* shim_lock held. How many references in `done` have to be dropped; *more: there may be more to receive. */
+static int receive_all(struct conn *done[PENDING_MAX], bool *more)
+{
+	int done_len = 0;
+
+	*more = true;
+	while (*more && provider.fd >= 0 && done_len < PENDING_MAX) {
+		struct conn *conn = rpc_receive(more);
+		if (conn)
+			done[done_len++] = conn;
+	}
+	return done_len;
+}
+
 /* Takes what the provider has sent. True: there may be more. */
 static bool rpc_hear(void)
 {
 	struct conn *done[PENDING_MAX];
-	int done_len = 0;
-	bool more = true, full;
 	int saved = errno;
+	bool more;
 
 	shim_lock_take();
-	/* before the socket: the word moves on once more after what it stands for has been sent */
+	/* read before the socket: the word moves once more after the commands have been sent */
 	const struct registry_header *page = atomic_load(&provider.registry);
-	uint32_t told = page ? atomic_load((const _Atomic uint32_t *)&page->orders) : 0;
-	while (more && provider.fd >= 0 && done_len < PENDING_MAX) {
-		struct conn *conn = rpc_receive(&more);
-		if (conn)
-			done[done_len++] = conn;
-	}
-	full = orders_len == ORDERS_MAX;
+	uint32_t told = page ? atomic_load(&page->commands) : 0;
+	int done_len = receive_all(done, &more);
+	bool full = commands_len == COMMANDS_MAX;
 	if (!more && !full && page)
-		atomic_store(&orders_heard, told);
+		atomic_store(&commands_seen, told);
 	let_go(done, done_len);
-	bool followed = orders_follow();
+	bool ran = commands_run();
 	errno = saved;
-	return full && followed;
+	return full && ran;
 }
 
 void rpc_poll(void)
@@ -95,20 +101,20 @@ void rpc_poll(void)
 	static _Atomic int64_t polled_at, asked_at;
 	static _Atomic uint32_t answers_heard;
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
-	uint32_t told = page ? atomic_load_explicit((const _Atomic uint32_t *)&page->answers, memory_order_acquire) : 0;
+	uint32_t told = page ? atomic_load_explicit(&page->answers, memory_order_acquire) : 0;
 
-	/* a provider that has died moves no word any more: now and then its socket is asked all the same */
-	if (likely(page && told == atomic_load_explicit(&answers_heard, memory_order_relaxed))) {
+	/* a dead provider moves no word any more, so its socket is checked now and then all the same */
+	if (likely(page && told == word_load(answers_heard))) {
 		int64_t coarse = coarse_ns();
-		if (likely(coarse - atomic_load_explicit(&asked_at, memory_order_relaxed) < UNTOLD_EVERY_NS))
+		if (likely(coarse - word_load(asked_at) < UNTOLD_EVERY_NS))
 			return;
-		atomic_store_explicit(&asked_at, coarse, memory_order_relaxed);
+		word_store(asked_at, coarse);
 	}
 	int64_t now = now_ns();
-	if (now - atomic_load_explicit(&polled_at, memory_order_relaxed) < POLL_EVERY_NS)
+	if (now - word_load(polled_at) < POLL_EVERY_NS)
 		return;
-	atomic_store_explicit(&polled_at, now, memory_order_relaxed);
-	atomic_store_explicit(&answers_heard, told, memory_order_relaxed);
+	word_store(polled_at, now);
+	word_store(answers_heard, told);
 	while (rpc_hear())
 		;
 }
@@ -122,12 +128,12 @@ static void provider_check(void)
 	static _Atomic int64_t checked_at;
 	int64_t now = coarse_ns();
 
-	if (now - atomic_load_explicit(&checked_at, memory_order_relaxed) < CHECK_EVERY_NS)
+	if (now - word_load(checked_at) < CHECK_EVERY_NS)
 		return;
-	atomic_store_explicit(&checked_at, now, memory_order_relaxed);
-	if (atomic_load_explicit(&provider.fd, memory_order_relaxed) >= 0)
+	word_store(checked_at, now);
+	if (word_load(provider.fd) >= 0)
 		rpc_poll();
-	else if (atomic_load_explicit(&provider.introduced, memory_order_relaxed) && config.socket[0])
+	else if (word_load(provider.introduced) && config.socket[0])
 		rpc_ensure();
 }
 
@@ -136,7 +142,7 @@ bool rpc_asks_connect(void)
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
 	if (unlikely(!page) && config.socket[0]) {
-		/* Nothing has been heard of it yet: once in the life of a process, and of a provider, its word is waited for. */
+		/* It has not answered yet: once in the life of a process, and of a provider, its answer is waited for. */
 		int64_t deadline = now_ns() + MEET_NS;
 		rpc_ensure();
 		while (atomic_load(&provider.fd) >= 0 && !(page = atomic_load(&provider.registry)) && !asks_stalled) {
@@ -147,7 +153,7 @@ bool rpc_asks_connect(void)
 				asks_stalled = true;
 		}
 	}
-	return page && atomic_load_explicit((const _Atomic uint32_t *)&page->asks_connect, memory_order_relaxed) != 0;
+	return page && word_load(page->asks_connect) != 0;
 }
 
 void rpc_listen(void)
@@ -155,31 +161,30 @@ void rpc_listen(void)
 	provider_check();
 	const struct registry_header *page = atomic_load_explicit(&provider.registry, memory_order_acquire);
 
-	if (likely(page) && likely(atomic_load_explicit((const _Atomic uint32_t *)&page->orders, memory_order_acquire) ==
-	                           atomic_load_explicit(&orders_heard, memory_order_relaxed)))
+	if (likely(page) && likely(atomic_load_explicit(&page->commands, memory_order_acquire) == word_load(commands_seen)))
 		return;
 	if (unlikely(!page && atomic_load(&inherited)) && atomic_exchange(&inherited, false))
 		rpc_ensure();
-	if (atomic_load_explicit(&provider.fd, memory_order_relaxed) >= 0)
+	if (word_load(provider.fd) >= 0)
 		while (rpc_hear())
 			;
 }
 
 /*
- * Whoever sleeps on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one of
- * those that sleep, who asks rpc_listen(). `watched` belongs to the set.
+ * A sleep on managed connections hears the provider, too: its socket is in the set, edge-triggered, and wakes one sleeping
+ * thread, which calls rpc_listen(). `watched` belongs to the set.
  */
 void rpc_watch(int epfd, _Atomic uint32_t *watched, uint64_t data)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLET | EPOLLEXCLUSIVE, .data.u64 = data};
 
-	if (likely(word_load(*watched) == atomic_load_explicit(&provider.serial, memory_order_relaxed)))
+	if (likely(word_load(*watched) == word_load(provider.serial)))
 		return;
 	int saved = errno;
 	shim_lock_take();
 	word_store(*watched, provider.serial);
 	if (provider.fd >= 0 && real.epoll_ctl(epfd, EPOLL_CTL_ADD, provider.fd, &event) < 0 && errno != EEXIST)
-		shim_log("orders of the provider will not wake set %d: %d", epfd, errno);
+		shim_log("commands of the provider will not wake set %d: %d", epfd, errno);
 	shim_lock_drop();
 	errno = saved;
 }
@@ -199,9 +204,9 @@ static int ask_take(int64_t now, int64_t deadline)
 }
 
 /*
- * shim_lock held. How long an answer is waited for. Who names a protocol has nothing to go on with, so a busy machine must
- * not look as if there were no provider. A connect() has a time of its own: it may be one that does not block. A provider
- * that has been waited for in vain gets no more time than others before it says something.
+ * shim_lock held. How long to wait for an answer. A socket that names a protocol cannot go on without one, so a busy machine
+ * must not look like a missing provider. A connect() has a time of its own, as it may not block. A provider that was waited
+ * for in vain gets the usual time until it says something.
  */
 static int64_t patience(const struct rpc_msg *record)
 {
@@ -211,8 +216,8 @@ static int64_t patience(const struct rpc_msg *record)
 }
 
 /*
- * The wait holds no lock, and takes in whatever comes meanwhile. Signal handlers run during it, and may ask, too; the calls
- * that ask cannot be interrupted in the kernel either, so it goes on after them.
+ * The wait holds no lock, and receives whatever comes meanwhile. Signal handlers run during it, and may ask as well. It goes
+ * on after them: the calls that ask cannot be interrupted in the kernel either.
  */
 int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answer *answer)
 {
@@ -225,7 +230,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 	while (failed == -EAGAIN) {
 		int done_len = 0;
 		struct pollfd item = {.fd = -1, .events = POLLIN};
-		bool more = true;
+		bool more;
 		shim_lock_take();
 		if (!deadline)
 			deadline = now + patience(record);
@@ -238,11 +243,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 		} else {
 			if (!sent && provider.fd >= 0 && !(asks_stalled && !record->protocol))
 				sent = rpc_send(record, fds, fds_len);
-			while (more && provider.fd >= 0 && done_len < PENDING_MAX) {
-				struct conn *conn = rpc_receive(&more);
-				if (conn)
-					done[done_len++] = conn;
-			}
+			done_len = receive_all(done, &more);
 			if (asks[at].answered) {
 				*answer = asks[at].answer;
 				failed = 0;
@@ -258,7 +259,7 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 			item.events |= sent ? 0 : POLLOUT;
 		}
 		let_go(done, done_len);
-		orders_follow();
+		commands_run();
 		if (failed == -EAGAIN)
 			raw_poll(&item, 1, ASK_LOOK_MS);
 	}
@@ -269,20 +270,20 @@ int rpc_ask(struct rpc_msg *record, const int *fds, int fds_len, struct rpc_answ
 /* ---- addresses: the provider knows those that the kernel does not ---- */
 
 /* Whether the two ends may be those of a connection with the provider. */
-static bool may_be_named(const uint8_t local[16], const uint8_t remote[16])
+static bool may_translate(const uint8_t local[16], const uint8_t remote[16])
 {
 	if (address_mapped(remote))
-		return address_named(remote) || address_named(local);
+		return address_translated(remote) || address_translated(local);
 	return memcmp(local, remote, 16) == 0 && !address_near(remote) && rpc_carries_far();
 }
 
-bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
+bool address_translate(int fd, struct sockaddr_storage *local, struct sockaddr_storage *remote)
 {
 	struct sockaddr_storage ends[2];
 	socklen_t lens[2] = {sizeof(ends[0]), sizeof(ends[1])};
 	uint8_t addrs[2][16];
 	uint16_t port;
-	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_NAMES};
+	struct rpc_msg record = {.type = RPC_ASK, .flags = ASK_ADDRESSES};
 	struct rpc_answer answer;
 	bool shown = false;
 
@@ -292,7 +293,7 @@ bool names_show(int fd, struct sockaddr_storage *local, struct sockaddr_storage 
 	if (real.getsockname(fd, (struct sockaddr *)&ends[0], &lens[0]) == 0 &&
 	    address_split((struct sockaddr *)&ends[0], lens[0], addrs[0], &port) &&
 	    real.getpeername(fd, (struct sockaddr *)&ends[1], &lens[1]) == 0 &&
-	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_be_named(addrs[0], addrs[1])) {
+	    address_split((struct sockaddr *)&ends[1], lens[1], addrs[1], &port) && may_translate(addrs[0], addrs[1])) {
 		int failed = rpc_ask(&record, &fd, 1, &answer);
 		shim_log("names of fd %d: %d, error %u", fd, failed, failed ? 0 : answer.error);
 		int family = ends[0].ss_family;
@@ -317,7 +318,7 @@ void conn_set_addresses(struct conn *conn, int fd)
 	if (real.getsockname(fd, (struct sockaddr *)&local, &local_len) < 0 ||
 	    real.getpeername(fd, (struct sockaddr *)&remote, &remote_len) < 0)
 		return;
-	names_show(fd, &local, &remote);
+	address_translate(fd, &local, &remote);
 	shim_lock_take();
 	if (!slot->local_port) { /* else another thread was first, and somebody may be reading */
 		uint16_t port = 0;
@@ -332,20 +333,20 @@ void conn_set_addresses(struct conn *conn, int fd)
 
 /* ---- offers ---- */
 
-/* Has it been used enough, and does nothing speak against it that costs no system call to know? */
+/* Whether it has been used enough, and no reason against it is known without a system call. */
 static bool is_due(struct conn *conn)
 {
 	struct conn_slot *slot = conn->slot;
 	uint64_t bytes = word_load(slot->tx_tcp_bytes) + word_load(slot->rx_tcp_bytes);
 	uint32_t after = conn_at_once(conn) ? 0 : config.promote_after_calls;
 
-	/* An order to promote may come in another thread while connect() is under way: its role stands before this flag. */
+	/* A command to promote may come in another thread while connect() is under way: its role stands before this flag. */
 	if (!(atomic_load_explicit(&slot->flags, memory_order_acquire) & SLOT_CONNECTED))
 		return false;
 	/* The accepting side asks a little earlier, so that it never misses the moment the offer is made. */
 	if (slot->role == ROLE_PASSIVE)
 		after /= 2;
-	if (unlikely(!after && conn->backoff)) /* even what is to be promoted at once asks more and more rarely */
+	if (unlikely(!after && conn->backoff)) /* even a connection that is promoted at once asks more and more rarely */
 		after = 1;
 	if (word_load(conn->calls) < (after << conn->backoff) && (bytes < config.promote_after_bytes || conn->backoff))
 		return false;
@@ -373,7 +374,7 @@ void rpc_consider(struct conn *conn, int fd)
 			conn_set_addresses(conn, fd);
 		if (word_load(slot->local_port)) { /* else it is not connected any more */
 			offer_make(conn, fd);
-			orders_follow();
+			commands_run();
 		}
 	}
 	errno = saved;
@@ -382,5 +383,5 @@ void rpc_consider(struct conn *conn, int fd)
 void rpc_after_fork(void)
 {
 	atomic_store(&inherited, true);
-	following = false;
+	running = false;
 }

@@ -1,9 +1,5 @@
-/*
- * shim_send.c - sending, by the path that the direction is on.
- */
+/* shim_send.c - sending, by the path that the direction is on. */
 #include "shim_call.h"
-
-#include <errno.h>
 
 #define PUBLISH_CHUNK 32768u  /* bytes of a long write the peer may start on while we copy the next */
 
@@ -12,7 +8,7 @@ bool reserved_by_self(const struct conn *conn)
 	return atomic_load(&conn->slot->tx_reserver) == ((uint64_t)shim_pid << 32 | self.tid);
 }
 
-/* tx_lock held. STEP_DONE: what comes next goes by ring, and there is *room. Inline: it is half of each send. */
+/* tx_lock held. STEP_DONE: the next bytes go by ring, and there is *room. Inline: it is half of each send. */
 static inline __attribute__((always_inline)) enum step tx_room(struct conn *conn, int fd, size_t wanted, size_t *room)
 {
 	struct conn_slot *slot = conn->slot;
@@ -25,17 +21,16 @@ again:
 	if (unlikely(tx_is(slot, TX_RESEND)) && !tx_resend(conn, fd)) /* these come first, whatever has happened since */
 		return STEP_EMPTY;
 	if (unlikely(flags & (SLOT_WR_SHUT | SLOT_RESET | SLOT_PEER_GONE) || word_load(slot->error))) {
-		/* Its FIN may be of somebody without a shim, to whom it has passed the socket on: what it recalled goes first. */
-		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_asked(conn)) {
-			obey(conn, fd);
+		/* The FIN may be from a process without a shim that was passed the socket: recalled bytes go first. */
+		if ((flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)) && conn_tcp_requested(conn)) {
+			tx_honour(conn, fd);
 			goto again;
 		}
 		if (!tx_by_ring(slot) && !(flags & SLOT_RESET))
 			return STEP_NATIVE;
 		int error = take_error(conn);
-		socklen_t len = sizeof(error);
 		if (!error && (flags & SLOT_WR_SHUT) && !(flags & SLOT_RESET))
-			real.getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len); /* told before EPIPE: sk_stream_error */
+			option_get(fd, SOL_SOCKET, SO_ERROR, &error, sizeof(error)); /* told before EPIPE: sk_stream_error */
 		if (!error && (flags & SLOT_PEER_GONE) && !(flags & (SLOT_RESET | SLOT_WR_SHUT)))
 			return STEP_NATIVE; /* nobody is there: the kernel's answers are the right ones */
 		errno = error ? error : EPIPE;
@@ -46,8 +41,8 @@ again:
 	if (unlikely(conn_notice(conn) || --conn->probe_countdown == 0)) {
 		conn->probe_countdown = PROBE_EVERY;
 		conn_probe(conn, fd);
-		if (asked(conn))
-			obey(conn, fd);
+		if (tx_request_pending(conn))
+			tx_honour(conn, fd);
 		if (slot_has(slot, SLOT_RESET | SLOT_PEER_GONE) || !tx_by_ring(slot))
 			goto again;
 	}
@@ -75,7 +70,7 @@ void tx_cpu(struct conn *conn)
 	uint32_t cpu = cpu_now();
 
 	if (word_load(conn->channel.tx_line->cpu) != cpu)
-		atomic_store_explicit(&conn->channel.tx_line->cpu, cpu, memory_order_relaxed);
+		word_store(conn->channel.tx_line->cpu, cpu);
 }
 
 /* tx_lock held. Puts a piece of a message behind the tail; it is published in chunks, and with the `last` of them. */
@@ -84,8 +79,7 @@ static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last
 	while (len > PUBLISH_CHUNK) {
 		channel_tx_put(&conn->channel, 0, from, PUBLISH_CHUNK);
 		channel_tx_publish(&conn->channel, PUBLISH_CHUNK);
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 		from += PUBLISH_CHUNK;
 		len -= PUBLISH_CHUNK;
 	}
@@ -94,7 +88,7 @@ static void tx_put(struct conn *conn, const uint8_t *from, size_t len, bool last
 	if (last || len >= PUBLISH_CHUNK / 2)
 		channel_tx_publish(&conn->channel, len);
 	else /* small piece: advance our tail without showing it */
-		atomic_store_explicit(conn->channel.own.tail, *conn->channel.own.tail + len, memory_order_relaxed);
+		word_store(*conn->channel.own.tail, *conn->channel.own.tail + len);
 }
 
 /* tx_lock held. Copies what the call still has, as much as fits. */
@@ -127,7 +121,7 @@ static inline enum step tx_step(const struct call *call, size_t *moved)
 	return STEP_DONE;
 }
 
-/* Sends what the call still has by TCP. What has gone by ring is of the same call: one that blocks is not short of that. */
+/* Sends the rest of the call by TCP. Bytes that went by ring count for the same call, so a blocking one is not cut short. */
 static enum turn native_send(struct call *call)
 {
 	struct conn *conn = call->conn;
@@ -136,12 +130,12 @@ static enum turn native_send(struct call *call)
 	struct msghdr message = {.msg_iov = (struct iovec *)call->iov, .msg_iovlen = (size_t)call->iov_len};
 	size_t most = call->total;
 
-	atomic_fetch_add(&slot->tx_sitters, 1);
+	atomic_fetch_add(&slot->tx_kernel_waiters, 1);
 	full_fence();
 	uint32_t state = word_load(slot->tx_state);
 	if (state == TX_RESEND || (state == TX_LEFT && !tx_follows(conn)) ||
 	    ((state == TX_SWITCHING || tx_by_ring(slot)) && !slot_has(slot, SLOT_PEER_GONE))) {
-		atomic_fetch_sub(&slot->tx_sitters, 1);
+		atomic_fetch_sub(&slot->tx_kernel_waiters, 1);
 		return TURN_AGAIN; /* the bytes do not go by TCP any more */
 	}
 	if (unlikely(call->done)) {
@@ -175,7 +169,7 @@ static enum turn send_short(struct call *call)
 	struct conn_slot *slot = conn->slot;
 	size_t left = call->total - call->done;
 
-	conn_heed(conn, call->fd);
+	conn_check(conn, call->fd);
 	if (would_not_block(call->fd, call->flags)) {
 		if (unlikely(conn_make_room(conn)))
 			return TURN_AGAIN;
@@ -206,13 +200,12 @@ static inline enum turn send_turn(struct call *call)
 	size_t moved = 0;
 
 	slot_lock(&slot->tx_lock);
-	if (likely(atomic_load_explicit(&conn->managed, memory_order_relaxed))) {
+	if (likely(word_load(conn->managed))) {
 		bool on_ring = tx_by_ring(slot);
 		step = tx_step(call, &moved);
 		moved_over = on_ring != tx_by_ring(slot);
 		if (likely(step == STEP_DONE)) {
-			full_fence(); /* between publishing tail and reading the bell */
-			conn_ring(conn);
+			peer_wake(conn);
 		}
 	}
 	int error = errno;
@@ -225,10 +218,10 @@ static inline enum turn send_turn(struct call *call)
 		set_conn_switched(conn);
 	/* a recall may have crossed this message: it must go out again */
 	if (unlikely(notice) && conn_stays(conn, &call->fd))
-		conn_heed(conn, call->fd);
+		conn_check(conn, call->fd);
 	if (likely(step == STEP_DONE)) {
-		if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
-			atomic_store_explicit(&trim_due, true, memory_order_relaxed);
+		if (unlikely(!word_load(trim_due)))
+			word_store(trim_due, true);
 		call->done += moved;
 		return likely(call->done == call->total) ? call_over(call, (ssize_t)call->done, call->saved) : TURN_AGAIN;
 	}

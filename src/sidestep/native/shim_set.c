@@ -3,16 +3,14 @@
  *
  * A set without managed members is the kernel's alone: calls pass through. When a member is managed, its kernel entry
  * keeps its place (so that FIN and RST arrive) without OUT once it sends by ring, and carries the shim's own data; the
- * set's bell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
+ * set's doorbell is one more entry, edge-triggered. Every event of such a set is then read, translated and merged here:
  * exactly one a registration, with the events and the data the program gave.
  *
- * The shim's data is `secret << 32 | age << 24 | index`; a program's value that looks like it makes the set choose another secret
- * (before the kernel has any entry with it) or pins the registration's set (after).
+ * The shim's data is `secret << 32 | age << 24 | index`. A program's value that looks like it makes the set choose another
+ * secret (before the kernel has any entry with it) or pins the registration's set (after).
  */
 #include "shim_set.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/random.h>
 
 static _Atomic uint32_t fork_count;    /* of this process and of those that it was forked from; guarded by shim_lock */
@@ -25,7 +23,7 @@ struct set *set_get(int epfd)
 	return file && file->kind == FILE_SET ? (struct set *)file : NULL;
 }
 
-/* The set behind a number, not to be used for another one before set_release(), though the number may be closed. */
+/* The set behind a number: it is not reused before set_release(), even if the number is closed. */
 struct set *set_hold(int epfd)
 {
 	struct set *set = set_get(epfd);
@@ -86,14 +84,14 @@ int set_created(int epfd)
 	if (set) {
 		*at = set->next_free;
 		memset((uint8_t *)set + offsetof(struct set, next_free), 0, sizeof(*set) - offsetof(struct set, next_free));
-		set->managed_len = set->sitters = set->refs = 0;
+		set->managed_len = set->kernel_waiters = set->refs = 0;
 	}
 	shim_lock_drop();
 	if (!set) {
 		set = calloc(1, sizeof(*set));
 		if (!set)
 			return epfd; /* untracked: connections added to it are pinned */
-		set->file.kind = FILE_SET; /* for ever: a thread that comes late may look at it while it is given out anew */
+		set->file.kind = FILE_SET; /* never changes: a late thread may look at it while the set is reused */
 	}
 	set->epfd = epfd;
 	set->owner_pid = shim_pid;
@@ -108,7 +106,7 @@ int set_created(int epfd)
 	return epfd;
 }
 
-/* Whether an entry that the kernel's set has already carries data which would be taken for ours. */
+/* Whether an entry that is already in the kernel's set carries data that would be taken for ours. */
 static bool secret_taken(int epfd, uint64_t secret)
 {
 	char path[40], line[256];
@@ -126,8 +124,8 @@ static bool secret_taken(int epfd, uint64_t secret)
 }
 
 /*
- * Tracks a set that was made where we could not see it. The caller answers for it that no thread waits in it, as that one
- * would see events of ours, and that it is in no other set. What it holds already stays the kernel's.
+ * Tracks a set that was made where we could not see it. The caller guarantees that no thread waits in it (such a thread would
+ * see our events), and that it is in no other set. Its present entries stay the kernel's.
  */
 int set_adopt(int epfd)
 {
@@ -157,19 +155,18 @@ static uint32_t kernel_events(const struct member *member)
 
 	if (member->disabled || member->away)
 		return EPOLLONESHOT; /* not even HUP, again and again */
-	bool withheld = conn_end_withheld(member->conn); /* the kernel would tell it for as long, and nobody could be told */
+	bool withheld = conn_end_withheld(member->conn); /* the kernel would report it again and again, to no use */
 	if (withheld)
 		events &= ~(uint32_t)EPOLLRDHUP;
 	if (conn_fin_waits(member->conn, member->fd))
 		events &= ~(uint32_t)(EPOLLIN | EPOLLRDNORM);
 	if (tx_is(slot, TX_RESEND))
 		return events | EPOLLOUT; /* TCP's room is what recalled bytes wait for */
-	/* who waits for room, or for a reset alone, must hear of the peer's end: what it means is judged here */
+	/* a wait for room, or for a reset alone, must hear of the peer's end: we judge what it means */
 	if (conn_judges_end(member->conn) && !withheld && !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT))
 		events |= EPOLLRDHUP;
-	if (tx_by_ring(slot)) {
+	if (tx_by_ring(slot))
 		events &= ~(uint32_t)(EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND);
-	}
 	if (withheld && !(events & (EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM)))
 		events |= EPOLLET; /* HUP and ERR cannot be declined; nothing but a reset can follow */
 	return events;
@@ -180,7 +177,7 @@ uint32_t member_name(const struct member *member)
 	return (uint32_t)member->age << INDEX_BITS | member->index;
 }
 
-/* Nobody else has had the kernel's set: what we have put there is there. */
+/* No other process has had the kernel's set: it holds what we have put there. */
 static bool set_private(const struct set *set)
 {
 	return set->forks == word_load(fork_count);
@@ -193,8 +190,8 @@ int set_ctl(const struct set *set, int op, int fd, struct epoll_event *event)
 }
 
 /*
- * Whether the kernel's entry, which has just told `bits`, has to be changed. More than is wanted may stand there until it is
- * told: programs change their mind more often than the kernel has something to say of who talks by ring.
+ * Whether the kernel's entry, which has just reported `bits`, has to be changed. It may hold more than is wanted until that is
+ * reported: programs change their interest more often than the kernel has events of a connection on the ring.
  */
 bool kernel_differs(const struct member *member, uint32_t bits)
 {
@@ -222,19 +219,10 @@ int kernel_set(struct member *member, int op)
 	return result;
 }
 
-/* The program's change. Of an edge the kernel tells anew what is true. */
-static int kernel_change(struct member *member)
-{
-	if (member->known && set_private(member->set) && conn_switched(member->conn) && !(member->events & EPOLLET) &&
-	    !kernel_differs(member, 0))
-		return 0;
-	return kernel_set(member, EPOLL_CTL_MOD);
-}
-
 /*
- * The entry of a member whose connection is not managed, as the program gave it. But a one-shot entry that has fired must
- * not be armed by member_manage(), and only who translates its event knows that it has: it carries our data from the start.
- * Each arming has a name of its own, so that an event of the last one, still on its way, does not count for this one.
+ * The entry of a member whose connection is not managed, as the program gave it. But member_manage() must not arm a one-shot
+ * entry that has fired, and only translate() knows that it has: so such an entry carries our data from the start. Each arming
+ * has a name of its own, so that a late event of the last one does not count for this one.
  */
 int kernel_plain(struct member *member, int op)
 {
@@ -249,30 +237,30 @@ int kernel_plain(struct member *member, int op)
 	return set_ctl(set, op, member->fd, &event);
 }
 
-static bool bell_enter(struct set *set, struct bell *bell)
+static bool doorbell_enter(struct set *set, struct doorbell *doorbell)
 {
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		if (set->bells[i].bell == bell) {
-			set->bells[i].refs++;
+	for (uint32_t i = 0; i < set->doorbells_len; i++)
+		if (set->doorbells[i].doorbell == doorbell) {
+			set->doorbells[i].refs++;
 			return true;
 		}
-	struct epoll_event event = {.events = BELL_EDGES, .data.u64 = set->secret << NAME_BITS | BELL_INDEX};
-	if (!grow(&set->bells, &set->bells_cap, set->bells_len + 1, sizeof(*set->bells)) ||
-	    (set_ctl(set, EPOLL_CTL_ADD, bell->fd, &event) < 0 && errno != EEXIST))
+	struct epoll_event event = {.events = DOORBELL_EDGES, .data.u64 = set->secret << NAME_BITS | DOORBELL_INDEX};
+	if (!grow(&set->doorbells, &set->doorbells_cap, set->doorbells_len + 1, sizeof(*set->doorbells)) ||
+	    (set_ctl(set, EPOLL_CTL_ADD, doorbell->fd, &event) < 0 && errno != EEXIST))
 		return false;
-	set->bells[set->bells_len++] = (struct set_bell){bell, 1};
-	atomic_fetch_add(&bell->refs, 1);
+	set->doorbells[set->doorbells_len++] = (struct set_doorbell){doorbell, 1};
+	atomic_fetch_add(&doorbell->refs, 1);
 	return true;
 }
 
-static void bell_exit(struct set *set, struct bell *bell)
+static void doorbell_exit(struct set *set, struct doorbell *doorbell)
 {
-	for (uint32_t i = 0; i < set->bells_len; i++)
-		if (set->bells[i].bell == bell && --set->bells[i].refs == 0) {
+	for (uint32_t i = 0; i < set->doorbells_len; i++)
+		if (set->doorbells[i].doorbell == doorbell && --set->doorbells[i].refs == 0) {
 			if (set->owner_pid == shim_pid)
-				set_ctl(set, EPOLL_CTL_DEL, bell->fd, NULL);
-			set->bells[i] = set->bells[--set->bells_len];
-			bell_unref(bell);
+				set_ctl(set, EPOLL_CTL_DEL, doorbell->fd, NULL);
+			set->doorbells[i] = set->doorbells[--set->doorbells_len];
+			doorbell_unref(doorbell);
 			return;
 		}
 }
@@ -293,16 +281,16 @@ bool member_manage(struct member *member, int op)
 	/* before the kernel can report our data to a thread that is just returning from it */
 	atomic_store(&set->managed_ever, true);
 	if (!grow(&set->managed, &set->managed_cap, set->managed_len + 1, sizeof(*set->managed)) ||
-	    !bell_enter(set, conn->bell))
+	    !doorbell_enter(set, conn->doorbell))
 		return false;
 	if (kernel_set(member, op) < 0) {
 		int failed = errno;
-		bell_exit(set, conn->bell);
+		doorbell_exit(set, conn->doorbell);
 		errno = failed;
 		return false;
 	}
-	/* its death is an edge, as a bell's ring is; the entry goes with the descriptor */
-	if (!conn_watch_life(conn, set->epfd, set->secret << NAME_BITS | BELL_INDEX))
+	/* its death is an edge, as a doorbell's ring is; the entry goes with the descriptor */
+	if (!conn_liveness_watch(conn, set->epfd, set->secret << NAME_BITS | DOORBELL_INDEX))
 		shim_log("the end of a provider will be heard late: %d", errno);
 	member->managed = true;
 	member_by_tcp(member, !conn_switched(conn));
@@ -334,7 +322,7 @@ static void member_unmanage(struct member *member)
 	set->managed[member->at] = set->managed[last];
 	set->managed[member->at]->at = member->at;
 	member->managed = false;
-	bell_exit(set, member->conn->bell);
+	doorbell_exit(set, member->conn->doorbell);
 }
 
 struct member *member_find(struct set *set, struct conn *conn, int fd)
@@ -360,16 +348,10 @@ struct member *member_new(struct set *set, struct conn *conn, int fd, const stru
 	struct member *member = calloc(1, sizeof(*member));
 	if (!member)
 		return NULL;
-	*member = (struct member){.set = set,
-	                          .conn = conn,
-	                          .next = conn->members,
-	                          .fd = fd,
-	                          .index = index,
-	                          .age = set->age++,
-	                          .events = event->events,
-	                          .data = event->data.u64,
-	                          .armed = true,
-	                          .out_armed = true};
+	*member = (struct member){
+		.set = set, .conn = conn, .next = conn->members, .fd = fd, .index = index, .age = set->age++,
+		.events = event->events, .data = event->data.u64, .armed = true, .out_armed = true,
+	};
 	__atomic_store_n(&conn->members, member, __ATOMIC_RELAXED);
 	set->members[index] = member;
 	set->members_live++;
@@ -392,7 +374,7 @@ void member_free(struct member *member)
 	free(member);
 }
 
-/* A managed member as the program wants it from now on: what is true of it is told anew. */
+/* A managed member as the program wants it from now on: whatever is true is reported anew. */
 int member_change(struct member *member, const struct epoll_event *event)
 {
 	member->events = event->events;
@@ -400,7 +382,10 @@ int member_change(struct member *member, const struct epoll_event *event)
 	member->disabled = false;
 	member->armed = member->out_armed = true;
 	member->reported = 0;
-	int result = kernel_change(member);
+	/* a MOD makes the kernel report an edge anew */
+	bool as_it_is = member->known && set_private(member->set) && conn_switched(member->conn) &&
+	                !(member->events & EPOLLET) && !kernel_differs(member, 0);
+	int result = as_it_is ? 0 : kernel_set(member, EPOLL_CTL_MOD);
 	hot_add(member->set, member);
 	wake_set(member->set);
 	return result;
@@ -409,9 +394,9 @@ int member_change(struct member *member, const struct epoll_event *event)
 /*
  * ---- members that are away ----
  *
- * Some programs take a registration out with one call and put it back with another, several times a request. While all
- * its bytes go by ring the kernel's entry has nothing to tell, so it stays: nothing is reported of who is away, what the
- * kernel tells once silences it, and a thread that is about to sleep takes it out for good. False: not this one.
+ * Some programs take a registration out with one call and put it back with another, several times a request. While all its
+ * bytes go by ring the kernel has no events of it, so its entry stays: a member that is away reports nothing, the first event
+ * of the kernel's silences it, and a thread that is about to sleep takes it out for good. False: not this one.
  */
 bool member_leave(struct member *member)
 {
@@ -451,7 +436,7 @@ static void sweep(struct set *set)
 	set_unlock(set);
 }
 
-/* Their bells would be heard here, though they may be in another set by now. */
+/* Takes members that are away out for good: their doorbells would wake this set, though they may be in another by now. */
 void set_sweep(struct set *set)
 {
 	if (likely(!set->away_len))
@@ -463,14 +448,14 @@ void set_sweep(struct set *set)
 
 /* ---- what connections tell their sets ---- */
 
-/* set lock held. Threads that sleep in the set do not know of a change: one of them looks, and wakes the next. */
+/* set lock held. Threads asleep in the set do not know of a change: wakes one, which looks and wakes the next. */
 void wake_set(struct set *set)
 {
 	full_fence();
-	if (!(atomic_load(&set->sitters) || atomic_load(&set->sleepers)) || !set->bells_len)
+	if (!(atomic_load(&set->kernel_waiters) || atomic_load(&set->sleepers)) || !set->doorbells_len)
 		return;
 	self.calls++;
-	if (!raw_ring(set->bells[0].bell->fd))
+	if (!raw_doorbell_ring(set->doorbells[0].doorbell->fd))
 		shim_log("cannot wake a waiting thread: %d", errno);
 }
 
@@ -488,7 +473,7 @@ void set_conn_attached(struct conn *conn)
 	}
 }
 
-void set_conn_switched(struct conn *conn)
+static void members_arm(struct conn *conn, bool all, bool at_once)
 {
 	if (!has_members(conn))
 		return;
@@ -496,31 +481,11 @@ void set_conn_switched(struct conn *conn)
 	shim_lock_take();
 	for (struct member *member = conn->members; member; member = member->next) {
 		set_lock(member->set);
-		if (member->managed) {
-			kernel_set(member, EPOLL_CTL_MOD);
-			member->out_armed = true;
-			hot_add(member->set, member);
-			wake_set(member->set);
-		}
-		set_unlock(member->set);
-	}
-	shim_lock_drop();
-	errno = saved;
-}
-
-/* Room is news from now on, or with `all` whatever is true: then a waiting thread is told at once. */
-void set_conn_arm(struct conn *conn, bool all)
-{
-	if (!has_members(conn))
-		return;
-	shim_lock_take();
-	for (struct member *member = conn->members; member; member = member->next) {
-		set_lock(member->set);
 		member->out_armed = true;
 		member->armed |= all;
 		if (member->managed) {
 			hot_add(member->set, member);
-			if (all) {
+			if (at_once) {
 				kernel_set(member, EPOLL_CTL_MOD);
 				wake_set(member->set);
 			}
@@ -528,6 +493,18 @@ void set_conn_arm(struct conn *conn, bool all)
 		set_unlock(member->set);
 	}
 	shim_lock_drop();
+	errno = saved;
+}
+
+void set_conn_switched(struct conn *conn)
+{
+	members_arm(conn, false, true);
+}
+
+/* Room is an edge from now on or, with `all`, whatever is true: then a waiting thread is woken at once. */
+void set_conn_arm(struct conn *conn, bool all)
+{
+	members_arm(conn, all, all);
 }
 
 void set_conn_closed(struct conn *conn, int fd, bool last)
@@ -556,16 +533,16 @@ void set_conn_closed(struct conn *conn, int fd, bool last)
 	errno = saved;
 }
 
-/* shim_lock held. The one set's bell, made on first use: a busy server is then rung once, not once a connection. */
-struct bell *set_bell_for(struct conn *conn)
+/* shim_lock held. The one set's doorbell, made on first use: a busy server is then rung once, not once a connection. */
+struct doorbell *set_doorbell_for(struct conn *conn)
 {
 	struct member *member = conn->members;
 
 	if (!member || member->next)
 		return NULL;
-	if (!member->set->bell)
-		member->set->bell = bell_new_locked();
-	return member->set->bell;
+	if (!member->set->doorbell)
+		member->set->doorbell = doorbell_new_locked();
+	return member->set->doorbell;
 }
 
 bool set_wants_pin(struct conn *conn)
@@ -603,22 +580,22 @@ void set_forget(int fd)
 		for (uint32_t i = 1; i < set->members_len; i++)
 			if (set->members[i])
 				member_free(set->members[i]);
-		if (set->bell)
-			bell_unref(set->bell);
+		if (set->doorbell)
+			doorbell_unref(set->doorbell);
 		free(set->members);
 		free(set->managed);
-		free(set->bells);
+		free(set->doorbells);
 		free(set->hot);
 		free(set->feeds);
 		set_unlock(set);
 		pthread_mutex_destroy(&set->lock);
 		/* A thread may still sit in epoll_wait on it: the struct itself is kept for a later set. */
-		set->members_len = set->bells_len = 0;
+		set->members_len = set->doorbells_len = 0;
 		set->members = set->managed = set->hot = NULL;
 		set->hot_len = set->feeds_len = 0;
 		set->feeds = NULL;
-		set->bells = NULL;
-		set->bell = NULL;
+		set->doorbells = NULL;
+		set->doorbell = NULL;
 		set->next_free = free_sets;
 		free_sets = set;
 	} else if (set->epfd == fd) {
@@ -643,7 +620,7 @@ void set_dup(int from, int to)
 	shim_lock_drop();
 }
 
-/* What is away is away for the child, too, and from now on the kernel may have what we have not put there. */
+/* Members that are away are taken out before the child has them, too; and the child may change the kernel's set. */
 void sets_before_fork(void)
 {
 	fork_count++;
@@ -662,7 +639,7 @@ void sets_after_fork(void)
 		if (set) {
 			set->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 			set->shared = true;
-			set->sitters = set->users = 0;
+			set->kernel_waiters = set->users = 0;
 		}
 	}
 }
@@ -679,15 +656,15 @@ bool set_is_managed(struct file *file)
 }
 
 /* Each comes with a reference. */
-int set_bells(struct file *file, struct bell **out, int room)
+int set_doorbells(struct file *file, struct doorbell **out, int room)
 {
 	struct set *set = (struct set *)file;
 	int n = 0;
 
 	set_lock(set);
-	for (uint32_t i = 0; i < set->bells_len && n < room; i++) {
-		atomic_fetch_add(&set->bells[i].bell->refs, 1);
-		out[n++] = set->bells[i].bell;
+	for (uint32_t i = 0; i < set->doorbells_len && n < room; i++) {
+		atomic_fetch_add(&set->doorbells[i].doorbell->refs, 1);
+		out[n++] = set->doorbells[i].doorbell;
 	}
 	set_unlock(set);
 	return n;

@@ -8,14 +8,14 @@
 #define INDEX_BITS 24
 #define AGE_BITS 8 /* an index is given anew with the next one: the kernel may still hold events of the last */
 #define NAME_BITS (INDEX_BITS + AGE_BITS)
-#define BELL_INDEX 0
+#define DOORBELL_INDEX 0
 
 struct member {
 	struct set *set;
 	struct conn *conn;
 	struct member *next; /* of the conn */
 	int fd;
-	uint32_t index; /* in set->members; 0 is the bell */
+	uint32_t index; /* in set->members; 0 is the doorbell */
 	uint8_t age;
 	uint32_t events;
 	uint64_t data;
@@ -23,11 +23,11 @@ struct member {
 	bool hot;          /* in set->hot */
 	bool hinted;       /* its peer names it when there is news */
 	bool disabled;     /* one-shot has fired */
-	bool away;         /* taken out by the program, not yet of the kernel's set; see member_leave() */
+	bool away;         /* taken out by the program, but not yet out of the kernel's set; see member_leave() */
 	bool rx_ring;      /* receiving was by ring when it was last looked at */
 	bool by_tcp;       /* a direction was on TCP then */
-	uint32_t in_kernel; /* events of the kernel's entry, which may be more than are wanted */
-	bool known;         /* it has them: nothing has failed, and nobody else has changed it */
+	uint32_t in_kernel; /* events of the kernel's entry; may be more than are wanted */
+	bool known;         /* the kernel's entry is as we set it: nothing has failed, and nobody else has changed it */
 	bool armed;        /* edge: report what is true once, whatever has been seen */
 	bool out_armed;    /* edge: room is news */
 	uint32_t at;       /* in set->managed */
@@ -37,13 +37,13 @@ struct member {
 	uint64_t pass;
 };
 
-struct set_bell {
-	struct bell *bell;
+struct set_doorbell {
+	struct doorbell *doorbell;
 	uint32_t refs;
 };
 
 struct feed {
-	struct remote_bell *bell;
+	struct remote_doorbell *doorbell;
 	uint64_t seen;
 	uint32_t refs;
 };
@@ -51,21 +51,21 @@ struct feed {
 struct set {
 	struct file file;
 	_Atomic uint32_t managed_len;
-	_Atomic uint32_t sitters; /* threads in the kernel's wait that do not know of any managed member */
+	_Atomic uint32_t kernel_waiters; /* threads in the kernel's wait that do not know of any managed member */
 	uint32_t refs;            /* descriptor numbers */
 	_Atomic uint32_t users;   /* threads inside a call on it */
 	struct set *next_free;
 	pthread_mutex_t lock;
-	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the bells of that moment */
+	_Atomic uint32_t sleepers; /* threads asleep that know, but only of the doorbells of that moment */
 	_Atomic bool managed_ever; /* the kernel may hold events with our data */
 	uint32_t owner_pid;        /* a forked child shares the kernel's set and takes nothing out of it */
-	_Atomic uint32_t user_pid; /* who has used it last; a child that has not does not change it */
+	_Atomic uint32_t user_pid; /* who has used it last: a child that has not used it does not change it */
 	int cancel_state;
 	int epfd;
 	uint64_t secret; /* 32 bits */
 	uint8_t age;
 	bool nested, shared;
-	uint32_t forks;    /* as fork_count was: who was forked since may change what the kernel has */
+	uint32_t forks;    /* fork_count of then: processes forked since may change what the kernel has */
 	uint32_t away_len; /* members that are away */
 	struct member **members; /* by index */
 	_Atomic uint32_t members_len, members_live;
@@ -75,9 +75,9 @@ struct set {
 	uint32_t managed_cap;
 	uint32_t by_tcp; /* managed members of which the kernel has to be asked at each wait */
 	bool told_level; /* in this pass: what stays true if the program does nothing */
-	struct bell *bell;
-	struct set_bell *bells; /* every bell with an entry in the kernel's set */
-	uint32_t bells_len, bells_cap;
+	struct doorbell *doorbell;
+	struct set_doorbell *doorbells; /* every doorbell with an entry in the kernel's set */
+	uint32_t doorbells_len, doorbells_cap;
 	/* with more than SCAN_MAX managed members */
 	bool hinting;           /* peers have been asked for hints */
 	bool scan_all;          /* hints were lost or are young: look at every member once */

@@ -7,8 +7,6 @@
  */
 #include "shim.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 
 static struct handler {
@@ -112,25 +110,15 @@ EXPORT handler_function signal(int sig, handler_function function)
 	return install(sig, function, sigismember(&interrupting, sig) == 1 ? 0 : SA_RESTART);
 }
 
-EXPORT handler_function bsd_signal(int sig, handler_function function)
-{
-	return signal(sig, function);
-}
-
-EXPORT handler_function ssignal(int sig, handler_function function)
-{
-	return signal(sig, function);
-}
+ALIAS(bsd_signal, signal);
+ALIAS(ssignal, signal);
 
 EXPORT handler_function __sysv_signal(int sig, handler_function function)
 {
 	return install(sig, function, (int)(SA_RESETHAND | SA_NODEFER));
 }
 
-EXPORT handler_function sysv_signal(int sig, handler_function function)
-{
-	return __sysv_signal(sig, function);
-}
+ALIAS(sysv_signal, __sysv_signal);
 
 /* sigset(3p): besides the handler it moves the signal in or out of the mask */
 EXPORT handler_function sigset(int sig, handler_function function)
@@ -177,7 +165,4 @@ void signals_init(void)
 	}
 }
 
-EXPORT int __sigaction(int sig, const struct sigaction *act, struct sigaction *old)
-{
-	return sigaction(sig, act, old);
-}
+ALIAS(__sigaction, sigaction);

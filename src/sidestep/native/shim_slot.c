@@ -1,6 +1,4 @@
-/*
- * shim_slot.c - the two directions of a connection move from state to state.
- */
+/* shim_slot.c - the two directions of a connection move from state to state. */
 #include "shim.h"
 
 /* Under the lock of the direction. What the table does not have would be a fault of ours: then nothing moves. */

@@ -19,19 +19,19 @@
 /* slot->flags */
 enum {
 	SLOT_FIN = 1u << 2,        /* the native socket told the end */
-	SLOT_PEER_GONE = 1u << 3,  /* FIN without shutdown: nobody reads our bytes any more */
+	SLOT_PEER_GONE = 1u << 3,  /* the peer closed: nobody reads our bytes any more */
 	SLOT_RESET = 1u << 4,      /* the connection is dead; error was set when it died */
 	SLOT_RD_SHUT = 1u << 5,    /* shutdown(SHUT_RD) here */
 	SLOT_WR_SHUT = 1u << 6,    /* shutdown(SHUT_WR) here */
 	SLOT_PIN = 1u << 7,        /* never promote again; reason says why */
 	SLOT_CONNECTED = 1u << 8,  /* connect() or accept() has been seen */
 	SLOT_DEMOTED = 1u << 13,   /* as SLOT_PIN, until a command says otherwise */
-	SLOT_PASSED = 1u << 14,    /* others may hold the socket whom `holders` does not count */
+	SLOT_PASSED = 1u << 14,    /* processes that `holders` does not count may hold the socket */
 	SLOT_RESERVED = 1u << 16,  /* the room behind the tail is being filled in place; nobody else sends by ring */
 	SLOT_RELAYED = 1u << 20,   /* the channel's other end is a provider; see shim_relayed.c */
-	SLOT_NATIVE_FIN = 1u << 21, /* with it: the native socket told the end, but bytes may be on their way */
-	SLOT_NATIVE_RESET = 1u << 23, /* and it was a reset, which is left with the kernel until they have arrived */
-	SLOT_RELAY_OVER = 1u << 22, /* instead of it: the provider is gone, and no byte was with it; the segment's words stand */
+	SLOT_NATIVE_FIN = 1u << 21, /* with RELAYED: the native socket told the end, but bytes may still be on their way */
+	SLOT_NATIVE_RESET = 1u << 23, /* and the end was a reset, which stays in the kernel until the bytes have arrived */
+	SLOT_RELAY_OVER = 1u << 22, /* instead of RELAYED: the provider is gone, without bytes; the segment's words stand still */
 };
 #define SLOT_STAYS (SLOT_PIN | SLOT_DEMOTED)
 
@@ -82,7 +82,7 @@ static inline bool rx_watches(const struct conn_slot *slot)
 {
 	return rx_among(slot, 1u << RX_OPENING | 1u << RX_CONSENTED | 1u << RX_RING | 1u << RX_REOPENING);
 }
-/* It was, and all that is left comes by TCP, unless we consent anew. */
+/* The peer has sent by ring, and all that is left comes by TCP, unless we consent anew. */
 static inline bool rx_over(const struct conn_slot *slot)
 {
 	return rx_among(slot, 1u << RX_BACK | 1u << RX_RECALLED | 1u << RX_BARRED);

@@ -1,13 +1,10 @@
-/*
- * shim_slot_lock.c - the locks of slots, for who does not get one at once: their holder may be a process that has died.
- */
+/* shim_slot_lock.c - the locks of slots when they are not free at once: the holder may be a process that has died. */
 #include "shim.h"
 
-#include <errno.h>
 #include <sched.h>
 
 #define LOCK_YIELDS 1024 /* before a waiting thread begins to nap */
-#define LOCK_NAPS 5000 /* of a millisecond, after which it takes the lock of a connection in memory that others can write */
+#define LOCK_NAPS 5000 /* of a millisecond; then it takes the lock, if others can write the memory */
 
 bool slot_trylock(_Atomic uint32_t *lock)
 {
@@ -20,11 +17,11 @@ bool slot_trylock(_Atomic uint32_t *lock)
 	return false;
 }
 
-/* A lock of the arena was taken from a holder that keeps it for ever: what it guards may be half done. */
+/* A lock was taken from a holder that keeps it for ever: the state that it guards may be inconsistent. */
 static void lock_broken(const void *lock)
 {
 	for (uint32_t fd = 0; fd < atomic_load(&fd_end); fd++) {
-		struct conn *conn = conn_get((int)fd); /* who has asked for the lock holds it */
+		struct conn *conn = conn_get((int)fd); /* the thread that asked for the lock holds a reference */
 		if (conn && lock >= (void *)conn->slot && lock < (void *)(conn->slot + 1)) {
 			conn_violation(conn, (int)fd);
 			return;
@@ -33,9 +30,9 @@ static void lock_broken(const void *lock)
 }
 
 /*
- * Sections are short, and no thread is stopped in one for seconds but by a debugger, a signal or a page fault: who waits
- * longer may wait for a word that a child of another user wrote, and goes on with a connection that is reset. It naps a
- * bounded number of times, as a clock would go on while it is stopped itself.
+ * Sections are short: only a debugger, a signal or a page fault stops a thread in one for seconds. A longer wait may be for a
+ * word that a child of another user wrote, so it ends with a reset of the connection. The waiter counts naps instead of time,
+ * as a clock would go on while it is stopped itself.
  */
 void slot_lock_slow(_Atomic uint32_t *lock)
 {

@@ -2,7 +2,6 @@
 #include "shim_fd.h"
 
 #include <netinet/in.h>
-#include <string.h>
 
 EXPORT int socket(int domain, int type, int protocol)
 {
@@ -65,7 +64,8 @@ static int accepted(int listener, int fd, struct sockaddr_storage *from, int fla
 		option_inherit(conn, fd);
 	if (conn && unlikely(explicit))
 		explicit_accepted(explicit, conn, fd);
-	if (unlikely(names_peer_may_be(from)) && names_show(fd, NULL, from) && conn) { /* of another host, by way of the provider */
+	/* of another host, by way of the provider */
+	if (unlikely(address_may_translate(from)) && address_translate(fd, NULL, from) && conn) {
 		conn_pin(conn, REASON_BY_SDP);
 		conn_set_addresses(conn, fd);
 	}
@@ -81,13 +81,10 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 	socklen_t peer_len = sizeof(peer);
 	HELD_EXPLICIT explicit = explicit_hold(fd); /* the number may be closed while we wait */
 
-	if (!address)
-		return accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
-	if (!len) {
+	if (address && !len)
 		return real.accept4(fd, address, len, flags);
-	}
 	int got = accepted(fd, native_accept(fd, (struct sockaddr *)&peer, &peer_len, flags), &peer, flags, explicit);
-	if (got >= 0) {
+	if (got >= 0 && address) {
 		memcpy(address, &peer, *len < peer_len ? *len : peer_len);
 		*len = peer_len;
 	}
@@ -100,8 +97,8 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *len)
 }
 
 /*
- * The kernel's socket has forgotten its peer and begins anew; the channel with that peer would serve the next one's bytes.
- * What is in a set keeps its registration there, and stays with it.
+ * The kernel's socket has forgotten its peer, whose channel must not carry the next peer's bytes: the numbers start over. In a
+ * set the connection has a registration, and stays as it is.
  */
 static void start_over(struct conn *conn, struct explicit *explicit)
 {
@@ -126,18 +123,18 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t len)
 	HELD conn = conn_hold(fd);
 	HELD_EXPLICIT explicit = explicit_hold(fd);
 	struct sockaddr_storage copy;
-	struct reach reach = {0};
+	struct sdp_connect attempt = {0};
 
 	if (unlikely(explicit))
 		address = explicit_address(address, len, &copy);
-	if (unlikely(conn || explicit) && reach_wanted(conn, explicit, address, len)) {
-		if (reach_before_connect(conn, explicit, fd, address, len, &reach) < 0)
+	if (unlikely(conn || explicit) && sdp_connect_wanted(conn, explicit, address, len)) {
+		if (sdp_connect_ask(conn, explicit, fd, address, len, &attempt) < 0)
 			return -1;
-		if (reach.sent) {
-			int result = reach_connect(conn, fd, &reach);
-			if (result == 0 || reach.insists || errno == EINPROGRESS || errno == EINTR)
+		if (attempt.redirected) {
+			int result = sdp_connect_start(conn, fd, &attempt);
+			if (result == 0 || attempt.insists || errno == EINPROGRESS || errno == EINTR)
 				return result;
-			/* the provider has lost it in this very moment: TCP then, as with any other failure */
+			/* the provider has lost it in this very moment: then TCP, as with any other failure */
 		}
 	}
 	if (likely(!conn) || !address || len < sizeof(sa_family_t))
@@ -226,7 +223,7 @@ EXPORT int shutdown(int fd, int how)
 		slot_clear(slot, bits & ~before);
 	if (managed && wr) {
 		if (conn->managed)
-			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the bell */
+			conn_wake_own(conn); /* the kernel wakes its own sleepers; those that wait for room sleep on the doorbell */
 		slot_unlock(&slot->tx_lock);
 	}
 	if (managed)
@@ -236,12 +233,5 @@ EXPORT int shutdown(int fd, int how)
 }
 
 /* libc's own names for some of these */
-EXPORT int __socket(int domain, int type, int protocol)
-{
-	return socket(domain, type, protocol);
-}
-
-EXPORT int __connect(int fd, const struct sockaddr *address, socklen_t len)
-{
-	return connect(fd, address, len);
-}
+ALIAS(__socket, socket);
+ALIAS(__connect, connect);

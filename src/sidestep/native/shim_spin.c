@@ -1,15 +1,13 @@
 /* shim_spin.c - whether to spin before a sleep, and spinning on TCP. */
 #include "shim_spin.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <string.h>
 
 #define LOAD_REFRESH_NS 4000000   /* how old the count of runnable threads may be */
 #define AWAY_NS 100000            /* between two looks; less is an interrupt */
-#define SHARED_NS 20000           /* the same of a CPU that was offered to others: no more than a sleep and its wake-up cost */
-#define REST_FACTOR 64            /* as many times what was lost goes by without a spin */
+#define SHARED_NS 20000           /* the same for a CPU that was offered to others: the cost of a sleep and its wake-up */
+#define REST_FACTOR 64            /* a loss is followed by so many times its length without a spin */
 #define NOBODY_NS 1000            /* a CPU that is back so soon was wanted by nobody ... */
 #define ALONE_NS 10000            /* ... and is not offered for a while */
 #define SPREAD_EVERY_NS 100000000 /* a thread moves away from its peer's CPU at most this often */
@@ -19,12 +17,12 @@ static uint32_t runnable_threads(void)
 	static _Atomic int64_t read_at;
 	static _Atomic uint32_t runnable;
 	static _Atomic int opened = -2;
-	int fd = atomic_load_explicit(&opened, memory_order_relaxed);
+	int fd = word_load(opened);
 	int64_t now = now_ns();
 
-	if (now - atomic_load_explicit(&read_at, memory_order_relaxed) < LOAD_REFRESH_NS)
-		return atomic_load_explicit(&runnable, memory_order_relaxed);
-	atomic_store_explicit(&read_at, now, memory_order_relaxed);
+	if (now - word_load(read_at) < LOAD_REFRESH_NS)
+		return word_load(runnable);
+	word_store(read_at, now);
 	self.calls++;
 	if (fd == -2) {
 		int mine = own_fd(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
@@ -43,13 +41,8 @@ static uint32_t runnable_threads(void)
 	uint32_t count = 0, unit = 1;
 	for (const char *at = slash; at && at > text && at[-1] >= '0' && at[-1] <= '9'; at--, unit *= 10)
 		count += (uint32_t)(at[-1] - '0') * unit;
-	atomic_store_explicit(&runnable, count, memory_order_relaxed);
+	word_store(runnable, count);
 	return count;
-}
-
-static bool crowded(void)
-{
-	return runnable_threads() > (uint32_t)config.ncpus;
 }
 
 /* Moves this thread off the CPU it shares with its peer: the kernel puts a sleeping pair on one, for good. */
@@ -73,17 +66,17 @@ static void spread(uint32_t cpu)
 /*
  * ---- one wait's spin ----
  *
- * Where the peer can run beside us it is a loop over what it writes. Else the CPU is offered to others between two looks:
- * who has it to himself soon has it back, and looks on without asking. What that costs is measured: a thread whose CPU
- * was away for longer than a sleep and its wake-up take would have been better off asleep, so nobody in the process spins
- * again before so much time has passed that what was lost is next to nothing. No count of threads says as much: neither
- * who shares a CPU by its mask, nor a quota, nor a host under this one.
+ * If the peer can run beside us, a spin is a loop over the words that it writes. Else the CPU is offered to other threads
+ * between two looks: if nobody wants it, it is back soon, and the loop goes on without offers for a while. The cost is
+ * measured: a thread that lost its CPU for longer than a sleep and a wake-up take should have slept, so no thread of the
+ * process spins again until the loss is small against the time that has passed. No count of threads tells this: CPU masks,
+ * quotas and a host under this one are not in it.
  */
 static _Atomic int64_t rests_until;
 
 static bool spin_lost(const struct spin *spin, int64_t away)
 {
-	atomic_store_explicit(&rests_until, spin->now + REST_FACTOR * away, memory_order_relaxed);
+	word_store(rests_until, spin->now + REST_FACTOR * away);
 	return false;
 }
 
@@ -92,11 +85,11 @@ bool spin_begin(struct spin *spin, uint32_t budget, uint32_t peer_cpu)
 	if (!budget)
 		return false;
 	spin->now = now_ns();
-	if (unlikely(spin->now < atomic_load_explicit(&rests_until, memory_order_relaxed)))
+	if (unlikely(spin->now < word_load(rests_until)))
 		return false;
 	spin->end = spin->now + budget;
-	spin->crowded = crowded();
-	spin->alone_until = spin->lent = 0;
+	spin->crowded = runnable_threads() > (uint32_t)config.ncpus;
+	spin->alone_until = spin->away = 0;
 	spin->shares = spin->crowded || cpu_now() == peer_cpu;
 	return true;
 }
@@ -106,8 +99,8 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	uint32_t cpu = cpu_now();
 	int64_t before = spin->now;
 
-	if (unlikely(spin->lent)) /* and it was not the peer who made something of it */
-		return spin_lost(spin, spin->lent);
+	if (unlikely(spin->away)) /* and the peer has not used the time */
+		return spin_lost(spin, spin->away);
 	if (!spin->shares) {
 		for (int i = 0; i < 8; i++)
 			cpu_relax();
@@ -125,17 +118,17 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move)
 	if (spin->shares && away < NOBODY_NS)
 		spin->alone_until = spin->now + ALONE_NS;
 	else if (spin->shares && away > SHARED_NS)
-		spin->lent = away;
+		spin->away = away;
 	spin->shares = (spin->crowded || cpu == peer_cpu) && spin->now >= spin->alone_until;
-	return spin->lent || spin->now < spin->end;
+	return spin->away || spin->now < spin->end;
 }
 
 /*
  * ---- waiting on TCP ----
  *
- * Between two ends on one host the kernel's wake-up costs more than what it waits for: an idle CPU has to be interrupted.
- * So a blocking call of a connection that is not promoted, or of a listener, asks a few times before it sleeps; how long
- * that paid lately decides, for each thread. Only tracked connections, whose peers are near, come here.
+ * Between two ends on one host the kernel's wake-up costs more than the wait itself: an idle CPU has to be interrupted. So a
+ * blocking call of a native connection, or of a listener, asks a few times before it sleeps. How long depends on what paid
+ * lately for this thread. Only tracked connections, whose peers are near, come here.
  */
 #define NATIVE_SPIN_NS 30000
 
@@ -159,7 +152,7 @@ static void native_learn(struct native_spin *native, int64_t waited_ns)
 {
 	uint32_t most = config.spin_ns < NATIVE_SPIN_NS ? config.spin_ns : NATIVE_SPIN_NS;
 
-	/* a wait that a sleep made long by its wake-up alone still counts as short */
+	/* a wait counts as short even if the wake-up from its sleep made it long */
 	if (waited_ns < 4 * (int64_t)most)
 		native->budget = most;
 	else if (native->budget > most / 16)
@@ -201,10 +194,8 @@ ssize_t native_receive(struct conn *conn, int fd, void *buf, size_t n)
 		}
 		if (!start)
 			start = now;
-		if (self.signals_interrupting != signals) {
-			errno = EINTR;
-			return -1;
-		}
+		if (self.signals_interrupting != signals)
+			return fail_with(EINTR);
 		if (!native_on(&spin))
 			break;
 	}
@@ -226,10 +217,8 @@ int native_accept(int fd, struct sockaddr *address, socklen_t *len, int flags)
 		return real.accept4(fd, address, len, flags);
 	int64_t start = now_ns();
 	do {
-		if (self.signals_interrupting != signals) {
-			errno = EINTR;
-			return -1;
-		}
+		if (self.signals_interrupting != signals)
+			return fail_with(EINTR);
 	} while (native_on(&spin) && raw_poll(&in, 1, 0) == 0);
 	int got = real.accept4(fd, address, len, flags), saved = errno;
 	native_learn(&spin_accepting, now_ns() - start);

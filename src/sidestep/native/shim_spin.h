@@ -4,10 +4,13 @@
 
 #include "shim.h"
 
+#define LOOK_EVERY_NS 20000 /* the kernel's events are asked for at least this often while rings are busy */
+#define NAP_NS 1000000      /* a sleep that cannot hear all of its doorbells */
+
 struct spin {
 	int64_t now, end;
 	int64_t alone_until; /* nobody else wanted this CPU */
-	int64_t lent;        /* for so long somebody else had it just now */
+	int64_t away;        /* how long another thread had the CPU just now */
 	bool crowded;        /* there are more runnable threads than CPUs */
 	bool shares;         /* the next spin_on() offers the CPU: one look is enough before it */
 };
@@ -19,13 +22,13 @@ bool spin_on(struct spin *spin, uint32_t peer_cpu, bool may_move);      /* betwe
  */
 static inline void spin_adapt(_Atomic uint32_t *budget, int64_t waited_ns)
 {
-	uint32_t now = atomic_load_explicit(budget, memory_order_relaxed);
+	uint32_t now = word_load(*budget);
 
 	if (waited_ns < 2 * (int64_t)config.spin_ns) {
 		if (now != config.spin_ns)
-			atomic_store_explicit(budget, config.spin_ns, memory_order_relaxed);
+			word_store(*budget, config.spin_ns);
 	} else if (now) {
-		atomic_store_explicit(budget, now > config.spin_ns / 16 ? now / 2 : 0, memory_order_relaxed);
+		word_store(*budget, now > config.spin_ns / 16 ? now / 2 : 0);
 	}
 }
 

@@ -1,8 +1,6 @@
 /* shim_start.c - the shim comes up with the process, and its threads and the process end. It calls everybody. */
 #include "shim.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 
@@ -10,16 +8,10 @@ static void thread_gone(void *unused)
 {
 	(void)unused;
 	shim_lock_take();
-	if (self.bell)
-		bell_unref(self.bell);
-	self.bell = NULL;
-	if (self.bell_epfd > 0)
-		own_fd_close(self.bell_epfd);
-	self.bell_epfd = 0;
-	self.bells_len = 0;
-	if (self.wait_epfd > 0)
-		own_fd_close(self.wait_epfd);
-	self.wait_epfd = 0;
+	if (self.doorbell)
+		doorbell_unref(self.doorbell);
+	self.doorbell = NULL;
+	self_sets_close();
 	self.registered = false;
 	shim_lock_drop();
 	siginfo_t *deferred = self.deferred; /* none is held back outside a critical section */
@@ -40,7 +32,7 @@ __attribute__((constructor(101))) static void shim_init(void)
 	if (table == MAP_FAILED)
 		return; /* fd_table_len stays 0: every call goes straight to the C library */
 	fd_table = table;
-	/* With more rights than who started us: the environment and what comes with it are a stranger's, and we stay out. */
+	/* With more rights than the user who started us, the environment is a stranger's, and we stay out. */
 	const char *off = getenv("SIDESTEP_DISABLE");
 	if (getauxval(AT_SECURE) || (off && *off && strcmp(off, "0") != 0))
 		return;

@@ -1,10 +1,8 @@
 /* shim_stdio.c - libc's streams read and write inside libc, where no shim is: a stream on a socket gets ours instead. */
 #include "shim.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio_ext.h>
-#include <string.h>
 
 struct stream {
 	FILE *file;
@@ -124,10 +122,7 @@ EXPORT FILE *freopen(const char *path, const char *mode, FILE *file)
 	return likely(!stream) ? real.freopen(path, mode, file) : stream_reopen(stream, path, mode);
 }
 
-EXPORT FILE *freopen64(const char *path, const char *mode, FILE *file)
-{
-	return freopen(path, mode, file); /* one and the same where off_t has 64 bits */
-}
+ALIAS(freopen64, freopen);
 
 EXPORT int vdprintf(int fd, const char *format, va_list args)
 {
@@ -172,7 +167,4 @@ EXPORT int __dprintf_chk(int fd, int level, const char *format, ...)
 	return result;
 }
 
-EXPORT FILE *_IO_fdopen(int fd, const char *mode)
-{
-	return fdopen(fd, mode);
-}
+ALIAS(_IO_fdopen, fdopen);

@@ -2,10 +2,10 @@
  * shim_switch.c - the switch-over: directions go to the ring, and back.
  *
  * Switch-over of one direction, by consent:
- *   receiver: RX_OPENING, fence, no thread in an unwatched kernel read or wait (rx_sitters), kernel's byte count equal
+ *   receiver: RX_OPENING, fence, no thread in an unwatched kernel read or wait (rx_kernel_waiters), kernel's byte count equal
  *             to ours -> publishes rx_ready. From then on its reads look at TCP and at the segment, both.
- *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_sitters), counts equal -> publishes the
- *             offset, then tx_switched; bytes from that offset go to the ring.
+ *   sender:   sees rx_ready; TX_SWITCHING, fence, no thread in a kernel write (tx_kernel_waiters), counts equal -> publishes
+ *             the offset, then tx_switched; bytes from that offset go to the ring.
  *   receiver: TCP holds only bytes before the offset. It reads TCP until its count equals the offset, then the ring.
  * A thread that enters the kernel counts itself first and looks at the flag second; the declarer sets the flag first and
  * looks at the count second: with a full fence between, one of them sees the other.
@@ -15,10 +15,9 @@
  */
 #include "shim_switch.h"
 
-#include <errno.h>
 #include <sys/ioctl.h>
 
-#define RETRY_AFTER_NS 1000000000ll /* who left the ring of its own accord goes there again after this */
+#define RETRY_AFTER_NS 1000000000ll /* a direction that left the ring of its own accord may return after this */
 
 static void waits_for(struct conn_slot *slot, enum reason_code reason)
 {
@@ -26,22 +25,22 @@ static void waits_for(struct conn_slot *slot, enum reason_code reason)
 		word_store(slot->reason, reason);
 }
 
-/* Whether we may be sent to by ring, as far as we and the peer are concerned. */
+/* Whether neither we nor the peer have a reason against our receiving by ring. */
 static bool rx_willing(const struct conn *conn)
 {
 	if (conn_relayed(conn) && word_load(conn->slot->rx_round))
-		return false; /* what the provider hands on is of one round */
+		return false; /* the provider passes on the words of one round only */
 	return !slot_has(conn->slot, SLOT_STAYS | SLOT_RELAY_OVER | SLOT_FIN | SLOT_RD_SHUT | SLOT_RESET) &&
 	       peer_attached(conn) && !(conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL | CHANNEL_CLOSED)) &&
 	       word_load(conn->slot->rx_round) < CHANNEL_ROUNDS;
 }
 
-/* rx_lock held. Whether no thread of ours sits in the kernel's calls, and all bytes from there are counted. */
+/* rx_lock held. Whether no thread of ours is in a kernel read, and the kernel's count of bytes is ours. */
 static enum rx_event_code rx_settled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (atomic_load(&slot->rx_sitters) != 0) {
+	if (atomic_load(&slot->rx_kernel_waiters) != 0) {
 		waits_for(slot, REASON_WAITER_IN_KERNEL);
 		return RX_ON_UNSETTLED;
 	}
@@ -75,21 +74,20 @@ static void rx_open(struct conn *conn, int fd)
 		return;
 	waits_for(slot, REASON_WAITING_FOR_PEER);
 	word_store(slot->rx_round, ++round);
-	/* What we asked for in the last round is done; who sees rx_ready sees that. */
+	/* Our requests of the last round are fulfilled; a peer that sees rx_ready sees this, too. */
 	atomic_fetch_and(&local->notice, ~(uint32_t)(CHANNEL_DEMOTE | CHANNEL_RECALL));
 	atomic_store_explicit(&local->rx_ready, round, memory_order_release);
-	full_fence();
-	conn_ring(conn);
+	peer_wake(conn);
 }
 
-/* rx_lock held. Declares rx_ready if that can be. True: TCP and the segment are watched, both. */
+/* rx_lock held. Declares rx_ready if possible. True: both TCP and the segment are watched. */
 bool rx_consent(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
 	if (rx_is(slot, RX_OPENING) || rx_is(slot, RX_REOPENING))
 		rx_move(slot, RX_ON_UNSETTLED); /* a process of ours was killed in there */
-	/* in this order: a round that ended without having begun was never switched to */
+	/* in this order: the peer never switches to a round that has ended before it began */
 	if (rx_is(slot, RX_CONSENTED) && conn_peer_back(conn) && !conn_peer_switched(conn))
 		rx_move(slot, RX_ON_UNUSED);
 	if (rx_is(slot, RX_TCP) || rx_is(slot, RX_BACK))
@@ -104,7 +102,7 @@ static bool tx_invited(const struct conn *conn)
 	       word_load(conn->slot->tx_round) + 1;
 }
 
-/* Who left the ring of its own accord may go there again when its time has come. */
+/* A direction that left the ring of its own accord has to wait until it may return. */
 static bool tx_waits(struct conn_slot *slot)
 {
 	uint64_t retry = word_load(slot->tx_retry_ns);
@@ -133,7 +131,7 @@ bool tx_switch(struct conn *conn, int fd)
 	    (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL)))
 		return false;
 	tx_move(slot, TX_ON_INVITED); /* full fence */
-	enum count count = atomic_load(&slot->tx_sitters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
+	enum count count = atomic_load(&slot->tx_kernel_waiters) == 0 ? tx_count(conn, fd) : COUNT_UNSTABLE;
 	if (count != COUNT_EQUAL) {
 		tx_move(slot, TX_ON_UNSETTLED);
 		if (count == COUNT_DIFFERS) {
@@ -148,7 +146,7 @@ bool tx_switch(struct conn *conn, int fd)
 	conn_bound(conn, fd);
 	word_store(slot->tx_round, round);
 	word_store(slot->tx_switch_offset, word_load(slot->tx_tcp_bytes));
-	atomic_store_explicit(&conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes), memory_order_relaxed);
+	word_store(conn->channel.local->tx_switch_offset, word_load(slot->tx_tcp_bytes));
 	atomic_store_explicit(&conn->channel.local->tx_switched, round, memory_order_release);
 	tx_move(slot, TX_ON_SETTLED); /* full fence */
 	if (unlikely(slot_has(slot, SLOT_RELAY_OVER))) { /* since the question above; see relay_lost() */
@@ -156,8 +154,7 @@ bool tx_switch(struct conn *conn, int fd)
 		return false;
 	}
 	mark_promoted(conn);
-	full_fence();
-	conn_ring(conn);
+	peer_wake(conn);
 	shim_log("fd %d: sends by ring from byte %llu, round %u", fd, (unsigned long long)slot->tx_switch_offset, round);
 	return true;
 }
@@ -170,7 +167,7 @@ int rx_follow(struct conn *conn, int fd)
 
 	if (!rx_is(slot, RX_CONSENTED) || !conn_peer_switched(conn))
 		return 0;
-	uint64_t offset = atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed);
+	uint64_t offset = word_load(remote->tx_switch_offset);
 	uint64_t read = word_load(slot->rx_tcp_bytes);
 	if (offset > read)
 		return 0;
@@ -179,12 +176,12 @@ int rx_follow(struct conn *conn, int fd)
 		return 0;
 	}
 	word_store(slot->rx_switch_offset, offset);
-	/* How the stream ends was the kernel's to tell; conn_probe() finds out anew. Another thread may just be setting it. */
+	/* Until now the kernel told how the stream ends; conn_probe() finds out anew. Another thread may just be setting it. */
 	bool ended = atomic_fetch_and(&slot->flags, ~(uint32_t)SLOT_FIN) & SLOT_FIN;
 	rx_move(slot, RX_ON_SWITCHED);
 	mark_promoted(conn);
 	if (ended)
-		conn_probe(conn, fd); /* what told of it was an edge, which may not come again */
+		conn_probe(conn, fd); /* its edge may not come again */
 	return 1;
 }
 
@@ -197,8 +194,8 @@ bool rx_back(struct conn *conn, int fd)
 	if (!conn_peer_back(conn))
 		return false;
 	if (channel_rx_avail(&conn->channel) > 0)
-		return false; /* sent before it went back: first this */
-	if (atomic_load_explicit(&remote->tx_back_at, memory_order_relaxed) != atomic_load(conn->channel.own.head)) {
+		return false; /* these bytes come first */
+	if (word_load(remote->tx_back_at) != atomic_load(conn->channel.own.head)) {
 		conn_violation(conn, fd);
 		return false;
 	}
@@ -221,18 +218,16 @@ bool conn_receives_tcp(struct conn *conn, int fd)
 	return rx_over(slot);
 }
 
-/* The next bytes are on one path and those after them on the other: no wait is for both together. */
+/* The next bytes are on one path and those after them on the other, so a wait cannot be for both together. */
 bool rx_divided(const struct conn *conn)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	return conn_peer_back(conn) || (!rx_by_ring(slot) &&
-	                                rx_watches(slot) &&
-	                                conn_peer_switched(conn));
+	return conn_peer_back(conn) || (!rx_by_ring(slot) && rx_watches(slot) && conn_peer_switched(conn));
 }
 
 /*
- * Whether the ring's bytes stand behind those that TCP holds, `queued` of them, or among them: ahead of what the peer has sent
+ * Whether the ring's bytes come behind the `queued` bytes that TCP holds, or among them: before those that the peer has sent
  * since it went back.
  */
 bool rx_ring_among(const struct conn *conn, size_t queued)
@@ -240,13 +235,13 @@ bool rx_ring_among(const struct conn *conn, size_t queued)
 	const struct channel_side *remote = conn->channel.remote;
 
 	return !rx_over(conn->slot) && conn_peer_switched(conn) &&
-	       atomic_load_explicit(&remote->tx_switch_offset, memory_order_relaxed) - word_load(conn->slot->rx_tcp_bytes) <= queued;
+	       word_load(remote->tx_switch_offset) - word_load(conn->slot->rx_tcp_bytes) <= queued;
 }
 
 /*
- * rx_lock held. Whether the stream goes on by the other path, with bytes there that the same call is to return. A short read
- * means that nothing is left: edge-triggered readers wait for the next edge then (epoll(7), "Questions and answers" 9), and
- * libuv takes it with HUP for the end of the stream.
+ * rx_lock held. Whether the stream goes on by the other path, with bytes that the same call has to return. A short read would
+ * mean that nothing is left: edge-triggered readers then wait for the next edge (epoll(7), "Questions and answers" 9), and
+ * libuv takes it together with HUP for the end of the stream.
  */
 bool rx_goes_on(struct conn *conn, int fd)
 {
@@ -262,7 +257,7 @@ bool rx_goes_on(struct conn *conn, int fd)
 	return conn_peer_back(conn) && rx_back(conn, fd) && real.ioctl(fd, FIONREAD, &queued) == 0 && queued > 0;
 }
 
-/* tx_lock held. The peer was first, and wants what it has not read by TCP. */
+/* tx_lock held. The peer decided first, and wants its unread bytes by TCP. */
 void tx_recalled(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
@@ -279,8 +274,8 @@ void tx_recalled(struct conn *conn, int fd)
 }
 
 /*
- * tx_lock held. Ends the round of our sending direction, which goes back to TCP: after what the ring holds or, if that was
- * recalled, with it. A round that the peer has consented to and that has not begun ends unused.
+ * tx_lock held. Ends the round of our sending direction, which goes back to TCP: behind the ring's bytes or, if these were
+ * recalled, with them. A round that the peer has consented to and that has not begun ends unused.
  */
 void tx_back(struct conn *conn, int fd)
 {
@@ -289,7 +284,7 @@ void tx_back(struct conn *conn, int fd)
 
 	if (unused && (tx_is(slot, TX_RESEND) || !tx_invited(conn)))
 		return;
-	if (!unused && unlikely(!tx_handed(conn))) { /* conn_demote() has waited long enough */
+	if (!unused && unlikely(!tx_acked(conn))) { /* conn_demote() has waited long enough */
 		relay_lost(conn, fd);
 		return;
 	}
@@ -297,7 +292,7 @@ void tx_back(struct conn *conn, int fd)
 	uint64_t tail = atomic_load(conn->channel.own.tail);
 	word_store(slot->tx_round, round);
 	channel_tx_show(&conn->channel); /* a process of ours that was killed may have moved its tail and not shown it */
-	atomic_store_explicit(&conn->channel.local->tx_back_at, tail, memory_order_relaxed);
+	word_store(conn->channel.local->tx_back_at, tail);
 	uint32_t how = channel_decide(&conn->channel.local->tx_back, round, CHANNEL_BACK);
 	if (!how)
 		conn_violation(conn, fd);
@@ -340,7 +335,7 @@ bool tx_resend(struct conn *conn, int fd)
 	return true;
 }
 
-/* Our direction is back on TCP, and before a byte of it went there the peer has recalled what the ring holds. */
+/* Our direction has left the ring, and before its first byte went by TCP the peer has recalled the ring's bytes. */
 bool conn_recalled_since(const struct conn *conn)
 {
 	return tx_is(conn->slot, TX_LEFT) &&
@@ -348,8 +343,8 @@ bool conn_recalled_since(const struct conn *conn)
 }
 
 /*
- * Before bytes go by TCP, or the end: from then on the peer cannot recall what it has left in the ring. False: it has, and
- * that goes first.
+ * To be called before bytes, or the end, go by TCP: from then on the peer cannot recall its unread bytes. False: it has done
+ * so, and they go first.
  */
 bool tx_follows(struct conn *conn)
 {
@@ -358,41 +353,40 @@ bool tx_follows(struct conn *conn)
 }
 
 /*
- * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to, and could not as long as a
- * provider between had not told the peer: it rings when it has.
+ * The peer asks us to send by TCP, and a round of ours goes on or could begin. Or we have to go back ourselves, and have waited
+ * for a provider between to acknowledge our offset: it rings when it has.
  */
-bool conn_asked(const struct conn *conn)
+bool conn_tcp_requested(const struct conn *conn)
 {
 	bool by_peer = conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL);
 
 	if (likely(!by_peer && !(conn_relayed(conn) && slot_has(conn->slot, SLOT_STAYS))))
 		return false;
 	if (tx_by_ring(conn->slot))
-		return tx_handed(conn);
+		return tx_acked(conn);
 	if (tx_is(conn->slot, TX_RESEND))
 		return false;
-	/* Once more after rx_ready: with a consent to the next round the peer takes back what it asked for in the last. */
+	/* Once more after rx_ready: with a consent to the next round the peer revokes its requests of the last. */
 	return tx_invited(conn) && (conn_notice(conn) & (CHANNEL_DEMOTE | CHANNEL_RECALL));
 }
 
-/* What the peer asks for has not been done yet. */
-bool asked(const struct conn *conn)
+/* Whether a request of the peer is still to be honoured. */
+bool tx_request_pending(const struct conn *conn)
 {
-	return conn_asked(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
+	return conn_tcp_requested(conn) || unlikely(tx_is(conn->slot, TX_RESEND)) || unlikely(conn_recalled_since(conn));
 }
 
-/* tx_lock held. Stops sending by ring, or takes back what the peer has not read and sends that by TCP. */
-void obey(struct conn *conn, int fd)
+/* tx_lock held. Stops sending by ring, or sends the peer's unread bytes by TCP. */
+void tx_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 
-	if (conn_asked(conn)) {
+	if (conn_tcp_requested(conn)) {
 		tx_back(conn, fd);
 		if (!slot_has(slot, SLOT_STAYS | SLOT_RESET))
 			word_store(slot->reason, REASON_PEER_LEFT);
 		shim_log("fd %d: the peer asked for TCP", fd);
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 	}
 	if (conn_recalled_since(conn))
 		tx_recalled(conn, fd);
@@ -400,18 +394,18 @@ void obey(struct conn *conn, int fd)
 		tx_resend(conn, fd);
 }
 
-/* Does what the peer asks for. True: sending moved, tell the sets. */
-bool conn_obey(struct conn *conn, int fd)
+/* Honours the peer's requests. True: the sending direction has moved, and the sets have to be told. */
+bool conn_honour(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	int saved = errno;
 	bool moved = false;
 
-	if (!asked(conn) || !slot_trylock(&slot->tx_lock))
+	if (!tx_request_pending(conn) || !slot_trylock(&slot->tx_lock))
 		return false;
-	if (conn->managed && asked(conn)) {
+	if (conn->managed && tx_request_pending(conn)) {
 		moved = tx_by_ring(slot);
-		obey(conn, fd);
+		tx_honour(conn, fd);
 	}
 	slot_unlock(&slot->tx_lock);
 	errno = saved;
@@ -419,26 +413,25 @@ bool conn_obey(struct conn *conn, int fd)
 }
 
 /*
- * The peer can be killed without a sign, and who has no room left then would wait for ever: our direction goes back to TCP,
- * where the kernel knows. True: it did now.
+ * The peer can be killed without a sign, and a sender without room would then wait for ever. So our direction goes back to TCP,
+ * where the kernel knows of the death. True: it has just done so.
  */
-bool leave(struct conn *conn, int fd)
+bool leave_ring(struct conn *conn, int fd)
 {
 	struct conn_slot *slot = conn->slot;
 	bool moved = false;
 	int saved = errno;
 
-	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_handed(conn))
+	if (slot_has(slot, SLOT_PEER_GONE | SLOT_RESET) || !tx_by_ring(slot) || !tx_acked(conn))
 		return false;
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && tx_by_ring(slot)) {
 		tx_back(conn, fd);
 		moved = true;
-		word_store(slot->tx_retry_ns, slot_has(slot, SLOT_FIN | SLOT_RD_SHUT) ? RETRY_NEVER
-		                                                                     : (uint64_t)(now_ns() + RETRY_AFTER_NS));
+		bool heard = !slot_has(slot, SLOT_FIN | SLOT_RD_SHUT);
+		word_store(slot->tx_retry_ns, heard ? (uint64_t)(now_ns() + RETRY_AFTER_NS) : RETRY_NEVER);
 		word_store(slot->reason, REASON_UNHEARD);
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 		conn_wake_own(conn);
 		shim_log("fd %d: the peer's end would not be heard; ours goes on by TCP", fd);
 	}
@@ -478,8 +471,7 @@ void conn_refuse(struct conn *conn)
 	slot_lock(&conn->slot->rx_lock); /* or a consent that is being given would take it back */
 	if (conn->managed) {
 		atomic_fetch_or(&conn->channel.local->notice, CHANNEL_DEMOTE);
-		full_fence();
-		conn_ring(conn);
+		peer_wake(conn);
 	}
 	slot_unlock(&conn->slot->rx_lock);
 }

@@ -1,6 +1,4 @@
-/*
- * shim_switch.h - what the files share that carry a connection: from its slot to its bytes.
- */
+/* shim_switch.h - what the files share that carry a connection: from its slot to its bytes. */
 #ifndef SIDESTEP_SHIM_SWITCH_H
 #define SIDESTEP_SHIM_SWITCH_H
 
@@ -33,13 +31,13 @@ enum count tx_count(struct conn *conn, int fd);
 bool kernel_fin(int fd);
 
 /* ---- shim_relayed.c ---- */
-bool tx_handed(const struct conn *conn);
+bool tx_acked(const struct conn *conn);
 bool relay_gone(const struct conn *conn);
 bool relay_ended(struct conn *conn);
 bool relay_reset_waits(struct conn *conn);
 bool rx_reset_waits(struct conn *conn, int fd);
 void relay_lost(struct conn *conn, int fd);
-bool relay_handed(struct conn *conn, uint32_t what, int turns);
+bool relay_acked(struct conn *conn, uint32_t what, int turns);
 
 /* ---- shim_switch.c ---- */
 bool rx_consent(struct conn *conn, int fd);
@@ -50,9 +48,9 @@ void tx_recalled(struct conn *conn, int fd);
 void tx_back(struct conn *conn, int fd);
 bool tx_resend(struct conn *conn, int fd);
 bool tx_follows(struct conn *conn);
-bool asked(const struct conn *conn);
-void obey(struct conn *conn, int fd);
-bool leave(struct conn *conn, int fd);
+bool tx_request_pending(const struct conn *conn);
+void tx_honour(struct conn *conn, int fd);
+bool leave_ring(struct conn *conn, int fd);
 bool rx_divided(const struct conn *conn);
 bool rx_untold(const struct conn *conn);
 bool rx_ring_among(const struct conn *conn, size_t queued);
@@ -66,6 +64,6 @@ size_t low_water(struct conn *conn);
 
 /* ---- shim_finish.c ---- */
 void conn_flush(struct conn *conn, int fd);
-void tell_close(struct conn *conn, int fd);
+void announce_close(struct conn *conn, int fd);
 
 #endif

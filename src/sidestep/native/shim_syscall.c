@@ -1,9 +1,7 @@
-/* shim_syscall.c - ways into the kernel that pass by the calls we stand before: raw system calls, io_uring, asynchronous I/O. */
+/* shim_syscall.c - ways into the kernel that bypass the hooked calls: raw system calls, io_uring, asynchronous I/O. */
 #include "shim.h"
 
-#include <aio.h>
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <sched.h>
@@ -75,10 +73,8 @@ EXPORT long syscall(long number, ...)
 	switch (number) {
 	case SYS_io_uring_setup:
 		/* libuv batches epoll_ctl through io_uring, past every hook: it uses epoll_ctl when there is none */
-		if (fd_table_len) {
-			errno = ENOSYS;
-			return -1;
-		}
+		if (fd_table_len)
+			return fail_with(ENOSYS);
 		break;
 	case SYS_socket: return socket((int)a[0], (int)a[1], (int)a[2]);
 	case SYS_bind: return bind((int)a[0], (const struct sockaddr *)a[1], (socklen_t)a[2]);
@@ -148,7 +144,6 @@ static int uring_made(int result)
 }
 
 #define URING(name, params, args) \
-	EXPORT int name params; \
 	EXPORT int name params \
 	{ \
 		int(*found) params = (int(*) params)uring_find(#name); \

@@ -8,7 +8,6 @@
  */
 #include "shim_call.h"
 
-#include <errno.h>
 #include <sys/mman.h>
 
 /* Where `at`, in the ring or its spill, lies in a mapping of sidestep_map(). */
@@ -25,6 +24,11 @@ static bool wraps(const struct channel_ring *ring, const struct iovec *one, cons
 
 	return (next == ring->data && end == ring->data + ring->size && one->iov_base < (void *)ring->spill) ||
 	       (next == ring->spill && end == ring->spill + ring->spill_size);
+}
+
+static uint64_t rx_position(struct conn_slot *slot)
+{
+	return word_load(slot->rx_tcp_bytes) + word_load(slot->rx_ring_bytes);
 }
 
 /* What there is to read by ring. 0: it is at *piece; -EAGAIN: nothing, or other bytes come first; recv() knows. */
@@ -54,19 +58,34 @@ static int conn_look(struct conn *conn, int fd, struct sidestep_piece *piece)
 	return there > 0 ? 0 : -EAGAIN;
 }
 
-static uint64_t rx_position(struct conn_slot *slot)
+/*
+ * The bytes that have come by ring. 0 or -EAGAIN, as conn_look(); serial and position are told in any case, 0 and 0
+ * of a socket that is not tracked.
+ */
+EXPORT int sidestep_look(int fd, struct sidestep_piece *piece)
 {
-	return word_load(slot->rx_tcp_bytes) + word_load(slot->rx_ring_bytes);
+	HELD conn = conn_hold(fd);
+
+	*piece = (struct sidestep_piece){0};
+	if (!conn)
+		return -EAGAIN;
+	piece->serial = conn->serial;
+	int result = conn_look(conn, fd, piece);
+	piece->position = rx_position(conn->slot);
+	return result;
 }
 
-/* 0; -ESTALE: others have read since; -EAGAIN: the bytes are on TCP. */
-static int conn_consume(struct conn *conn, uint64_t position, size_t len)
+/* Takes `len` bytes from the front. 0; -ESTALE: `piece` is not the front any more; -EAGAIN: the bytes are on TCP. */
+EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t len)
 {
-	struct conn_slot *slot = conn->slot;
+	HELD conn = conn_hold(fd);
 	int result = -EAGAIN;
 
+	if (!conn || conn->serial != piece->serial)
+		return conn || piece->serial ? -ESTALE : -EAGAIN;
+	struct conn_slot *slot = conn->slot;
 	slot_lock(&slot->rx_lock);
-	if (rx_position(slot) != position) {
+	if (rx_position(slot) != piece->position) {
 		result = -ESTALE;
 	} else if (conn->managed && rx_by_ring(slot)) {
 		int64_t there = channel_rx_avail(&conn->channel);
@@ -136,11 +155,14 @@ static void unreserve(struct conn *conn)
 }
 
 /* Sends what was written there. 0; -ENOTCONN: it does not go by ring any more, and is reserved as before. */
-static int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *piece, size_t len)
+EXPORT int sidestep_commit(int fd, const struct sidestep_piece *piece, size_t len)
 {
-	struct conn_slot *slot = conn->slot;
+	HELD conn = conn_hold(fd);
 	bool done = false;
 
+	if (!conn)
+		return -ENOTCONN;
+	struct conn_slot *slot = conn->slot;
 	slot_lock(&slot->tx_lock);
 	if (conn->managed && conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) && len <= piece->len &&
 	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid && /* a child of fork() has it only by memory */
@@ -150,55 +172,32 @@ static int conn_commit(struct conn *conn, int fd, const struct sidestep_piece *p
 		channel_tx_publish(&conn->channel, len);
 		word_store(slot->tx_ring_bytes, slot->tx_ring_bytes + len);
 		word_store(slot->tx_ring_msgs, slot->tx_ring_msgs + 1);
-		full_fence(); /* between publishing tail and reading the bell */
-		conn_ring(conn);
+		peer_wake(conn);
 		unreserve(conn);
 		done = true;
 	}
 	slot_unlock(&slot->tx_lock);
 	if (!done)
 		return -ENOTCONN;
-	conn_heed(conn, fd); /* a recall may have crossed it, as in conn_send() */
-	if (unlikely(!atomic_load_explicit(&trim_due, memory_order_relaxed)))
-		atomic_store_explicit(&trim_due, true, memory_order_relaxed);
+	conn_check(conn, fd); /* a recall may have crossed it, as in conn_send() */
+	if (unlikely(!word_load(trim_due)))
+		word_store(trim_due, true);
 	return 0;
 }
 
 /* Gives the room back, if it is this process that has it. */
-static void conn_unreserve(struct conn *conn, uint64_t serial)
+EXPORT void sidestep_unreserve(int fd, const struct sidestep_piece *piece)
 {
-	struct conn_slot *slot = conn->slot;
+	HELD conn = conn_hold(fd);
 
+	if (!conn || !piece->serial)
+		return;
+	struct conn_slot *slot = conn->slot;
 	slot_lock(&slot->tx_lock);
-	if (conn->serial == serial && slot_has(slot, SLOT_RESERVED) &&
+	if (conn->serial == piece->serial && slot_has(slot, SLOT_RESERVED) &&
 	    (uint32_t)(atomic_load(&slot->tx_reserver) >> 32) == shim_pid)
 		unreserve(conn);
 	slot_unlock(&slot->tx_lock);
-}
-
-/* The bytes that have come by ring. 0 or -EAGAIN, as conn_look(); serial and position are told in any case, 0 and 0 of a
- * socket that is not tracked. */
-EXPORT int sidestep_look(int fd, struct sidestep_piece *piece)
-{
-	HELD conn = conn_hold(fd);
-
-	*piece = (struct sidestep_piece){0};
-	if (!conn)
-		return -EAGAIN;
-	piece->serial = conn->serial;
-	int result = conn_look(conn, fd, piece);
-	piece->position = word_load(conn->slot->rx_tcp_bytes) + word_load(conn->slot->rx_ring_bytes);
-	return result;
-}
-
-/* Takes `len` bytes from the front, if `piece` still is the front. 0, -ESTALE, or -EAGAIN: they are the kernel's. */
-EXPORT int sidestep_consume(int fd, const struct sidestep_piece *piece, size_t len)
-{
-	HELD conn = conn_hold(fd);
-
-	if (!conn)
-		return piece->serial ? -ESTALE : -EAGAIN;
-	return conn->serial == piece->serial ? conn_consume(conn, piece->position, len) : -ESTALE;
 }
 
 /* As conn_reserve(). */
@@ -208,22 +207,6 @@ EXPORT int sidestep_reserve(int fd, size_t wanted, struct sidestep_piece *piece)
 
 	*piece = (struct sidestep_piece){0};
 	return conn ? conn_reserve(conn, fd, wanted, piece) : -ENOTCONN;
-}
-
-/* As conn_commit(). */
-EXPORT int sidestep_commit(int fd, const struct sidestep_piece *piece, size_t len)
-{
-	HELD conn = conn_hold(fd);
-
-	return conn ? conn_commit(conn, fd, piece, len) : -ENOTCONN;
-}
-
-EXPORT void sidestep_unreserve(int fd, const struct sidestep_piece *piece)
-{
-	HELD conn = conn_hold(fd);
-
-	if (conn && piece->serial)
-		conn_unreserve(conn, piece->serial);
 }
 
 static bool maps_twice(uint8_t *from, size_t size, uint8_t *to)

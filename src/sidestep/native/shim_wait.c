@@ -1,12 +1,8 @@
-/* shim_wait.c - how a blocking call waits: it spins, then sleeps until a bell rings or the socket has something. */
+/* shim_wait.c - how a blocking call waits: it spins, then sleeps until a doorbell rings or the socket has something. */
 #include "shim_spin.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/syscall.h>
-
 #define RESEND_EVERY_NS 1000000   /* recalled bytes are tried again this often while a call waits */
-#define NO_BELL_POLL_NS 1000000   /* without descriptors for a bell, sleep by short naps */
+#define NO_DOORBELL_POLL_NS 1000000   /* without descriptors for a doorbell, sleep by short naps */
 
 /* ---- the clock of one call ---- */
 void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
@@ -16,34 +12,24 @@ void wait_clock_start(struct wait_clock *clock, int64_t timeout_ns)
 	clock->signals_interrupting = self.signals_interrupting;
 }
 
-static bool rx_ready_now(const struct conn *conn, size_t wanted)
-{
-	return channel_rx_peek(&conn->channel) >= wanted;
-}
-
-static bool tx_ready_now(const struct conn *conn, size_t wanted)
-{
-	return conn_room(conn) >= wanted;
-}
-
 static bool ready_now(const struct conn *conn, int want, size_t space)
 {
 	const struct conn_slot *slot = conn->slot;
 
-	if (unlikely(conn_asked(conn) || (conn_notice(conn) && conn_recalled_since(conn))))
+	if (unlikely(conn_tcp_requested(conn) || (conn_notice(conn) && conn_recalled_since(conn))))
 		return true;
 	if (conn_relay_news(conn))
 		return true;
 	if (want == WAIT_TX && tx_is(slot, TX_RESEND))
 		return false;
 	if (want == WAIT_TX)
-		return tx_ready_now(conn, space) || !tx_by_ring(slot) ||
-		       (conn_notice(conn) & CHANNEL_CLOSED) ||
+		return conn_room(conn) >= space || !tx_by_ring(slot) || (conn_notice(conn) & CHANNEL_CLOSED) ||
 		       slot_has(slot, SLOT_PEER_GONE | SLOT_RESET | SLOT_WR_SHUT);
 	if (!rx_by_ring(slot))
 		/* before the offset TCP's bytes are still on their way, and wake by themselves */
 		return rx_watches(slot) && conn_tcp_read(conn);
-	return rx_ready_now(conn, space) || conn_peer_back(conn) || slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
+	return channel_rx_peek(&conn->channel) >= space || conn_peer_back(conn) ||
+	       slot_has(slot, SLOT_FIN | SLOT_RESET | SLOT_RD_SHUT);
 }
 
 static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
@@ -53,10 +39,10 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 	bool may_move = conn->channel.local == &conn->channel.seg->side[0], won = false;
 	struct spin spin;
 
-	if (!spin_begin(&spin, atomic_load_explicit(&conn->spin_ns, memory_order_relaxed), peer_cpu))
+	if (!spin_begin(&spin, word_load(conn->spin_ns), peer_cpu))
 		return false;
 	if (want == WAIT_RX && word_load(conn->channel.rx_line->cpu) != cpu_now())
-		atomic_store_explicit(&conn->channel.rx_line->cpu, cpu_now(), memory_order_relaxed);
+		word_store(conn->channel.rx_line->cpu, cpu_now());
 	do {
 		won = ready_now(conn, want, space);
 		for (int i = 0; i < 32 && !won && !spin.shares; i++) {
@@ -69,50 +55,50 @@ static bool spin(struct conn *conn, int want, size_t space, uint64_t signals)
 }
 
 /* ---- what a thread sleeps on ---- */
-int self_bell_fd(struct bell *const *bells, int bells_len)
+int self_doorbell_fd(struct doorbell *const *doorbells, int doorbells_len)
 {
-	if (self.bell_epfd <= 0) {
-		self.bell_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
-		self.bells_len = 0;
-		self.bell_watched = 0;
+	if (self.doorbell_epfd <= 0) {
+		self.doorbell_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
+		self.doorbells_len = 0;
+		self.doorbell_watched = 0;
 		thread_register();
-		if (self.bell_epfd < 0)
+		if (self.doorbell_epfd < 0)
 			return -1;
 	}
-	rpc_watch(self.bell_epfd, &self.bell_watched, 0);
-	for (int i = 0; i < bells_len; i++) {
+	rpc_watch(self.doorbell_epfd, &self.doorbell_watched, 0);
+	for (int i = 0; i < doorbells_len; i++) {
 		uint32_t at = 0;
-		while (at < self.bells_len && self.bells[at] != bells[i]->serial)
+		while (at < self.doorbells_len && self.doorbells[at] != doorbells[i]->serial)
 			at++;
-		if (at < self.bells_len)
+		if (at < self.doorbells_len)
 			continue;
-		if (self.bells_len == sizeof(self.bells) / sizeof(*self.bells)) {
+		if (self.doorbells_len == sizeof(self.doorbells) / sizeof(*self.doorbells)) {
 			/* too many to remember: start over with those of this wait */
-			if (bells_len > (int)self.bells_len)
+			if (doorbells_len > (int)self.doorbells_len)
 				return -1;
-			own_fd_close(self.bell_epfd);
-			self.bell_epfd = 0;
-			return self_bell_fd(bells, bells_len);
+			own_fd_close(self.doorbell_epfd);
+			self.doorbell_epfd = 0;
+			return self_doorbell_fd(doorbells, doorbells_len);
 		}
-		struct epoll_event event = {.events = BELL_EDGES};
-		if (real.epoll_ctl(self.bell_epfd, EPOLL_CTL_ADD, bells[i]->fd, &event) < 0 && errno != EEXIST)
+		struct epoll_event event = {.events = DOORBELL_EDGES};
+		if (real.epoll_ctl(self.doorbell_epfd, EPOLL_CTL_ADD, doorbells[i]->fd, &event) < 0 && errno != EEXIST)
 			return -1;
-		self.bells[self.bells_len++] = bells[i]->serial;
+		self.doorbells[self.doorbells_len++] = doorbells[i]->serial;
 	}
-	return self.bell_epfd;
+	return self.doorbell_epfd;
 }
 
-void self_life_watch(const struct conn *conn)
+void self_liveness_watch(const struct conn *conn)
 {
-	if (!conn_watch_life(conn, self.bell_epfd, 0))
+	if (!conn_liveness_watch(conn, self.doorbell_epfd, 0))
 		shim_log("the end of a provider will be heard late: %d", errno);
 }
 
-void self_bells_clear(void)
+void self_doorbells_clear(void)
 {
 	struct epoll_event events[32];
 
-	raw_epoll_look(self.bell_epfd, events, 32);
+	raw_epoll_look(self.doorbell_epfd, events, 32);
 }
 
 /* ---- sleeping ---- */
@@ -120,7 +106,7 @@ static void sleep_cancelled(void *argument)
 {
 	struct conn *conn = argument;
 
-	bell_sleep_end(conn->bell);
+	doorbell_word_wake(conn->doorbell->word);
 	atomic_fetch_sub(&conn->waiters, 1);
 }
 
@@ -148,12 +134,12 @@ int sleep_epoll(int epfd, struct epoll_event *events, int max, int64_t deadline,
 
 	sleep_time(deadline, signals);
 	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &cancel);
-	if (!atomic_load_explicit(&old_kernel, memory_order_relaxed)) {
+	if (!word_load(old_kernel)) {
 		n = (int)real.syscall(SYS_epoll_pwait2, epfd, (long)events, max, (long)&self.sleep, 0, 0);
 		if (n < 0 && errno == ENOSYS)
 			atomic_store(&old_kernel, true);
 	}
-	if (atomic_load_explicit(&old_kernel, memory_order_relaxed)) {
+	if (word_load(old_kernel)) {
 		struct pollfd fd = {.fd = epfd, .events = POLLIN};
 		n = (int)real.syscall(SYS_ppoll, (long)&fd, 1, (long)&self.sleep, 0, _NSIG / 8, 0);
 		if (n > 0)
@@ -182,14 +168,14 @@ static bool still_watched(uint32_t at)
 	return conn && word_load(conn->serial) == self.watched[at].serial;
 }
 
-/* Puts the socket and the bell into the set a blocking receive sleeps on; the index of the socket there, or -1. */
+/* Puts the socket and the doorbell into the set a blocking receive sleeps on; the index of the socket there, or -1. */
 static int wait_set(struct conn *conn, int fd)
 {
 	uint32_t at = 0;
 
 	if (self.wait_epfd <= 0) {
 		self.wait_epfd = own_fd(real.epoll_create1(EPOLL_CLOEXEC));
-		self.wait_bells_len = 0;
+		self.wait_doorbells_len = 0;
 		self.wait_watched = 0;
 		memset(self.watched, 0, sizeof(self.watched));
 		thread_register();
@@ -197,19 +183,19 @@ static int wait_set(struct conn *conn, int fd)
 			return -1;
 	}
 	rpc_watch(self.wait_epfd, &self.wait_watched, UINT32_MAX);
-	while (at < self.wait_bells_len && self.wait_bells[at] != conn->bell->serial)
+	while (at < self.wait_doorbells_len && self.wait_doorbells[at] != conn->doorbell->serial)
 		at++;
-	if (at == self.wait_bells_len) {
-		struct epoll_event event = {.events = BELL_EDGES, .data.u32 = UINT32_MAX};
-		if (at == sizeof(self.wait_bells) / sizeof(*self.wait_bells) ||
-		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->bell->fd, &event) < 0 && errno != EEXIST)) {
+	if (at == self.wait_doorbells_len) {
+		struct epoll_event event = {.events = DOORBELL_EDGES, .data.u32 = UINT32_MAX};
+		if (at == sizeof(self.wait_doorbells) / sizeof(*self.wait_doorbells) ||
+		    (real.epoll_ctl(self.wait_epfd, EPOLL_CTL_ADD, conn->doorbell->fd, &event) < 0 && errno != EEXIST)) {
 			own_fd_close(self.wait_epfd); /* start over with the next wait */
 			self.wait_epfd = 0;
 			return -1;
 		}
-		self.wait_bells[self.wait_bells_len++] = conn->bell->serial;
+		self.wait_doorbells[self.wait_doorbells_len++] = conn->doorbell->serial;
 	}
-	if (!conn_watch_life(conn, self.wait_epfd, UINT32_MAX))
+	if (!conn_liveness_watch(conn, self.wait_epfd, UINT32_MAX))
 		return -1;
 	/* Only its edges where a provider stands between: what TCP holds, an end or what was sent after it went back to TCP,
 	 * may have to stay there for a while. Once it has gone, an end whose edge was taken is to be heard all the same. */
@@ -234,7 +220,7 @@ static int wait_set(struct conn *conn, int fd)
 	return (int)at;
 }
 
-/* Sleeps until the bell rings or the socket has something. >0: the socket has. */
+/* Sleeps until the doorbell rings or the socket has something. >0: the socket has. */
 int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signals, int *error)
 {
 	struct epoll_event events[8];
@@ -245,7 +231,7 @@ int sleep_receiving(struct conn *conn, int fd, int64_t deadline, uint64_t signal
 	if (at < 0) {
 		/* an end that is withheld stays true, and would keep us awake */
 		struct pollfd pollfd = {.fd = conn_end_withheld(conn) ? -1 : fd, .events = POLLIN | POLLRDHUP};
-		int64_t nap = now_ns() + NO_BELL_POLL_NS;
+		int64_t nap = now_ns() + NO_DOORBELL_POLL_NS;
 		int n = sleep_poll(&pollfd, 1, deadline < nap ? deadline : nap, signals, NULL);
 		*error = n < 0 ? errno : 0;
 		return n > 0;
@@ -275,19 +261,19 @@ static int sleep_sending(struct conn *conn, int fd, int64_t deadline, uint64_t s
 	struct pollfd fds[3] = {{.fd = fd}, {.events = POLLIN}, {.fd = -1}};
 
 	if (conn_relayed(conn)) {
-		fds[2].fd = conn->remote_bell->life_fd;
+		fds[2].fd = conn->remote_doorbell->liveness_fd;
 		if (slot_has(conn->slot, SLOT_NATIVE_RESET))
 			fds[0].fd = -1;
 	}
 	if (!slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT | SLOT_NATIVE_FIN))
 		fds[0].events = POLLRDHUP;
-	fds[1].fd = self_bell_fd(&conn->bell, 1);
-	if (fds[1].fd < 0 && deadline - NO_BELL_POLL_NS > now_ns())
-		deadline = now_ns() + NO_BELL_POLL_NS;
+	fds[1].fd = self_doorbell_fd(&conn->doorbell, 1);
+	if (fds[1].fd < 0 && deadline - NO_DOORBELL_POLL_NS > now_ns())
+		deadline = now_ns() + NO_DOORBELL_POLL_NS;
 	int n = sleep_poll(fds, 3, deadline, signals, NULL);
 	*error = n < 0 ? errno : 0;
 	if (n > 0 && fds[1].revents)
-		self_bells_clear();
+		self_doorbells_clear();
 	return n > 0 && fds[0].revents;
 }
 
@@ -304,7 +290,7 @@ static int64_t look_again_at(const struct conn *conn, int64_t deadline)
 int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wait_clock *clock, bool timed)
 {
 	struct conn_slot *slot = conn->slot;
-	struct bell *bell = conn->bell;
+	struct doorbell *doorbell = conn->doorbell;
 	volatile int result = 0; /* lives across the cleanup handler's setjmp */
 
 	uint64_t signals = self.signals; /* a handler that runs from here on ends the sleep; before, it is judged below */
@@ -330,7 +316,7 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 	int64_t deadline = look_again_at(conn, clock->deadline);
 	if (want == WAIT_TX)
 		atomic_fetch_add(&conn->channel.tx_line->want_space, 1);
-	bell_sleep_begin(bell); /* full fence */
+	doorbell_word_sleep(doorbell->word); /* full fence */
 	conn_advance(conn, fd); /* the peer may have consented since, unheard */
 	pthread_cleanup_push(sleep_cancelled, conn);
 	if (!ready_now(conn, want, space) && conn_stays(conn, &fd)) {
@@ -342,14 +328,13 @@ int conn_wait(struct conn *conn, int fd, int want, size_t space, const struct wa
 			conn_probe(conn, fd);
 		if (error && error != EINTR)
 			result = -error;
-		else if (self.signals_interrupting != clock->signals_interrupting ||
-		         (timed && self.signals != clock->signals))
+		else if (self.signals_interrupting != clock->signals_interrupting || (timed && self.signals != clock->signals))
 			result = -EINTR; /* signal(7): with a timeout set, SA_RESTART does not restart */
 		else if (clock->deadline != INT64_MAX && now_ns() >= clock->deadline && !ready_now(conn, want, space))
 			result = -ETIMEDOUT;
 	}
 	pthread_cleanup_pop(0);
-	bell_sleep_end(bell);
+	doorbell_word_wake(doorbell->word);
 	if (config.spin_ns)
 		spin_adapt(&conn->spin_ns, now_ns() - start);
 	calls_count(slot);

@@ -64,20 +64,20 @@ class Client:
     open: bool = True
     secret: bytes = field(default_factory=lambda: os.urandom(16))
 
-    def bell_name(self, bell_page_id: bytes) -> bytes:
-        """What others know a bell of this client by, 16 bytes: the same for the same bell, and no other client's.
+    def doorbell_name(self, doorbell_page_id: bytes) -> bytes:
+        """The name, 16 bytes, that others know a doorbell of this client by: no other client's has it.
 
         A shim keeps one descriptor for each name. By the id as the client chose it, one that has seen another's could
-        put its own bell in that place.
+        put its own doorbell in that place.
         """
-        return blake2b(bell_page_id, digest_size=16, key=self.secret).digest()
+        return blake2b(doorbell_page_id, digest_size=16, key=self.secret).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
     """What came with an offer and must be given back or passed on."""
 
-    descriptors: rpc.Descriptors  # segment, bell eventfd, bell page
+    descriptors: rpc.Descriptors  # segment, doorbell eventfd, doorbell page
     bucket: int  # of the registry
     evidence: Evidence
     route: Route | None  # the kernel's, for a protocol that is not self-routing

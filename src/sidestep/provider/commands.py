@@ -79,7 +79,7 @@ def give(
         return {"passed": Passed.FOREIGN, "told": 0}
     family = [clients[client_id] for client_id in arena.clients]
     # Before: who is woken by the message finds the word changed. After: who saw it change too early sees it once more.
-    registry.bump_orders()
+    registry.bump_commands()
     told = 0
     passed = Passed.SENT
     for slot, generation in slots:
@@ -89,7 +89,7 @@ def give(
             passed = Passed.BUSY
             break
         told += 1
-    registry.bump_orders()
+    registry.bump_commands()
     return {"passed": passed, "told": told}
 
 

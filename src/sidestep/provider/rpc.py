@@ -37,10 +37,10 @@ class Message:
     cookie: int = 0
     netns_cookie: int = 0
     ring_size: tuple[int, int] = (0, 0)
-    bell_index: int = 0
+    doorbell_index: int = 0
     promote_after_calls: int = 0
     promote_after_bytes: int = 0
-    bell_page_id: bytes = _NO_ID
+    doorbell_page_id: bytes = _NO_ID
     arena_id: bytes = _NO_ID
     segment_id: bytes = _NO_ID
     protocol: int = 0

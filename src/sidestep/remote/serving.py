@@ -8,7 +8,7 @@ Other providers ask at another port, the provider's own, for any service: the `P
 A request is answered once TCP has connected with the listener, at the very address that was asked for: nobody listens,
 or its queue is full, and the request is rejected. Then a `Pump` joins the two. To the kernel it is a connection from
 this host. A listener under the shim is told who it really is: it recognises such connections by the address that they
-come from, of `NAMED_ADDRESS`'s network, or, with IPv6, the listener's own, and asks the provider.
+come from, of `TRANSLATED_ADDRESS`'s network, or, with IPv6, the listener's own, and asks the provider.
 
 Who may come in: hosts that are trusted, to listeners that the policy leaves to SDP; to those that do not see who comes
 only if a rule says so. Where providers have a key it must be shown, which ordinary requests cannot.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep import limits
 from sidestep.errors import LimitReached, Misuse, PeerViolation, SidestepError, Unavailable
-from sidestep.native.layout import NAMED_ADDRESS
+from sidestep.native.layout import TRANSLATED_ADDRESS
 from sidestep.remote.inbound import Inbound, InboundRuntime, settings_for
 from sidestep.remote.pump import Pieces
 from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Services
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sidestep.sdp.settings import SdpSettings
     from sidestep.sdp.stack import Stack
 
-NAMED: Final = IPv4Address(NAMED_ADDRESS)
+NAMED: Final = IPv4Address(TRANSLATED_ADDRESS)
 
 
 class Provider(Protocol):

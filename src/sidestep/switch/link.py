@@ -25,7 +25,7 @@ class Control(IntEnum):
     CLOSED = 10  # nobody holds it any more; count: of the bytes that it has read
     ENDED = 11  # behind CLOSED: all that it sent by ring has gone before; count: as with BACK
     FIN_SEEN = 12  # its native socket has told the end
-    ACKED = 13  # `Handed` bits, as count: what was said of these is done
+    ACKED = 13  # `Acked` bits, as count: what was said of these is done
     RESET = 14  # bytes are lost: reset the connection
     LEAVE = 15  # the provider goes: each takes back to TCP what comes to it, without its application's help
     ARRIVED = 16  # BACK, SHUT or ENDED has come, with all before it; count: its own

@@ -67,8 +67,8 @@ class Offer(Generic[BroughtT]):
     key: ConnectionKey
     ring_size: tuple[int, int]  # bytes: offerer to claimer, claimer to offerer
     segment_id: bytes
-    bell_page_id: bytes
-    bell_index: int
+    doorbell_page_id: bytes
+    doorbell_index: int
     protocol: str  # that the switch chose to carry it
     brought: BroughtT
     owner: int = 0  # whose client it is: the user

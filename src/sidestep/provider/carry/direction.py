@@ -11,7 +11,7 @@ TCP as well. `Leaving` says which of the two providers goes.
 What the two shims would tell each other in a segment is handed on, each word behind the bytes that it follows:
 
 - *Consent*: A's `rx_ready` is shown to B, whose `tx_switched` and offset are then shown to A before the first of B's
-  bytes. B is told so (`handed_on`), and does not go back to TCP before.
+  bytes. B is told so (`acked`), and does not go back to TCP before.
 - *The end*: A tells its own (`shut_wr`, CHANNEL_CLOSED) before its kernel sends the FIN, so when B hears the FIN it
   says so (`fin_seen`), and what A had to tell is in A's segment by then; if it told nothing, it was killed. When A's
   last byte is in B's ring, its provider publishes how A ended and then `tx_fin_at` and `tx_fin`: only then is the FIN

@@ -1,8 +1,8 @@
 """Connections that end in this provider, with somebody standing between their ends: their hub, and what they share.
 
-One bell of the provider's serves all its channels. An application names the channel that has news in the hint ring of
-its own bell (`bell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is read once and
-checked, and what makes no sense ends that connection alone.
+One doorbell of the provider's serves all its channels. An application names the channel that has news in the hint ring
+of its own doorbell (`doorbell.h`), so one that has none costs nothing. Every word read here is a stranger's: each is
+read once and checked, and what makes no sense ends that connection alone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class End:
     """What the provider needs to make its side of a channel with one application."""
 
     channel: _channel.Channel
-    bell_name: bytes  # of the application's bell, 16 bytes
-    bell_index: int
-    bell_fd: int
-    bell_page_fd: int
+    doorbell_name: bytes  # of the application's doorbell, 16 bytes
+    doorbell_index: int
+    doorbell_fd: int
+    doorbell_page_fd: int
     held: Callable[[], bool]  # whether any process still holds that end of the TCP connection
     received: Callable[[], int | None]  # bytes that TCP has brought to it, and maybe its FIN; None: nobody holds it
     client_open: Callable[[], bool]  # whether who attached it is still connected to the provider
@@ -45,11 +45,11 @@ class End:
 class Side:
     """The provider's side of one application's channel."""
 
-    def __init__(self, relayed: Relayed, end: End, bell: _channel.RemoteBell, number: int) -> None:
+    def __init__(self, relayed: Relayed, end: End, doorbell: _channel.RemoteDoorbell, number: int) -> None:
         self.relayed = relayed
         self.channel = end.channel
         self.end_of = end
-        self.bell = bell
+        self.doorbell = doorbell
         self.number = number
         self.held = 0  # bytes of its ring that have been passed on, and that the other application has not read
         self.asking = False  # the application is to ring when it has read
@@ -60,7 +60,7 @@ class Side:
         """Shows the application some words, in their order, and rings."""
         for name, value in peer.items():
             self.channel.publish(name, value)
-        self.bell.ring()
+        self.doorbell.ring()
 
     def ask(self, *, wanted: bool = True) -> None:
         """Has the application ring when it has read, or not. Look after this: there is a full fence in it."""
@@ -146,14 +146,14 @@ class Relayed(ABC):
 
 @dataclass(slots=True)
 class _Feed:
-    """One bell of an application, and the channels whose news it names."""
+    """One doorbell of an application, and the channels whose news it names."""
 
-    bell: _channel.RemoteBell
+    doorbell: _channel.RemoteDoorbell
     sides: dict[int, Side]
 
 
 class Hub:
-    """All connections through this provider, and the bell that serves them."""
+    """All connections through this provider, and the doorbell that serves them."""
 
     def __init__(
         self,
@@ -178,9 +178,9 @@ class Hub:
         self._young: deque[tuple[float, Relayed]] = deque()  # in order of the time by which they must be attached
         self._numbers = 0
         self._tidy_due = False
-        self._bell: _channel.Bell | None = None
+        self._doorbell: _channel.Doorbell | None = None
         self._life: tuple[int, int] = (-1, -1)  # reading and writing end of the pipe
-        self.bell_id: Final = secrets.token_bytes(16)
+        self.doorbell_id: Final = secrets.token_bytes(16)
 
     def __len__(self) -> int:
         return len(self._relayed)
@@ -199,7 +199,7 @@ class Hub:
         try:
             relayed.side = side = self._side(relayed, end)
         except (OSError, Unavailable) as error:
-            raise Unavailable(f"a bell cannot be used: {error}") from error
+            raise Unavailable(f"a doorbell cannot be used: {error}") from error
         self._relayed[id(relayed)] = relayed
         side.channel.publish("hint", side.number)
         self.mark(side)
@@ -210,31 +210,31 @@ class Hub:
             self.counters.add("relay_opened")
 
     def descriptors(self) -> tuple[int, int, int]:
-        """What a shim needs to ring us and to hear us die: bell, its page, and the pipe."""
-        if self._bell is None:
+        """What a shim needs to ring us and to hear us die: doorbell, its page, and the pipe."""
+        if self._doorbell is None:
             life = os.pipe2(os.O_CLOEXEC)
             try:
-                bell = _channel.Bell()
-                self._services.watch(bell.wait_fd, self._rung)
+                doorbell = _channel.Doorbell()
+                self._services.watch(doorbell.wait_fd, self._rung)
             except BaseException:
                 for fd in life:
                     os.close(fd)
                 raise
-            self._bell, self._life = bell, life
-        return self._bell.fd, self._bell.page_fd, self._life[0]
+            self._doorbell, self._life = doorbell, life
+        return self._doorbell.fd, self._doorbell.page_fd, self._life[0]
 
     def _side(self, relayed: Relayed, end: End) -> Side:
-        name = (end.bell_name, end.bell_index)
+        name = (end.doorbell_name, end.doorbell_index)
         feed = self._feeds.get(name)
         if feed is None:
-            feed = _Feed(_channel.RemoteBell(end.bell_fd, end.bell_page_fd, end.bell_index), {})
-            if not feed.bell.gives_hints:
-                raise Unavailable("an application's bell cannot name the channels that have news")
+            feed = _Feed(_channel.RemoteDoorbell(end.doorbell_fd, end.doorbell_page_fd, end.doorbell_index), {})
+            if not feed.doorbell.gives_hints:
+                raise Unavailable("an application's doorbell cannot name the channels that have news")
             self._feeds[name] = feed
         self._numbers = self._numbers % 0xFFFFFFFF + 1
         while self._numbers in feed.sides:
             self._numbers = self._numbers % 0xFFFFFFFF + 1
-        side = Side(relayed, end, feed.bell, self._numbers)
+        side = Side(relayed, end, feed.doorbell, self._numbers)
         feed.sides[side.number] = side
         return side
 
@@ -255,27 +255,27 @@ class Hub:
         """Call before waiting; whether the wait must not sleep."""
         if self._farewells:
             return True
-        if self._bell is None or not self._relayed:
+        if self._doorbell is None or not self._relayed:
             return False
-        self._bell.sleep()
+        self._doorbell.sleep()
         return self.news
 
     @property
     def news(self) -> bool:
         """Whether an application, or a side that was marked, waits for the next turn."""
-        return bool(self._news) or any(feed.bell.news for feed in self._feeds.values())
+        return bool(self._news) or any(feed.doorbell.news for feed in self._feeds.values())
 
     def handle_turn(self) -> None:
         """Call after waiting: serves each channel that has news, once."""
         farewells, self._farewells = self._farewells, []
         for farewell in farewells:
             self._guarded(farewell)
-        if self._bell is None or not self._relayed:
+        if self._doorbell is None or not self._relayed:
             return
-        self._bell.wake()
+        self._doorbell.wake()
         for feed in self._feeds.values():
-            if feed.bell.news:
-                numbers = feed.bell.hints()
+            if feed.doorbell.news:
+                numbers = feed.doorbell.hints()
                 for side in feed.sides.values() if numbers is None else _named(feed.sides, numbers):
                     self.mark(side)
         news, self._news = self._news, {}
@@ -295,8 +295,8 @@ class Hub:
         self._news[side] = None
 
     def _rung(self) -> None:
-        if self._bell is not None:
-            self._bell.hear()
+        if self._doorbell is not None:
+            self._doorbell.hear()
 
     # ---- the end ----
 
@@ -359,12 +359,12 @@ class Hub:
         self._farewells.append(call)
 
     def _forget(self, side: Side) -> None:
-        name = (side.end_of.bell_name, side.end_of.bell_index)
+        name = (side.end_of.doorbell_name, side.end_of.doorbell_index)
         feed = self._feeds[name]
         del feed.sides[side.number]
         if not feed.sides:
             del self._feeds[name]
-            feed.bell.close()
+            feed.doorbell.close()
         self._news.pop(side, None)
         side.channel.close()
 
@@ -372,10 +372,10 @@ class Hub:
         """Lets go of everything; connections that still go through here are reset by their shims."""
         for relayed in list(self._relayed.values()):
             self.drop(relayed)
-        if self._bell is not None:
-            self._services.unwatch(self._bell.wait_fd)
-            self._bell.close()
-            self._bell = None
+        if self._doorbell is not None:
+            self._services.unwatch(self._doorbell.wait_fd)
+            self._doorbell.close()
+            self._doorbell = None
             for fd in self._life:
                 os.close(fd)
 

@@ -11,7 +11,7 @@ Bytes stay in A's ring until the link has told that B has *read* them, and never
 for. So whatever arrives is put into B's ring at once, straight from the link: no word waits behind bytes that nobody
 reads, and all that B recalls, or that a broken link has swallowed, A still has and can send by TCP.
 
-What A has said and only counts once B's host has done its part (`handed_on`, channel.h) is confirmed by an ACKED.
+What A has said and only counts once B's host has done its part (`acked`, channel.h) is confirmed by an ACKED.
 
 The link breaks: each provider learns, by whatever way the link's owner finds, up to which byte the other has come, and
 has its application send by TCP what follows (`handle_arrived`). Not before the other has done the same does it let its
@@ -30,7 +30,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.native.layout import Back, Handed, Notice, PeerState, Seen
+from sidestep.native.layout import Acked, Back, Notice, PeerState, Seen
 from sidestep.provider.carry.direction import (
     AGAIN,
     AWAITED,
@@ -147,7 +147,7 @@ class RemoteRelay(Directions, Relayed):
             self._hear_fin(peer.fin_seen)
         if peer.rx_ready and self.into is In.TCP and self._invites:
             self.into = moved(self.into, InEvent.CONSENT)
-            side.channel.publish("handed_on", Handed.READY)
+            side.channel.publish("acked", Acked.READY)
             self.link.send_control(Control.READY)
         if peer.tx_switched and self.out in BEFORE:
             self.out = moved(self.out, OutEvent.SWITCHED)  # not without consent
@@ -369,7 +369,7 @@ class RemoteRelay(Directions, Relayed):
             if self.lost or self.recall is not Recall.NOT:
                 return
             side.channel.commit(length)
-            side.bell.ring()
+            side.doorbell.ring()
             self._tell_read(side)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
@@ -391,7 +391,7 @@ class RemoteRelay(Directions, Relayed):
         self.into = moved(self.into, InEvent.SWITCHED)
         self.peer_switched_at = count
         side.tell(tx_switch_offset=count, tx_switched=1)
-        self.link.send_control(Control.ACKED, Handed.SWITCH)
+        self.link.send_control(Control.ACKED, Acked.SWITCH)
 
     def _on_read(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -402,14 +402,14 @@ class RemoteRelay(Directions, Relayed):
             channel.consume(passed)
             side.held -= passed
             if channel.wanted:
-                side.bell.ring()
+                side.doorbell.ring()
 
     def _on_ask(self, side: Side, _count: int) -> None:
         if self.asked_answered:  # it stands; an answer to each would be a queue without a bound
             return
         self.asked_answered = True
         side.tell(notice=Notice.DEMOTE)
-        self.link.send_control(Control.ACKED, Handed.ASKED)
+        self.link.send_control(Control.ACKED, Acked.REQUEST)
 
     def _on_recall(self, side: Side, count: int) -> None:
         channel = side.channel
@@ -422,8 +422,8 @@ class RemoteRelay(Directions, Relayed):
             if not self.left:
                 self.reset("recall")
             return
-        side.bell.ring()
-        self.link.send_control(Control.ACKED, Handed.ASKED)
+        side.doorbell.ring()
+        self.link.send_control(Control.ACKED, Acked.REQUEST)
         self.link.send_control(Control.RESENDS)
 
     def _on_resends(self, side: Side, _count: int) -> None:
@@ -437,7 +437,7 @@ class RemoteRelay(Directions, Relayed):
         """Our application reads TCP behind what has come by ring."""
         side.channel.publish("tx_back_at", side.channel.sent)
         if self._decide(Back.BACK):
-            side.bell.ring()
+            side.doorbell.ring()
 
     def _stop_at(self, side: Side, count: int, recalled: Out) -> bool:
         """Our application sends again by TCP what follows byte `count` of its ring; False: it cannot."""
@@ -493,7 +493,7 @@ class RemoteRelay(Directions, Relayed):
             piece[: len(part)] = part
             kept = kept[len(part) :]
             side.channel.commit(len(part))
-        side.bell.ring()
+        side.doorbell.ring()
 
     def _on_fin_seen(self, side: Side, _count: int) -> None:
         # What our application had to tell was there before its kernel sent the FIN, and the FIN has arrived.
@@ -501,7 +501,7 @@ class RemoteRelay(Directions, Relayed):
         side.gone |= not side.final
 
     def _on_acked(self, side: Side, count: int) -> None:
-        side.tell(handed_on=count & (Handed.SWITCH | Handed.ASKED))
+        side.tell(acked=count & (Acked.SWITCH | Acked.REQUEST))
 
     def _on_arrived(self, side: Side, count: int) -> None:
         if not self.unconfirmed or count != side.peer.tail:
@@ -575,7 +575,7 @@ class RemoteRelay(Directions, Relayed):
                 self.reset("link_lost")
             else:
                 # nobody will hear of what it says from now on, and so it need not wait for that
-                side.tell(handed_on=Handed.SWITCH | Handed.ASKED, notice=Notice.DEMOTE)
+                side.tell(acked=Acked.SWITCH | Acked.REQUEST, notice=Notice.DEMOTE)
         except (ConnectionResetError, ValueError):
             self.reset("violation")
         return not self.lost

@@ -292,11 +292,11 @@ class ExplicitSockets:
         Ask.BIND: _bind,
         Ask.LISTEN: _listen,
         Ask.CONNECT: _connect,
-        Ask.NAMES: _name,
+        Ask.ADDRESSES: _name,
     }
 
 
-_DESCRIPTORS: Final = {Ask.BIND: 2, Ask.CONNECT: 1, Ask.NAMES: 1}
+_DESCRIPTORS: Final = {Ask.BIND: 2, Ask.CONNECT: 1, Ask.ADDRESSES: 1}
 
 
 def _opener(verdict: Verdict, number: int) -> OffloadProtocol | None:

@@ -82,20 +82,20 @@ class Incoming:
         if not claim.carried:
             shared.refuse_claim(client, packet.message.token, Refusal.PROTOCOL_FAILED)
 
-    def tell_delegated(self, claim: DelegatedClaim, bell_id: bytes, bell: Sequence[int]) -> bool:
-        """A worker carries it, whom that bell rings; False: its application is gone."""
+    def tell_delegated(self, claim: DelegatedClaim, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """A worker carries it, whom that doorbell rings; False: its application is gone."""
         (segment,) = claim.segment.numbers
-        return self.tell_claimer(claim.client, claim.token, claim.end.segment_id, segment, bell_id, bell)
+        return self.tell_claimer(claim.client, claim.token, claim.end.segment_id, segment, doorbell_id, doorbell)
 
     def tell_claimer(
-        self, client: Client, token: int, segment_id: bytes, segment: int, bell_id: bytes, bell: Sequence[int]
+        self, client: Client, token: int, segment_id: bytes, segment: int, doorbell_id: bytes, doorbell: Sequence[int]
     ) -> bool:
-        """Gives an end that accepted a connection its channel, whose other end that bell rings; False: it is gone."""
+        """Gives an end that accepted a connection its channel and the doorbell to ring; False: it is gone."""
         attach = Message(
             type=Rpc.ATTACH, token=token, flags=Attach.RELAYED, ring_size=self.shared.ring_size, segment_id=segment_id,
-            bell_page_id=bell_id,
+            doorbell_page_id=doorbell_id,
         )  # fmt: skip
-        if not self.shared.send(client, attach, (segment, *bell)):
+        if not self.shared.send(client, attach, (segment, *doorbell)):
             return False
         self.shared.counters.add("remote_joined", "accept")
         return True
@@ -162,15 +162,16 @@ class RemoteClaim:
         segment_id, made = self._make_segment()
         try:
             try:
-                own_bell = shared.hub.descriptors()
-                end = shared.end(made, 0, client, key, message.cookie, client.bell_name(message.bell_page_id),
-                                 message.bell_index, self.claim.descriptors.numbers)  # fmt: skip
+                own_doorbell = shared.hub.descriptors()
+                end = shared.end(made, 0, client, key, message.cookie, client.doorbell_name(message.doorbell_page_id),
+                                 message.doorbell_index, self.claim.descriptors.numbers)  # fmt: skip
                 relay = remote_relay.enter(
                     shared.hub, end, protocol=self.sought.carrier.name,
                     on_drop=lambda: shared.segments.release_second(segment_id), link=link,
                     segment_id=segment_id, uid=client.uid,
                 )  # fmt: skip
-                told = self.incoming.tell_claimer(client, message.token, segment_id, made, shared.hub.bell_id, own_bell)
+                own_id = shared.hub.doorbell_id
+                told = self.incoming.tell_claimer(client, message.token, segment_id, made, own_id, own_doorbell)
                 if not told:
                     shared.hub.drop(relay)
                     raise Unavailable("the end that claimed it has gone")
@@ -191,8 +192,8 @@ class RemoteClaim:
         if incoming.delegated(client, message.token):
             raise Unavailable("that very claim is served already")
         segment_id, made = self._make_segment()
-        bell_name = client.bell_name(message.bell_page_id)
-        end = DelegatedEnd(self.sought.key, message.cookie, 0, segment_id, bell_name, message.bell_index)
+        doorbell_name = client.doorbell_name(message.doorbell_page_id)
+        end = DelegatedEnd(self.sought.key, message.cookie, 0, segment_id, doorbell_name, message.doorbell_index)
         shared = incoming.shared
         delegated = DelegatedClaim(
             end, client, message.token, rpc.Descriptors([made]), self.claim.descriptors.take(), incoming.tell_delegated,

@@ -40,14 +40,14 @@ class LocalPair:
         shared, offer, message = self.shared, self.offer, self.claim.message
         attach = Message(
             type=Rpc.ATTACH, token=message.token, ring_size=offer.ring_size, segment_id=offer.segment_id,
-            bell_page_id=offer.bell_page_id, bell_index=offer.bell_index,
+            doorbell_page_id=offer.doorbell_page_id, doorbell_index=offer.doorbell_index,
         )  # fmt: skip
         if not shared.send(self.claimer, attach, offer.brought.descriptors.numbers):
             return  # the offer stays for a claimer that lives, unless it was its own and went with it
         shared.claimed(offer)
         claimed = Message(
-            type=Rpc.CLAIMED, token=offer.token, bell_page_id=self.claimer.bell_name(message.bell_page_id),
-            bell_index=message.bell_index,
+            type=Rpc.CLAIMED, token=offer.token, doorbell_page_id=self.claimer.doorbell_name(message.doorbell_page_id),
+            doorbell_index=message.doorbell_index,
         )  # fmt: skip
         if shared.send(shared.clients[offer.client], claimed, self.claim.descriptors.numbers):
             shared.counters.add("claim_matched")
@@ -74,25 +74,27 @@ class LocalPair:
 
     def _open(self, made: int, second_id: bytes) -> tuple[Stream, Stream]:
         shared, offer, claimer, message = self.shared, self.offer, self.claimer, self.claim.message
-        bell = shared.hub.descriptors()
+        doorbell = shared.hub.descriptors()
         streams = open_relay(
             shared.hub,
             shared.offerer_end(offer),
             shared.end(made, 0, claimer, offer.key.mirrored(), message.cookie,
-                       claimer.bell_name(message.bell_page_id), message.bell_index, self.claim.descriptors.numbers),
+                       claimer.doorbell_name(message.doorbell_page_id), message.doorbell_index,
+                       self.claim.descriptors.numbers),
             protocol=offer.protocol, on_drop=lambda: shared.segments.release_second(second_id),
         )  # fmt: skip
         attach = Message(
             type=Rpc.ATTACH, token=message.token, flags=Attach.RELAYED, ring_size=offer.ring_size,
             segment_id=second_id,  # so that whoever looks sees that the ends share no channel
-            bell_page_id=shared.hub.bell_id,
+            doorbell_page_id=shared.hub.doorbell_id,
         )  # fmt: skip
-        if not shared.send(claimer, attach, (made, *bell)):
+        if not shared.send(claimer, attach, (made, *doorbell)):
             streams[0].close()
             raise Unavailable("the end that claimed it has gone")
         shared.claimed(offer)
-        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, bell_page_id=shared.hub.bell_id)
-        if shared.send(shared.clients[offer.client], claimed, bell):
+        own_id = shared.hub.doorbell_id
+        claimed = Message(type=Rpc.CLAIMED, token=offer.token, flags=Attach.RELAYED, doorbell_page_id=own_id)
+        if shared.send(shared.clients[offer.client], claimed, doorbell):
             shared.counters.add("claim_matched")
         return streams
 

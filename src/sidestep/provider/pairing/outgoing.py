@@ -49,14 +49,14 @@ class RemoteOffer:
         shared, offer = self.shared, self.offer
         self._need_wanted()
         try:
-            own_bell = shared.hub.descriptors()
+            own_doorbell = shared.hub.descriptors()
             end = shared.offerer_end(offer)
         except OSError as error:
             raise Unavailable(f"the channel cannot be mapped: {error.strerror}") from error
         # no call when it is dropped: the segment is the offerer's, and the sweep finds out when it is gone
         relay = remote_relay.enter(shared.hub, end, protocol=offer.protocol, on_drop=lambda: None, link=link,
                                    segment_id=offer.segment_id, uid=offer.owner)  # fmt: skip
-        self.tell(shared.hub.bell_id, own_bell)
+        self.tell(shared.hub.doorbell_id, own_doorbell)
         return relay
 
     def refuse(self, why: str) -> None:
@@ -74,16 +74,16 @@ class RemoteOffer:
         self._need_wanted()
         offer = self.offer
         cookie = offer.brought.evidence.cookie
-        end = DelegatedEnd(offer.key, cookie, 1, offer.segment_id, offer.bell_page_id, offer.bell_index)
+        end = DelegatedEnd(offer.key, cookie, 1, offer.segment_id, offer.doorbell_page_id, offer.doorbell_index)
         return DelegatedOffer(offer, end, self.shared.clients[offer.client], self.tell, self.refuse)
 
-    def tell(self, bell_id: bytes, bell: Sequence[int]) -> bool:
-        """Its channel has another end, which that bell rings; False: the offer, or its maker, is gone."""
+    def tell(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """Its channel has another end, which that doorbell rings; False: the offer, or its maker, is gone."""
         if not self.wanted:
             return False
         self.shared.claimed(self.offer)
-        claimed = Message(type=Rpc.CLAIMED, token=self.offer.token, flags=Attach.RELAYED, bell_page_id=bell_id)
-        if not self.shared.send(self.shared.clients[self.offer.client], claimed, bell):
+        claimed = Message(type=Rpc.CLAIMED, token=self.offer.token, flags=Attach.RELAYED, doorbell_page_id=doorbell_id)
+        if not self.shared.send(self.shared.clients[self.offer.client], claimed, doorbell):
             return False
         self.shared.counters.add("remote_joined", "connect")
         return True

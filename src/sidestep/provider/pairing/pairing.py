@@ -80,9 +80,9 @@ class Pairing:
 
     def _take_offer(self, client: Client, packet: Packet, evidence: Evidence) -> None:
         shared, message, key = self.shared, packet.message, evidence.key
-        segment, bell, bell_page = packet.descriptors.numbers
+        segment, doorbell, doorbell_page = packet.descriptors.numbers
         check_geometry(segment, message.ring_size)
-        _check_bell(message, bell, bell_page)
+        _check_doorbell(message, doorbell, doorbell_page)
         refusal = self._offer_refusal(client, message, evidence)
         if not refusal:
             request = Request(
@@ -104,7 +104,7 @@ class Pairing:
         route = None if verdict.protocol.capabilities.self_routing else verdict.route
         offer = Offer(
             client.client_id, message.token, key, message.ring_size, message.segment_id,
-            client.bell_name(message.bell_page_id), message.bell_index, verdict.protocol.name,
+            client.doorbell_name(message.doorbell_page_id), message.doorbell_index, verdict.protocol.name,
             Brought(packet.descriptors.take(), bucket, evidence, route), client.uid,
         )  # fmt: skip
         if refusal := shared.offers.handle_offer(offer, now=self._clock()):
@@ -128,7 +128,7 @@ class Pairing:
         """CLAIM: the other end has seen that there may be an offer for it."""
         evidence = self._examiner.take(packet, 2)
         try:
-            _check_bell(packet.message, *packet.descriptors.numbers)
+            _check_doorbell(packet.message, *packet.descriptors.numbers)
             key = evidence.key
             offer = self.shared.offers.find(key)
             elsewhere = self.shared.offers.find_elsewhere(key) if offer is None else []
@@ -237,7 +237,7 @@ class Pairing:
         self.shared.counters.add("offer_withdrawn")
 
 
-def _check_bell(message: Message, bell: int, bell_page: int) -> None:
-    memory.check_eventfd(bell, "bell")
-    if not memory.sealed_size(bell_page, "bell page") or message.bell_index >= layout.BELL_PAGE_BELLS:
-        raise PeerViolation(f"bell {message.bell_index} of an impossible bell page", rule="malformed")
+def _check_doorbell(message: Message, doorbell: int, doorbell_page: int) -> None:
+    memory.check_eventfd(doorbell, "doorbell")
+    if not memory.sealed_size(doorbell_page, "doorbell page") or message.doorbell_index >= layout.DOORBELLS_PER_PAGE:
+        raise PeerViolation(f"doorbell {message.doorbell_index} of an impossible doorbell page", rule="malformed")

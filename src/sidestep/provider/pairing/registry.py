@@ -46,7 +46,7 @@ class Registry:
         words = self._view.cast("I")
         self._closing_index = layout.offsets("registry_header")["closing"] // 4
         self._asks_index = layout.offsets("registry_header")["asks_connect"] // 4
-        self._orders_index = layout.offsets("registry_header")["orders"] // 4
+        self._commands_index = layout.offsets("registry_header")["commands"] // 4
         self._answers_index = layout.offsets("registry_header")["answers"] // 4
         self._header_words = words
         self._words = words[layout.REGISTRY_BUCKETS_OFFSET // 4 :]
@@ -78,9 +78,9 @@ class Registry:
         """Tells all shims whether ordinary sockets are to ask before they connect."""
         self._header_words[self._asks_index] = int(asks)
 
-    def bump_orders(self) -> None:
+    def bump_commands(self) -> None:
         """Tells all shims, those that are awake, to look at their sockets."""
-        self._bump(self._orders_index)
+        self._bump(self._commands_index)
 
     def bump_answers(self) -> None:
         """Tells those that wait for an answer to look at their sockets."""

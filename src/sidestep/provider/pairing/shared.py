@@ -52,23 +52,23 @@ class Shared:
         client: Client,
         key: ConnectionKey,
         cookie: int,
-        bell_name: bytes,
-        bell_index: int,
-        bell: Sequence[int],
+        doorbell_name: bytes,
+        doorbell_index: int,
+        doorbell: Sequence[int],
     ) -> End:
         """One application's end of a channel with the provider."""
         return End(
-            _channel.map(segment, side), bell_name, bell_index, bell[0], bell[1],
+            _channel.map(segment, side), doorbell_name, doorbell_index, doorbell[0], doorbell[1],
             held=lambda: self.prover.holds(key, cookie), received=lambda: self.prover.received(key, cookie),
             client_open=lambda: client.open,
         )  # fmt: skip
 
     def offerer_end(self, offer: Offer[Brought]) -> End:
         """That of who made an offer."""
-        segment, *bell = offer.brought.descriptors.numbers
+        segment, *doorbell = offer.brought.descriptors.numbers
         return self.end(
-            segment, 1, self.clients[offer.client], offer.key, offer.brought.evidence.cookie, offer.bell_page_id,
-            offer.bell_index, bell,
+            segment, 1, self.clients[offer.client], offer.key, offer.brought.evidence.cookie, offer.doorbell_page_id,
+            offer.doorbell_index, doorbell,
         )  # fmt: skip
 
     def claimed(self, offer: Offer[Brought]) -> None:

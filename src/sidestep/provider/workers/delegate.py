@@ -24,8 +24,8 @@ class DelegatedEnd:
     cookie: int
     side: int  # of the segment, that of who carries it
     segment_id: bytes
-    bell_name: bytes
-    bell_index: int
+    doorbell_name: bytes
+    doorbell_index: int
 
 
 class Delegated(Protocol):
@@ -40,10 +40,10 @@ class Delegated(Protocol):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Segment, bell and page of bells of the application; none any more once `taken` or `refuse` was called."""
+        """The application's segment, doorbell and its page; none any more once `taken` or `refuse` was called."""
 
-    def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
-        """It is carried by who is rung by that bell: its application is told; False: it does not want that any more."""
+    def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        """Its application is told whose doorbell to ring from now on; False: it does not want that any more."""
 
     def refuse(self) -> None:
         """It stays on TCP; does nothing once it has been `taken`."""
@@ -70,8 +70,8 @@ class DelegatedOffer:
     def fds(self) -> tuple[int, ...]:
         return self.offer.brought.descriptors.numbers
 
-    def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
-        return self.tell(bell_id, bell)
+    def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
+        return self.tell(doorbell_id, doorbell)
 
     def refuse(self) -> None:
         self.refuse_offer("")
@@ -88,7 +88,7 @@ class DelegatedClaim:
     client: Client
     token: int
     segment: rpc.Descriptors  # which we have made
-    bell: rpc.Descriptors  # of the application
+    doorbell: rpc.Descriptors  # of the application
     tell: Callable[[DelegatedClaim, bytes, Sequence[int]], bool]  # its application
     refuse_claim: Callable[[], None]
     on_answered: Callable[[DelegatedClaim], None]
@@ -101,12 +101,12 @@ class DelegatedClaim:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return (*self.segment.numbers, *self.bell.numbers)
+        return (*self.segment.numbers, *self.doorbell.numbers)
 
-    def taken(self, bell_id: bytes, bell: Sequence[int]) -> bool:
+    def taken(self, doorbell_id: bytes, doorbell: Sequence[int]) -> bool:
         if not self.waits:
             return False
-        told = self.tell(self, bell_id, bell)
+        told = self.tell(self, doorbell_id, doorbell)
         self.withdraw()
         return told
 
@@ -121,7 +121,7 @@ class DelegatedClaim:
             self.waits = False
             self.on_answered(self)
             self.segment.close()
-            self.bell.close()
+            self.doorbell.close()
 
     def over(self) -> None:
         """Its memory is given back."""

@@ -68,7 +68,7 @@ class Ways(Record):
 
 @dataclass(frozen=True, slots=True)
 class Delegate(Record):
-    """An application's end of a channel that the worker is to make its other end of; segment, bell, page of bells."""
+    """An application's end of a channel, for the worker to make the other end; segment, doorbell, its page."""
 
     LAYOUT: ClassVar[Struct] = Struct("=QQQI16sH16sHQQB16s16sI")
     FDS: ClassVar[int] = 3
@@ -85,8 +85,8 @@ class Delegate(Record):
     cookie: int
     side: int  # of the segment, ours
     segment_id: bytes
-    bell_name: bytes
-    bell_index: int
+    doorbell_name: bytes
+    doorbell_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,12 @@ class Leave(Record):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Record):
-    """It works; what applications need to ring it and to hear it die: bell, page of bells, a pipe's reading end."""
+    """It works; what applications need to ring it and to hear it die: doorbell, its page, a pipe's reading end."""
 
     LAYOUT: ClassVar[Struct] = Struct("=16s")
     FDS: ClassVar[int] = 3
 
-    bell_id: bytes
+    doorbell_id: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ class _Process:
     pidfd: int
     ipc: IpcChannel
     began_at: float
-    bell_id: bytes = b""  # of the bell that applications ring; empty: it is not ready
-    bell: Descriptors = field(default_factory=Descriptors)
+    doorbell_id: bytes = b""  # of the doorbell that applications ring; empty: it is not ready
+    doorbell: Descriptors = field(default_factory=Descriptors)
     delegated: dict[int, Delegated] = field(default_factory=dict)
     sought: dict[int, Awaited] = field(default_factory=dict)  # by its own numbers
     ports: dict[bytes, int | None] = field(default_factory=dict)  # by address; None: asked for
@@ -98,7 +98,7 @@ class WorkerSlot:
     def ready(self) -> _Process | None:
         """The worker, if it can be given something."""
         running = self.running
-        return running if running is not None and running.bell_id and not running.leaving else None
+        return running if running is not None and running.doorbell_id and not running.leaving else None
 
     # ---- life ----
 
@@ -170,7 +170,7 @@ class WorkerSlot:
         self._pool.services.unwatch(running.pidfd)
         os.close(running.pidfd)
         running.ipc.close()
-        running.bell.close()
+        running.doorbell.close()
         for sought in running.sought.values():
             sought.cancel()
         for delegated in list(running.delegated.values()):
@@ -203,8 +203,8 @@ class WorkerSlot:
         running.delegated[self._numbers] = delegated
         record = messages.Delegate(
             self._numbers, search, delegated.client.client_id, delegated.uid, key.local_addr, key.local_port,
-            key.remote_addr, key.remote_port, key.netns_cookie, end.cookie, end.side, end.segment_id, end.bell_name,
-            end.bell_index,
+            key.remote_addr, key.remote_port, key.netns_cookie, end.cookie, end.side, end.segment_id, end.doorbell_name,
+            end.doorbell_index,
         )  # fmt: skip
         running.ipc.send(record, delegated.fds)
 
@@ -231,21 +231,21 @@ class WorkerSlot:
         if running is None:
             return
         handler = self._HANDLERS.get(type(record))
-        if handler is None or (not running.bell_id and not isinstance(record, _BEFORE_READY)):
+        if handler is None or (not running.doorbell_id and not isinstance(record, _BEFORE_READY)):
             raise PeerViolation(f"{type(record).__name__} is not for it to say now", rule="malformed")
         handler(self, running, record, descriptors)
 
     def _on_ready(self, running: _Process, record: messages.Ready, descriptors: Descriptors) -> None:
-        if running.bell_id or not any(record.bell_id):
+        if running.doorbell_id or not any(record.doorbell_id):
             raise PeerViolation("ready twice, or with no name", rule="malformed")
-        bell, page, _ = descriptors.numbers
-        memory.check_eventfd(bell, "bell")
-        memory.sealed_size(page, "bell page")
-        running.bell, running.bell_id = descriptors.take(), record.bell_id
+        doorbell, page, _ = descriptors.numbers
+        memory.check_eventfd(doorbell, "doorbell")
+        memory.sealed_size(page, "doorbell page")
+        running.doorbell, running.doorbell_id = descriptors.take(), record.doorbell_id
 
     def _on_carried(self, running: _Process, record: messages.Carried, _: Descriptors) -> None:
         delegated = _known(running, record.number)
-        if not delegated.taken(running.bell_id, running.bell.numbers):
+        if not delegated.taken(running.doorbell_id, running.doorbell.numbers):
             running.ipc.send(messages.Drop(record.number))
 
     def _on_refused(self, running: _Process, record: messages.Refused, _: Descriptors) -> None:

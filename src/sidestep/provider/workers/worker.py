@@ -76,7 +76,7 @@ class Worker:
         """Works until everything that depends on it is back on TCP."""
         if self._modules.get(self.protocol) is None:
             raise Unavailable(f"{self.protocol} does not work here")
-        self.ipc.send(messages.Ready(self.hub.bell_id), self.hub.descriptors())
+        self.ipc.send(messages.Ready(self.hub.doorbell_id), self.hub.descriptors())
         while not self._done:
             self._turn()
         self._modules.stop()
@@ -178,10 +178,10 @@ class Worker:
         handler(self, record, descriptors)
 
     def _on_delegate(self, record: messages.Delegate, descriptors: Descriptors) -> None:
-        segment, bell, page = descriptors.numbers
+        segment, doorbell, page = descriptors.numbers
         memory.sealed_size(segment, "segment")
-        memory.check_eventfd(bell, "bell")
-        memory.sealed_size(page, "bell page")
+        memory.check_eventfd(doorbell, "doorbell")
+        memory.sealed_size(page, "doorbell page")
         delegated = DelegatedHere(self, record, descriptors.take())
         self._delegated[record.number] = delegated
         try:
@@ -277,10 +277,10 @@ class DelegatedHere:
         key = ConnectionKey(
             record.netns_cookie, record.local_addr, record.local_port, record.remote_addr, record.remote_port
         )
-        segment, bell, page = self._descriptors.numbers
+        segment, doorbell, page = self._descriptors.numbers
         try:
             end = End(
-                _channel.map(segment, record.side), record.bell_name, record.bell_index, bell, page,
+                _channel.map(segment, record.side), record.doorbell_name, record.doorbell_index, doorbell, page,
                 held=lambda: worker.prover.holds(key, record.cookie),
                 received=lambda: worker.prover.received(key, record.cookie), client_open=lambda: self.client_open,
             )  # fmt: skip

@@ -1,0 +1,259 @@
+/*
+ * shim_doorbell.c - doorbells.
+ *
+ * A doorbell is what a peer rings to wake a waiter: a word in a page the peer maps read-only, and an eventfd. The word counts
+ * the sleepers (low 16 bits) and carries a generation that every sleeper moves on. A peer rings if somebody sleeps and it
+ * has not rung this generation yet. So one set with 50 busy connections is rung once a sleep, and no peer can spoil the
+ * word for another.
+ *
+ * The eventfd sits edge-triggered in epoll sets, each ring wakes every set that holds it, and nobody can take the wake-up
+ * of another away, nor make who rings wait; doorbell.h says why.
+ */
+#include "shim.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+static struct {
+	uint8_t *base;
+	int fd;
+	uint8_t id[16];
+	uint32_t used; /* lines ever handed out; freed ones are kept in free_lines */
+	uint64_t free_lines;
+} page = {.fd = -1};
+static struct remote_doorbell *remote_doorbells;
+static uint64_t serials;
+
+static bool page_ready(void)
+{
+	if (page.base && (page.free_lines || page.used < DOORBELLS_PER_PAGE))
+		return true;
+	/* full, or none yet (or the parent's): doorbells keep their own page descriptor number, so the old page lives on */
+	int fd = channel_memory("sidestep-doorbells", DOORBELL_PAGE_LEN);
+	if (fd < 0)
+		return false;
+	uint8_t *base = mmap(NULL, DOORBELL_PAGE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (base == MAP_FAILED ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0 ||
+	    getrandom(page.id, sizeof(page.id), GRND_NONBLOCK) != sizeof(page.id)) {
+		if (base != MAP_FAILED)
+			munmap(base, DOORBELL_PAGE_LEN);
+		raw_close(fd);
+		return false;
+	}
+	page.fd = own_fd(fd);
+	if (page.fd < 0) {
+		munmap(base, DOORBELL_PAGE_LEN);
+		return false;
+	}
+	page.base = base;
+	page.used = 0;
+	page.free_lines = 0;
+	return true;
+}
+
+/* One that cannot be rung (before Linux 5.8) is none: its connections stay on TCP. */
+static int doorbell_eventfd(void)
+{
+	uint64_t rings = DOORBELL_RINGS;
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+
+	if (fd >= 0 && (raw_write(fd, &rings, sizeof(rings)) != sizeof(rings) || !raw_doorbell_ring(fd))) {
+		shim_log("no doorbell can be made: %d", errno);
+		raw_close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+struct doorbell *doorbell_new_locked(void)
+{
+	struct doorbell *doorbell = NULL;
+	int fd = doorbell_eventfd();
+
+	if (fd < 0)
+		return NULL;
+	fd = own_fd(fd);
+	if (fd >= 0 && page_ready())
+		doorbell = calloc(1, sizeof(*doorbell));
+	if (!doorbell) {
+		own_fd_close(fd);
+		return NULL;
+	}
+	if (page.free_lines) {
+		doorbell->index = (uint32_t)__builtin_ctzll(page.free_lines);
+		page.free_lines &= page.free_lines - 1;
+	} else {
+		doorbell->index = page.used++;
+	}
+	doorbell->word = doorbell_word_at(page.base, doorbell->index);
+	doorbell->hints = doorbell_hints_at(page.base, doorbell->index);
+	doorbell->fd = fd;
+	doorbell->page_fd = page.fd;
+	doorbell->serial = ++serials;
+	/* A line is handed out again with another eventfd, so what peers know a doorbell by is an id of its own. */
+	memcpy(doorbell->id, page.id, sizeof(page.id));
+	for (int i = 0; i < 8; i++)
+		doorbell->id[i] ^= (uint8_t)(doorbell->serial >> 8 * i);
+	doorbell->refs = 1;
+	return doorbell;
+}
+
+/* shim_lock held */
+void doorbell_unref(struct doorbell *doorbell)
+{
+	if (atomic_fetch_sub(&doorbell->refs, 1) != 1)
+		return;
+	own_fd_close(doorbell->fd);
+	/* The line is handed out again: generations go on, so a peer's memory of the last one rung stays right. */
+	if (doorbell->page_fd == page.fd)
+		page.free_lines |= 1ull << doorbell->index;
+	free(doorbell);
+}
+
+struct doorbell *doorbell_self(void)
+{
+	if (!self.doorbell) {
+		shim_lock_take();
+		self.doorbell = doorbell_new_locked();
+		shim_lock_drop();
+		thread_register();
+	}
+	return self.doorbell;
+}
+
+void doorbells_wake(struct doorbell *const *doorbells, uint32_t len)
+{
+	for (uint32_t i = 0; i < len; i++)
+		doorbell_word_wake(doorbells[i]->word);
+	shim_lock_take();
+	for (uint32_t i = 0; i < len; i++)
+		doorbell_unref(doorbells[i]);
+	shim_lock_drop();
+}
+
+void self_sets_close(void)
+{
+	if (self.doorbell_epfd > 0)
+		own_fd_close(self.doorbell_epfd);
+	if (self.wait_epfd > 0)
+		own_fd_close(self.wait_epfd);
+	self.doorbell_epfd = self.wait_epfd = 0;
+	self.doorbells_len = 0;
+}
+
+void doorbells_after_fork(void)
+{
+	/* Inherited connections keep their doorbells, shared with the parent; new doorbells need a page of our own. */
+	self.doorbell = NULL;
+	self_sets_close(); /* shared with the parent's thread */
+	page.base = NULL;
+	page.fd = -1;
+	page.used = 0;
+	page.free_lines = 0;
+}
+
+/* Takes over the descriptors but for the page's. */
+static struct remote_doorbell *remote_doorbell_new(const uint8_t id[16], uint32_t index, int event_fd, int page_fd,
+                                                   int liveness_fd)
+{
+	struct stat st = {0};
+	bool good = index < DOORBELLS_PER_PAGE && channel_stays(page_fd) && fstat(page_fd, &st) == 0 && st.st_size >= 4096;
+	struct remote_doorbell *doorbell = good ? calloc(1, sizeof(*doorbell)) : NULL;
+	size_t len = st.st_size >= (off_t)DOORBELL_PAGE_LEN ? DOORBELL_PAGE_LEN : 4096;
+	void *at = doorbell ? mmap(NULL, len, PROT_READ, MAP_SHARED, page_fd, 0) : MAP_FAILED;
+	int fd = own_fd(event_fd), own_liveness_fd = own_fd(liveness_fd);
+
+	if (at == MAP_FAILED || fd < 0 || (liveness_fd >= 0 && own_liveness_fd < 0)) {
+		own_fd_close(fd);
+		own_fd_close(own_liveness_fd);
+		if (at != MAP_FAILED)
+			munmap(at, len);
+		free(doorbell);
+		return NULL;
+	}
+	*doorbell = (struct remote_doorbell){
+		.word = doorbell_word_at(at, index), .hints = len == DOORBELL_PAGE_LEN ? doorbell_hints_at(at, index) : NULL,
+		.fd = fd, .liveness_fd = own_liveness_fd, .index = index, .refs = 1, .rung = UINT64_MAX,
+		.page = at, .page_len = len, .next = remote_doorbells,
+	};
+	memcpy(doorbell->id, id, 16);
+	return remote_doorbells = doorbell;
+}
+
+/* shim_lock held. Takes over the descriptors; liveness_fd may be -1. */
+struct remote_doorbell *remote_doorbell_get(const uint8_t id[16], uint32_t index, int event_fd, int page_fd, int liveness_fd)
+{
+	struct remote_doorbell *doorbell = remote_doorbells;
+
+	while (doorbell && (doorbell->index != index || memcmp(doorbell->id, id, 16) != 0))
+		doorbell = doorbell->next;
+	if (doorbell) {
+		doorbell->refs++;
+		raw_close(event_fd);
+		if (liveness_fd >= 0)
+			raw_close(liveness_fd);
+	} else {
+		doorbell = remote_doorbell_new(id, index, event_fd, page_fd, liveness_fd);
+	}
+	raw_close(page_fd);
+	return doorbell;
+}
+
+/* shim_lock held */
+void remote_doorbell_unref(struct remote_doorbell *doorbell)
+{
+	struct remote_doorbell **at = &remote_doorbells;
+
+	if (--doorbell->refs)
+		return;
+	while (*at && *at != doorbell)
+		at = &(*at)->next;
+	if (*at)
+		*at = doorbell->next;
+	own_fd_close(doorbell->fd);
+	own_fd_close(doorbell->liveness_fd);
+	munmap(doorbell->page, doorbell->page_len);
+	free(doorbell);
+}
+
+/* Names the connection to a peer that holds too many to look at each. Ends with a full fence. */
+void conn_hint(struct conn *conn, uint32_t number)
+{
+	struct hint_ring *hints = conn->doorbell->hints;
+	uint64_t count = atomic_fetch_add(&hints->tail, 1);
+
+	/* Its place first, then its content: a reader that comes in between sees an entry of another round. */
+	atomic_store(&hints->entry[count % HINTS], count << 32 | number);
+	full_fence();
+}
+
+void doorbell_ring_slow(struct conn *conn, uint64_t generation)
+{
+	struct remote_doorbell *doorbell = conn->remote_doorbell;
+	int saved = errno;
+
+	if (atomic_exchange_explicit(&doorbell->rung, generation, memory_order_relaxed) == generation)
+		return;
+	if (!raw_doorbell_ring(doorbell->fd))
+		shim_log("doorbell failed: %d", errno); /* its owner has made it so, and is not woken */
+	word_add(conn->slot->doorbells_sent, 1);
+	errno = saved;
+}
+
+/*
+ * Lets a set be woken by the death of a provider, too: once, so that it disturbs no other wait. One that has been is told
+ * anew (a MOD does that), as a wait for something else, which knew of nothing to look at, may have taken the edge.
+ */
+bool conn_liveness_watch(const struct conn *conn, int epfd, uint64_t data)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
+	const struct remote_doorbell *doorbell = conn->remote_doorbell;
+
+	return !conn_relayed(conn) || word_load(doorbell->dead) ||
+	       real.epoll_ctl(epfd, EPOLL_CTL_MOD, doorbell->liveness_fd, &event) == 0 ||
+	       real.epoll_ctl(epfd, EPOLL_CTL_ADD, doorbell->liveness_fd, &event) == 0 || errno == EEXIST;
+}
