@@ -181,7 +181,7 @@ stateDiagram-v2
 Each direction of a connection is two machines: one at the end that sends, one at the end that receives. Each end keeps
 the state of its two halves in the slot of the connection (`tx_state`, `rx_state`), and moves it under the lock of the
 direction. What one half has to know of the other it reads in the segment. A pair that has no state below cannot happen.
-Why it is as it is: [mechanisms.md](../mechanisms.md).
+Why it is as it is: [mechanisms.md](../internals/mechanisms.md).
 
 ## The sender
 
@@ -203,9 +203,9 @@ decided in the same way, on another word (`tx_follows`).
 
 # A provider between
 
-Where a connection is carried by providers, each end of it is one in a provider, with a link to the other
-([mechanisms.md](../mechanisms.md)); words in capitals are the link's. An event that is not in the tables, said by the
-other provider or by the application, ends that connection.
+Where providers carry a connection, each of its ends has a part in a provider, and a link joins the two
+([mechanisms.md](../internals/mechanisms.md)). Words in capitals are the link's. An event that is not in the tables,
+caused by the other provider or by the application, ends the connection.
 
 ## The direction from its application
 
@@ -287,7 +287,7 @@ def sdp_page() -> str:
 # SDP: messages, states, modes and rules
 
 The facts behind these tables, with their sources: [wire/sdp.md](../wire/sdp.md). How the core works:
-[sdp.md](../sdp.md).
+[sdp.md](../internals/sdp.md).
 
 ## Messages
 
@@ -353,7 +353,7 @@ def rdma_page() -> str:
 
 # RDMA: attributes, the loopback device, and the checks of the conformance suite
 
-What these are for, and how to write a device: [rdma.md](../rdma.md).
+What these are for, and how to write a device: [rdma.md](../internals/rdma.md).
 
 ## What a device declares
 
@@ -464,7 +464,7 @@ def python_page() -> str:
 
 # SDP in Python programs
 
-What they are for, and how to get one: [python-api.md](../python-api.md#sdp-from-and-into-your-own-memory).
+What they are for, and how to get one: [python-api.md](../guides/python-api.md#sdp-from-and-into-your-own-memory).
 
 {tables}
 """

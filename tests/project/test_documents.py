@@ -24,7 +24,7 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 
 def test_the_scoreboard_is_what_the_scenes_say() -> None:
-    subprocess.run([sys.executable, ROOT / "docs/make_scoreboard.py", "--check"], check=True)
+    subprocess.run([sys.executable, ROOT / "docs/reference/make_scoreboard.py", "--check"], check=True)
 
 
 def test_the_reference_names_every_limit_and_variable() -> None:
@@ -69,7 +69,7 @@ def test_the_readme_names_every_command_and_no_other() -> None:
 
 
 def test_what_the_documents_point_to_exists() -> None:
-    for document in (ROOT / "README.md", ROOT / "docs/architecture.md"):
+    for document in (ROOT / "README.md", ROOT / "docs/internals/architecture.md"):
         text = document.read_text()
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
@@ -80,7 +80,7 @@ def test_what_the_documents_point_to_exists() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis is not installed; run tests/setup")
 def test_the_sample_of_the_tutorial_works() -> None:
-    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.S)
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/start/tutorial.md").read_text(), re.S)
     subprocess.run([sys.executable, "-c", sample], stdout=subprocess.DEVNULL, timeout=60, check=True)
 
 
