@@ -101,6 +101,14 @@ def test_what_the_documents_point_to_exists(document: Path) -> None:
         assert list(ROOT.glob(path.rstrip("/"))), path
 
 
+def test_the_pages_that_the_code_names_exist() -> None:
+    files = [path for place in ("src", "tests", "bench", "systemd") for path in (ROOT / place).rglob("*.*")]
+    texts = [path.read_text() for path in files if path.suffix in {".py", ".c", ".h", ".md", ".build", ".socket"}]
+    named = set(re.findall(r"\bdocs/[\w/-]+\.(?:md|svg|py)\b", "".join(texts)))
+    assert len(named) > 15
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
 def test_every_document_has_its_place_in_the_index() -> None:
     index = ROOT / "docs/index.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index.read_text())}
