@@ -9,10 +9,11 @@ import sys
 from enum import IntEnum
 from pathlib import Path
 
+import click
 import pytest
 
 from sidestep import config, limits
-from sidestep.cli import COMMANDS
+from sidestep.cli import COMMANDS, cli
 from sidestep.native import layout, reasons
 from sidestep.observe.sockets import Outside
 
@@ -122,6 +123,21 @@ def test_what_the_guide_for_changes_names_is_there() -> None:
     for path, name in named:
         place = next(base / path for base in (ROOT / "src/sidestep", ROOT) if (base / path).is_file())
         assert re.search(rf"\b{name}\b", place.read_text()), f"{path}::{name}"
+
+
+def test_the_options_that_the_documents_show_exist() -> None:
+    unknown = set()
+    for line in re.findall(r"(?<![\w/.-])sidestep ([a-z][^`|#'\n]+)", "".join(path.read_text() for path in DOCUMENTS)):
+        command: click.Command = cli
+        words = line.split(" -- ")[0].split()
+        while isinstance(command, click.Group) and words:
+            child = command.get_command(click.Context(command), words.pop(0))
+            if child is None:
+                break
+            command = child
+        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        unknown |= {(line, word) for word in words if re.match("--?[a-z]", word) and word not in known}
+    assert unknown == set()
 
 
 @pytest.mark.slow
