@@ -100,7 +100,7 @@ bench: build
 
 docs: build
 	$(BIN)/python docs/reference/make.py
-	$(BIN)/python docs/make_scoreboard.py
+	$(BIN)/python docs/reference/make_scoreboard.py
 
 wheel: $(BIN)/python
 	$(BIN)/pip wheel --quiet --no-deps -w dist .

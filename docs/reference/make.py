@@ -181,7 +181,7 @@ stateDiagram-v2
 Each direction of a connection is two machines: one at the end that sends, one at the end that receives. Each end keeps
 the state of its two halves in the slot of the connection (`tx_state`, `rx_state`), and moves it under the lock of the
 direction. What one half has to know of the other it reads in the segment. A pair that has no state below cannot happen.
-Why it is as it is: [mechanisms.md](../mechanisms.md).
+Why it works this way: [mechanisms.md](../internals/mechanisms.md).
 
 ## The sender
 
@@ -193,8 +193,8 @@ Why it is as it is: [mechanisms.md](../mechanisms.md).
 
 ## How a round ends
 
-Both ends may want to end a round in the same moment. One compare-and-swap on a word in the segment (`tx_back`: the
-round and one of these) decides how; who comes second does what was decided.
+Both ends may want to end a round at the same moment. One compare-and-swap on a word in the segment (`tx_back`: the
+round and one of these) decides how; the end that comes second does what was decided.
 
 {table("word", "meaning", rows=backs)}
 
@@ -203,9 +203,9 @@ decided in the same way, on another word (`tx_follows`).
 
 # A provider between
 
-Where a connection is carried by providers, each end of it is one in a provider, with a link to the other
-([mechanisms.md](../mechanisms.md)); words in capitals are the link's. An event that is not in the tables, said by the
-other provider or by the application, ends that connection.
+Where providers carry a connection, each of its ends has a part in a provider, and a link joins the two
+([mechanisms.md](../internals/mechanisms.md)). Words in capitals are the link's. An event that is not in the tables,
+caused by the other provider or by the application, ends the connection.
 
 ## The direction from its application
 
@@ -217,13 +217,14 @@ other provider or by the application, ends that connection.
 
 ## Bytes of that direction that are wanted again
 
-Until the other end has heard of it, bytes go on coming; when RESENDS comes, all of them have.
+Bytes go on coming until the other end has heard of it; when RESENDS comes, all of them have come.
 
 {half(*MACHINES["RECALL"])}
 
 ## How an application ends its direction
 
-Kept twice: for its own application, as the other provider has been told, and for the other one, as it has been told.
+Each provider keeps this twice: for its own application, as far as it has told the other provider, and for the other
+application, as far as it has been told.
 
 {half(*MACHINES["ENDING"])}
 
@@ -287,7 +288,7 @@ def sdp_page() -> str:
 # SDP: messages, states, modes and rules
 
 The facts behind these tables, with their sources: [wire/sdp.md](../wire/sdp.md). How the core works:
-[sdp.md](../sdp.md).
+[sdp.md](../internals/sdp.md).
 
 ## Messages
 
@@ -332,8 +333,8 @@ the transport connection down at once where not. `rule` of the error has the nam
 
 ## How a connection ends
 
-`Connection.cause`, and the errno that a program gets for it, once; after that it reads the end of the stream, and EPIPE
-is what writing fails with.
+`Connection.cause`, and the errno that a program gets for it, once. After that, reading finds the end of the stream, and
+writing fails with EPIPE.
 
 {table("cause", "what has happened", "errno", rows=ends)}
 """
@@ -353,7 +354,7 @@ def rdma_page() -> str:
 
 # RDMA: attributes, the loopback device, and the checks of the conformance suite
 
-What these are for, and how to write a device: [rdma.md](../rdma.md).
+What these are for, and how to write a device: [rdma.md](../internals/rdma.md).
 
 ## What a device declares
 
@@ -464,7 +465,7 @@ def python_page() -> str:
 
 # SDP in Python programs
 
-What they are for, and how to get one: [python-api.md](../python-api.md#sdp-from-and-into-your-own-memory).
+What they are for, and how to get one: [python-api.md](../guides/python-api.md#sdp-from-and-into-your-own-memory).
 
 {tables}
 """

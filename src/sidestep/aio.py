@@ -80,7 +80,7 @@ async def open_connection(
     """
     if protocol != "tcp":
         if not isinstance(host, str) or not isinstance(port, int) or ssl or options:
-            raise Misuse("SDP takes a host, a number and few options", remedy="see docs/python-api.md")
+            raise Misuse("SDP takes a host, a number and few options", remedy="see docs/guides/python-api.md")
         from sidestep.api import streams
 
         return await streams.open_connection(host, port, local_addr=local_addr, family=family, rdma_port=rdma_port)
@@ -141,7 +141,7 @@ async def start_server(
     if protocol != "tcp":
         family, backlog = options.pop("family", 0), options.pop("backlog", limits.RDMA_BACKLOG_DEFAULT)
         if not isinstance(port, int | None) or not start_serving or options:
-            raise Misuse("SDP takes a host, a number and few options", remedy="see docs/python-api.md")
+            raise Misuse("SDP takes a host, a number and few options", remedy="see docs/guides/python-api.md")
         from sidestep.api import streams
 
         return await streams.start_server(client_connected_cb, host, port or 0, family=family, backlog=backlog)

@@ -6,7 +6,7 @@ from typing import Final
 
 # Channels. The C side checks the same numbers (channel.h); a test compares them.
 CHANNEL_HEADER_SIZE: Final = 4096  # bytes before the rings of a segment
-RING_SIZE_MIN: Final = 4096  # bytes a direction: a page; who offers less is dropped: client_dropped{malformed}
+RING_SIZE_MIN: Final = 4096  # bytes a direction: a page; a client that offers less goes: client_dropped{malformed}
 RING_SIZE_MAX: Final = 64 << 20  # bytes a direction: beyond it a ring only wastes cache; client_dropped{malformed}
 RING_SIZE_DEFAULT: Final = 256 << 10  # bytes a direction: about what kernel TCP keeps in flight on loopback
 
@@ -52,7 +52,7 @@ IDLE_EXIT_S: Final = 300.0  # seconds without clients until it leaves
 START_TIMEOUT_S: Final = 30.0  # seconds `provider start` waits for it to listen; a crowded CPU can make it take ten
 STOP_TIMEOUT_S: Final = 5.0  # seconds `provider stop` waits for it to go
 HELD_UP_S: Final = 0.02  # seconds until a timer ends a call of the kernel's that waits: a close() that lingers
-LOG_LINES_MAX: Final = 200  # lines of clients, of modules and of its own that a provider logs in a minute, of each
+LOG_LINES_MAX: Final = 200  # lines a minute in a provider's log, for each client, each module and itself
 LOG_FILE_MAX: Final = 16 << 20  # bytes of the log of a provider in the background; then it begins anew
 LOG_MINUTE_S: Final = 60.0  # seconds until a log that was full goes on, and tells how much was left out
 
@@ -64,7 +64,7 @@ TRACE_BYTES_PER_REPLY: Final = 16 << 10  # bytes of JSON of them all but the las
 WHY_MAX: Final = 1024  # characters of a reason, which may be a module's own words; the rest is cut off
 TRACE_POLL_S: Final = 0.2  # seconds between two questions of `sidestep policy trace` when nothing is new
 COMMAND_NAME_MAX: Final = 4096  # bytes of a program's first word that are looked at
-PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; who has more is known by its effective one only
+PEER_GROUPS_MAX: Final = 256  # supplementary groups of a client; with more only its effective one counts
 
 # Connections through the provider.
 RELAYS_MAX: Final = 1024  # of one process at a time, as far as descriptors allow; more stay on TCP: PROTOCOL_FAILED
@@ -73,14 +73,14 @@ RELAY_ATTACH_S: Final = 10.0  # seconds for the ends here to attach: relay_dropp
 RELAY_CHECK_S: Final = 0.1  # seconds after the end of a client until the kernel is asked about its connections
 RELAY_CHECK_MAX_S: Final = 60.0  # seconds, at most, between two such questions, while another process holds one
 RELAY_LEAVE_S: Final = 4.0  # seconds a stopping provider waits until all is on TCP; what is on its way then is reset
-RELAY_LEAVE_LOOK_S: Final = 0.02  # seconds between two looks whether it is
+RELAY_LEAVE_LOOK_S: Final = 0.02  # seconds between two looks whether all is on TCP
 RELAY_TIDY_S: Final = 10.0  # seconds after the end of a connection until the memory of all that ended is given back
 REMOTE_SOUGHT_MAX: Final = 1024  # accepting ends that other hosts have asked for and nobody has claimed yet
 REMOTE_SOUGHT_S: Final = 5.0  # seconds until such an end counts as absent
 WORKERS_MAX: Final = 64  # processes that carry connections with other hosts; more are a misuse
-WORKER_PAUSE_S: Final = 0.1  # seconds until a worker that has died is started anew; twice as many each time,
-WORKER_PAUSE_MAX_S: Final = 30.0  # and that at most,
-WORKER_LIVED_S: Final = 60.0  # until one has lived for so long
+WORKER_PAUSE_S: Final = 0.1  # seconds until a worker that has died is started anew; doubled each time
+WORKER_PAUSE_MAX_S: Final = 30.0  # seconds, to which WORKER_PAUSE_S grows at most
+WORKER_LIVED_S: Final = 60.0  # seconds that a worker has to live for the pause to begin at WORKER_PAUSE_S again
 WORKER_QUEUE_MAX: Final = 4096  # messages that wait for a worker, or for its provider; beyond: the two part
 WORKER_QUEUE_LOOK_S: Final = 0.002  # seconds between two tries to send what waits
 WORKER_TEXT_MAX: Final = 64 << 10  # bytes of text in one message between the two
@@ -91,13 +91,13 @@ REMOTE_ADDRESSES_MAX: Final = 64  # addresses of this host from which connection
 PEERS_KNOWN_MAX: Final = 4096  # hosts whose answer is remembered; the oldest is forgotten
 PEERS_ASKING_MAX: Final = 256  # hosts that are asked at a time; connections to others stay on TCP
 PEERS_WAITING_MAX: Final = 1024  # connections that wait for the answer of one host
-PEER_TRIES: Final = 3  # requests without an answer
-PEER_ANSWER_S: Final = 0.25  # seconds until the next one
+PEER_TRIES: Final = 3  # requests without an answer; then the host is taken for absent
+PEER_ANSWER_S: Final = 0.25  # seconds until the next request
 PEER_ABSENT_S: Final = 60.0  # seconds for which a host that said no, or nothing, is not asked
 PEER_TOLD_S: Final = 240.0  # seconds for which our own answer, the port of this provider, may be used
 PEER_KNOWN_MAX_S: Final = 300.0  # seconds for which an answer is believed at most
-POLL_MIN_S: Final = 10e-6  # seconds a provider looks again before it sleeps, after news of a link, at least
-POLL_MAX_S: Final = 200e-6  # and at most
+POLL_MIN_S: Final = 10e-6  # seconds that a provider looks on before it sleeps, after news of a link, at least
+POLL_MAX_S: Final = 200e-6  # seconds, the same at most
 POLL_LOAD_S: Final = 5e-3  # seconds between two looks whether others want its processor
 SETTLE_S: Final = 900.0  # seconds for which two providers try to agree about a connection whose link has broken
 SETTLE_LOOK_S: Final = 1.0  # seconds between two looks whether TCP has been reset meanwhile
@@ -116,7 +116,7 @@ LINK_PIECES_MAX: Final = 32  # pieces of data of one connection on their way to 
 # SDP streams joined with TCP sockets: ordinary SDP requests for a service of this host, and `sidestep gateway`.
 PUMP_PIECE: Final = 128 << 10  # bytes read at a time; as many as make an RDMA Read worth its round trip
 PUMP_PIECES_MAX: Final = 3  # of one direction of one connection; then nothing is read until one has gone
-PUMP_PIECES_KEPT: Final = 64  # free ones of a process, for the next who reads; more are given back
+PUMP_PIECES_KEPT: Final = 64  # free ones of a process, kept for the next read; more are given back
 PUMP_TURN: Final = 256 << 10  # bytes for one connection until the others of the loop have their turn
 GATEWAY_RULES_MAX: Final = 256  # of one gateway; more are refused
 GATEWAY_CONNECTIONS: Final = 256  # of one rule at a time, unless it says otherwise; more wait
@@ -124,7 +124,7 @@ GATEWAY_CONNECTIONS_MAX: Final = 100_000  # that a rule may ask for
 GATEWAY_CONNECT_S: Final = 10.0  # seconds for the other end to answer; then the next way, or a reset
 GATEWAY_DRAIN_S: Final = 30.0  # seconds for connections to end once the gateway was told to; then they are reset
 SERVICE_PORTS_MAX: Final = 256  # of an address: services that other hosts have asked the port mapper for
-SERVICE_TOLD_S: Final = 30.0  # seconds for which who asked may use such a port; 31.75 at most (docs/wire/sdp.md §23.4)
+SERVICE_TOLD_S: Final = 30.0  # seconds for which such a port may be used; 31.75 at most (docs/wire/sdp.md §23.4)
 SERVICE_KEPT_S: Final = 45.0  # seconds without a question after which it is given back
 
 # SDP in a Python program's own process (`protocol="sdp"`).
@@ -142,7 +142,7 @@ REACH_SHUT_S: Final = 60.0  # seconds until who heard nothing has given up: afte
 REACH_WAIT_MAX_S: Final = 2.0  # seconds, at most, that a call waits for a verdict, whatever it asks for
 REACH_VAIN_S: Final = 30.0  # seconds for which TCP comes first at a place where SDP has failed
 REACH_VAIN_MAX: Final = 4096  # such places; the oldest is tried again
-NAMES_PAST_MAX: Final = 1024  # true addresses of connections that are over, for who asks late; the oldest are forgotten
+NAMES_PAST_MAX: Final = 1024  # true addresses of connections that are over, for late questions; the oldest go
 LISTENERS_KNOWN_MAX: Final = 256  # listening sockets whose program is remembered; the oldest is looked up again
 
 # Offload protocols and transports.
@@ -204,14 +204,14 @@ SDP_SIGNAL_EVERY: Final = 32  # unsignaled Sends until one is signaled, so that 
 
 # RDMA. What a device can do itself is in its attributes.
 RDMA_BACKLOG_DEFAULT: Final = 128  # connection requests of a listener not answered yet; the next one is rejected
-POOL_WAITERS_MAX: Final = 1024  # who waits for a buffer of a pool; the next one gets LimitReached
+POOL_WAITERS_MAX: Final = 1024  # requests that wait for a buffer of a pool; the next one gets LimitReached
 RDMA_POOL_REGIONS_MAX: Final = 1024  # of users' buffers, in use or remembered; then the least recently used goes
-RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then who asks waits
+RDMA_POOL_BYTES_MAX: Final = 1 << 30  # of them: pinned memory on a hardware device; likewise, then a request waits
 KEYS_MAX: Final = 1 << 22  # of a software device at a time, of 2^24: a guess seldom hits; the next one: LimitReached
 FABRIC_EVENTS_PER_RUN: Final = 10_000_000  # of a loopback fabric; beyond it two ends never come to rest: LimitReached
 
 # iWARP (docs/wire/iwarp.md has the clauses).
-IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time: as Linux siw; who asks for more gets this many
+IWARP_READS_MAX: Final = 128  # RDMA Reads of a peer held at a time, as Linux siw; a peer that wants more gets these
 MPA_REPLY_S: Final = 10.0  # seconds an initiator waits for the Reply, as Linux siw; then the attempt has failed
 MPA_REQUEST_S: Final = 5.0  # seconds a responder waits for the Request, as Linux siw; then it closes
 MPA_DECISION_S: Final = 8.0  # seconds the responder's user has, before siw gives up; then the Reply rejects

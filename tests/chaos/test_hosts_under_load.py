@@ -1,7 +1,8 @@
 """Three hosts under load while everything between them is lost, at random: every byte is accounted for.
 
 The first and the third drive load at the second. What may be lost without the programs noticing anything but time is
-lost in an order that the seed decides; each loss is told in docs/two-hosts.md. SIDESTEP_CHAOS_SEEDS is how many orders.
+lost in an order that the seed decides; docs/guides/two-hosts.md tells of each loss. SIDESTEP_CHAOS_SEEDS is how many
+orders.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ def test_links_are_lost(world: Callable[[int], World], seed: int) -> None:
 def _faults_where_some_had_ended(entries: list[Entry]) -> list[str]:
     """All is whole, unless an end had ended its direction, or gone back to TCP by itself, when its link broke.
 
-    TCP takes no more then (docs/two-hosts.md). Who has a full ring on its way, and more, has gone back.
+    TCP takes no more then (docs/guides/two-hosts.md). Who has a full ring on its way, and more, has gone back.
     """
     found = []
     for entry in entries:

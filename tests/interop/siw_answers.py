@@ -1,4 +1,4 @@
-"""What siw of Linux 6.1 answers to each defect, and the table of it in docs/interop-siw.md.
+"""What siw of Linux 6.1 answers to each defect, and the table of it in docs/internals/interop-siw.md.
 
 python tests/interop/siw_answers.py     prints the table
 """

@@ -1,4 +1,4 @@
-"""What the kernel's siw answers to a peer that does wrong; the table is in docs/interop-siw.md.
+"""What the kernel's siw answers to a peer that does wrong; the table is in docs/internals/interop-siw.md.
 
 siw leaves a Terminate out if its sending side happens to be busy: a test that misses one asks again.
 """
@@ -20,7 +20,7 @@ from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.startup.frame import MpaRole
 
 _TRIES: Final = 6  # in each of which a Terminate is left out in 3 of 100 cases
-_DOCUMENT: Final = ROOT / "docs" / "interop-siw.md"
+_DOCUMENT: Final = ROOT / "docs/internals/interop-siw.md"
 
 
 @pytest.fixture(scope="module")

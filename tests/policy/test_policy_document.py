@@ -1,4 +1,4 @@
-"""docs/policy.md says what the code does: its samples are read, its examples decided."""
+"""docs/guides/policy.md says what the code does: its samples are read, its examples decided."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sidestep.config import SYSTEM_POLICY
 from sidestep.policy import Policy, Role, Subject, grammar, model
 from sidestep.policy.grammar import parse
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "policy.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/guides/policy.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(
     r"^\| (?P<rules>.*?) ?\| `(?P<role>\w+) (?P<program>\S+) (?P<endpoint>\S+)`"
     r"(?: as (?P<uid>\d+))?(?: in (?P<gid>\d+))? \| `(?P<target>\w+)` \|$", DOCUMENT, re.M,

@@ -1,4 +1,4 @@
-"""docs/security.md: every claim names a test that exists."""
+"""docs/internals/security.md: every claim names a test that exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "security.md").read_text()
+TEXT = (ROOT / "docs/internals/security.md").read_text()
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
 
 

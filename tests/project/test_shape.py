@@ -1,4 +1,4 @@
-"""How large files and functions may be, and who may know whom."""
+"""How large files and functions may be, and who may know whom. As a script it prints rooms, lines, files and arrows."""
 
 from __future__ import annotations
 
@@ -103,9 +103,10 @@ def room(parts: Sequence[str]) -> str:
     return known.get(first, "base" if (SOURCE / f"{first}.py").exists() else "faces")
 
 
-def test_no_room_imports_up() -> None:
-    assert {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()} <= set(ROOMS)
-    up: Counter[str] = Counter()
+@cache
+def arrows() -> Counter[tuple[str, str]]:
+    """How often the files of one room import something of another."""
+    found: Counter[tuple[str, str]] = Counter()
     for path in sorted(SOURCE.rglob("*.py")):
         own = room(path.relative_to(SOURCE).parts)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -115,6 +116,29 @@ def test_no_room_imports_up() -> None:
             )  # fmt: skip
             for name in names:
                 if name.startswith("sidestep.") and name != "sidestep.__version__":
-                    target = room(name.split(".")[1:])
-                    up[f"{own} -> {target}"] += ROOMS.index(target) > ROOMS.index(own)
-    assert +up == {}
+                    found[own, room(name.split(".")[1:])] += 1
+    return found
+
+
+def test_no_room_imports_up() -> None:
+    assert {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()} <= set(ROOMS)
+    assert [one for one in arrows() if ROOMS.index(one[1]) > ROOMS.index(one[0])] == []
+
+
+def test_the_provider_knows_other_hosts_by_the_switch_only() -> None:
+    assert ("provider", "remote") not in arrows()
+
+
+def show() -> None:
+    """Prints each room with its files, its lines, and how often it imports of which other."""
+    sizes = [(room(path.relative_to(SOURCE).parts), path.read_text(encoding="utf-8").count("\n")) for path in sources()]
+    for name in ROOMS:
+        own = [lines for at, lines in sizes if at == name]
+        below = ", ".join(f"{other} {count}" for (at, other), count in arrows().items() if at == name != other)
+        print(f"{name:8} {len(own):4} files {sum(own):6} lines  imports {below or 'nothing'}")
+    between = sum(at != other for at, other in arrows())
+    print(f"{'all':8} {len(sizes):4} files {sum(lines for _, lines in sizes):6} lines, {between} arrows between rooms")
+
+
+if __name__ == "__main__":
+    show()

@@ -1,4 +1,4 @@
-"""docs/rdma.md says what is so: its samples run, its names exist."""
+"""docs/internals/rdma.md says what is so: its samples run, its names exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sidestep.rdma.soft import queues as soft_queues
 from sidestep.rdma.work import Send, Status
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "rdma.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/internals/rdma.md").read_text(encoding="utf-8")
 SAMPLES = [re.sub(r"(?m)^   ", "", text) for text in re.findall(r"```python\n(.*?)```", PAGE, re.S)]
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/sdp-endpoint.md run, and what it names exists."""
+"""The examples of docs/internals/sdp-endpoint.md run, and what it names exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import sidestep.sdp
 from sidestep import limits
 
-DOCUMENT = (Path(sidestep.sdp.__file__).parents[3] / "docs/sdp-endpoint.md").read_text()
+DOCUMENT = (Path(sidestep.sdp.__file__).parents[3] / "docs/internals/sdp-endpoint.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
 

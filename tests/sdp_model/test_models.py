@@ -17,7 +17,7 @@ from sdp_model.scenarios import CONNECTIONS, MORE, RESIZES, SMALL_POOLS, STATES_
 pytestmark = pytest.mark.spec("SDP (A4)")
 
 
-_DOCUMENT = (Path(__file__).parents[2] / "docs/sdp-model.md").read_text()
+_DOCUMENT = (Path(__file__).parents[2] / "docs/internals/sdp-model.md").read_text()
 
 
 def assert_sound(result: Result) -> None:

@@ -15,7 +15,7 @@ bool relay_can(void);
 void relay_move(void);
 void relay_leave(void); /* the protocol goes */
 void relay_dies(void);
-bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/mechanisms.md */
+bool relay_excuses(void); /* it may have lost bytes, or is weaker than a shared segment: docs/internals/mechanisms.md */
 extern struct object *relay_liveness, *relay_doorbell, *relay_page;
 
 #endif

@@ -40,7 +40,8 @@ def gateway(rules: tuple[str, ...], files: tuple[Path, ...], drain: float, quiet
       'sdp LISTEN to tcp TARGET [at PORT]  [max COUNT] [from NETWORKS]'
 
     LISTEN and TARGET are ADDRESS:PORT. With `else tcp`, TCP carries what SDP cannot. `via` and `at` name an RDMA port
-    where no port mapper does; `max` bounds the connections of the rule, `from` says who may come. See docs/gateway.md.
+    where no port mapper does; `max` bounds the connections of the rule, `from` says who may come. See
+    docs/guides/gateway.md.
 
     SIGTERM or Ctrl-C: no more connections are taken, and the command ends when those there are have ended; a second
     signal ends it at once. SIGUSR1 prints the state and the counters, which are printed at the end as well.

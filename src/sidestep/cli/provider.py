@@ -43,7 +43,7 @@ def provider() -> None:
               "kernel, by a duplicate of its socket, or by that and datagrams between network namespaces.")  # fmt: skip
 @click.option("--system", is_flag=True,
               help=f"Serve all users, at {config.SYSTEM_SOCKET} or at the socket that the service manager hands over, "
-              "with --proof path and --idle-exit 0. Whose ends are paired: docs/security.md.")  # fmt: skip
+              "with --proof path and --idle-exit 0. Whose ends are paired: docs/internals/security.md.")  # fmt: skip
 @click.option(
     "--remote",
     metavar="NETWORKS",

@@ -19,7 +19,7 @@ def list_(verbose: bool, as_json: bool) -> None:
     """List the RDMA devices of running processes: addresses, connections and counters.
 
     Devices made of software are seen, of processes of this user; root sees those of all users. Counters are explained
-    in docs/iwarp.md.
+    in docs/internals/iwarp.md.
 
     Exit code 0 also if there is none.
     """

@@ -1,1 +1,1 @@
-"""The Offload Transport Interface: RDMA as the verbs name it, whatever device is beneath (design §8)."""
+"""The Offload Transport Interface: RDMA as the verbs name it, whatever device is beneath (docs/internals/rdma.md)."""

@@ -1,1 +1,1 @@
-"""The Sockets Direct Protocol as a sans-IO core (design §7; docs/wire/sdp.md): no sockets, no clock, no threads."""
+"""The Sockets Direct Protocol as a sans-IO core (docs/internals/sdp.md): no sockets, no clock, no threads."""

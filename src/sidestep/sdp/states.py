@@ -2,15 +2,15 @@
 
 Theory of operation (docs/wire/sdp.md §16.3). A connection is set up by the transport's connection manager, whose
 private data are Hello and HelloAck. Each end closes its direction by DisConn, once all that it sent before has been
-delivered. `FIN_WAIT` has sent it and not received it, `CLOSE_WAIT` the other way round. When both have gone, the end
-that sent first takes the transport connection down; the other does so a little later if that does not happen
-(`LAST_ACK`). A transport connection that goes down without a DisConn is a reset, and so is one after AbortConn, which
-only who has sent DisConn has to send.
+delivered. An end in `FIN_WAIT` has sent it and not received it, one in `CLOSE_WAIT` the other way round. When both have
+gone, the end that sent first takes the transport connection down; the other does so a little later if that does not
+happen (`LAST_ACK`). A transport connection that goes down without a DisConn is a reset. So is one that goes down after
+an AbortConn, which an end has to send only if it has sent DisConn.
 
 A socket may move to another process (`SUSPENDED`, and `RESUMING` at the other end): the stream goes on over a new
 transport connection.
 
-A pair that is not in `TRANSITIONS` cannot happen; a message that `RECEIVABLE` does not name breaks the rule that is
+A pair that is not in `TRANSITIONS` cannot happen; a message that `FORBIDDEN` names for a state breaks the rule that is
 given there. The diagram in docs/reference/sdp.md and the test over all (state, message) pairs are made from these
 tables.
 """

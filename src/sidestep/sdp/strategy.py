@@ -1,7 +1,7 @@
 """Which mechanism carries which bytes: the only part of SDP that is a matter of taste.
 
 The standard leaves the choice to each peer, around a Bcopy threshold for each direction. A strategy is asked seldom:
-never for a send that is not longer than `bcopy_max`. docs/sdp.md shows the measurement behind the defaults.
+never for a send that is not longer than `bcopy_max`. docs/internals/sdp.md shows the measurement behind the defaults.
 """
 
 from __future__ import annotations

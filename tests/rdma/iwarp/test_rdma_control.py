@@ -323,6 +323,6 @@ def test_what_fails_is_counted(pair: IwarpPair) -> None:
 
 
 def test_the_document_names_every_counter() -> None:
-    page = (Path(__file__).parents[3] / "docs/iwarp.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/internals/iwarp.md").read_text()
     assert {name for name in NAMES if f"`{name}`" not in page} == set()
     assert not set(EVENTS) & set(PRESENT)

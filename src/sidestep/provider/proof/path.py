@@ -6,7 +6,7 @@ the connection. The provider sends a nonce from each to the other. If both arriv
 the two namespaces are each other's way to these addresses: whoever stands in the way could take the connection itself.
 
 Not covered: a process that sits in the namespace of one true end, may bind UDP ports there, and works together with a
-namespace of its own that shows the same addresses; docs/security.md says what keeps it out.
+namespace of its own that shows the same addresses; docs/internals/security.md says what keeps it out.
 
 Nothing is waited for: arrivals come through the provider's loop, and a proof that is not there in time has failed.
 """

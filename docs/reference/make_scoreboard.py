@@ -1,8 +1,9 @@
-"""Writes docs/scoreboard.md from the scenes of tests/shim, the conditions they run under, and the known differences.
+"""Writes docs/reference/scoreboard.md: the scenes of tests/shim, the conditions they run under, the known differences.
 
-`python docs/make_scoreboard.py` writes it; with `--check` it fails if it is not what it would write.
+`python docs/reference/make_scoreboard.py` writes it; with `--check` it fails if it is not what it would write.
 """
 
+# mypy: disable-error-code="import-not-found"
 from __future__ import annotations
 
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 HERE: Final = Path(__file__).parent
-TESTS: Final = HERE.parent / "tests"
+TESTS: Final = HERE.parents[1] / "tests"
 PAGE: Final = HERE / "scoreboard.md"
 sys.path[:0] = [str(TESTS / "shim"), str(TESTS / "support")]  # as pytest does for them
 
@@ -74,7 +75,7 @@ def page() -> str:
         *([name, ", ".join(f"`{mode}`" for mode in modes)] for name, modes in columns().items()),
     ]
     differences = "\n".join(f"- `{scene}`: {reason}." for scene, reason in KNOWN_DIFFERENCES.items())
-    return f"""<!-- Made from the tests by docs/make_scoreboard.py; change it there. -->
+    return f"""<!-- Made from the tests by docs/reference/make_scoreboard.py; change it there. -->
 
 # Scoreboard
 
@@ -104,7 +105,7 @@ def main() -> int:
     if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
         return 0
     if sys.argv[1:] == ["--check"]:
-        print("docs/scoreboard.md is not what the tests say; run 'make docs'", file=sys.stderr)
+        print("docs/reference/scoreboard.md is not what the tests say; run 'make docs'", file=sys.stderr)
         return 1
     PAGE.write_text(text, encoding="utf-8")
     return 0
