@@ -85,3 +85,20 @@ def test_a_closed_connection_is_not_confirmed(
     active.close()  # it closes first and lingers in TIME_WAIT, held by nobody
     passive.close()
     assert not prover.holds(key, cookie)
+
+
+@pytest.mark.parametrize("unsent", [0, 8_000_000])
+def test_a_connection_whose_end_the_kernel_keeps_is_held_by_nobody(
+    prover: SocketProver, tcp_pair: Callable[..., tuple[socket.socket, socket.socket]], unsent: int
+) -> None:
+    """FIN-WAIT-2 for a minute, or FIN-WAIT-1 until all is sent: the process has gone all the same."""
+    active, passive = tcp_pair()
+    key, cookie = proof.connection_key(active, 0), proof.socket_cookie(active)
+    if unsent:
+        active.setblocking(False)
+        active.send(bytes(unsent))
+    active.shutdown(socket.SHUT_WR)
+    assert unsent or passive.recv(1) == b""
+    assert prover.holds(key, cookie)
+    active.close()
+    assert not prover.holds(key, cookie)

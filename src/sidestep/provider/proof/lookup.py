@@ -122,10 +122,12 @@ class SocketProver:
         found = self._look_up(key, cookie, extensions)
         if found is None:
             return None  # no such socket, or another cookie
-        # The lookup falls back to a listener of the same port, and it finds sockets that nobody holds any more.
+        # The lookup falls back to a listener of the same port. It also finds sockets that nobody holds any more: those
+        # have no inode, though the kernel may keep one in FIN-WAIT-2 for a minute, or until all that it has is sent.
         _, state, _, _ = _REPLY.unpack_from(found)
         _, found_cookie = _SOCKET_ID_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size)
-        return found if state in HELD_STATES and found_cookie == cookie else None
+        _, inode = _REPLY_REST.unpack_from(found, _REPLY.size + _SOCKET_ID.size + _SOCKET_ID_REST.size)
+        return found if state in HELD_STATES and found_cookie == cookie and inode else None
 
     def _look_up(self, key: ConnectionKey, cookie: int, extensions: int = 0) -> bytes | None:
         """The kernel's record (struct inet_diag_msg) of the socket for packets of that connection."""
