@@ -14,6 +14,7 @@ all.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import json
 import os
@@ -84,9 +85,11 @@ def prepare(name: str, built: Path) -> list[str]:
 
 
 def build(product: Path, command: Sequence[str]) -> None:
-    """Run a compiler, if that was not done."""
-    if not product.exists():
-        subprocess.run(command, check=True)
+    """Run a compiler, if that was not done; several test workers may meet here."""
+    with product.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not product.exists():
+            subprocess.run(command, check=True)
 
 
 # --- the load ---------------------------------------------------------------------------------------------------------

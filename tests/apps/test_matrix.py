@@ -1,6 +1,7 @@
 """Servers and clients that nobody here wrote, or only a page of, move much on a machine with eight busy processes.
 
-    .venv/bin/pytest tests/apps/test_matrix.py                      the short form, as in CI
+    .venv/bin/pytest tests/apps/test_matrix.py                      the short form
+    .venv/bin/pytest tests/apps/test_matrix.py -n 8                 the same, as in CI: eight servers at a time
     .venv/bin/pytest tests/apps/test_matrix.py -k 'libevent-node'   a pair; `-k default-java-`: all that ask one server
     make soak SOAK_MINUTES=60                                       the long form: at random
     .venv/bin/python tests/apps/soak.py --server libevent --client node --connections 2 --bytes 5000000 --rounds 100
@@ -13,6 +14,7 @@ proxies.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,8 +28,9 @@ from stage import Stage
 
 pytestmark = pytest.mark.timeout(400)  # each wait has its own, shorter end
 
+WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 COLD: Final = (2, 12_000_000)  # connections at once, bytes of each: more than the kernel's buffers hold
-COLD_ENOUGH: Final = 50  # cold exchanges, of which some have to be promoted in their midst
+COLD_ENOUGH: Final = 40  # cold exchanges, of which some have to be promoted in their midst; OFTEN has as many in a row
 OFTEN: Final = (  # server, client, connections, bytes of each, warm, rounds: bytes were lost here, or never told of
     ("libevent", "node", 2, 5_000_000, False, 40),
     ("threads", "node", 4, 12_000_000, False, 10),
@@ -49,16 +52,20 @@ CHAINS: Final = (
 
 @pytest.fixture(scope="module", autouse=True)
 def load() -> Iterator[None]:
-    """The machine has other things to do."""
-    with matrix.busy():
+    """The machine has other things to do; the workers of a run share it."""
+    with matrix.busy(matrix.LOAD // WORKERS):
         yield
     assert Row.cold < COLD_ENOUGH or Row.cold_moved, "no cold exchange was promoted"
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled programs are."""
-    return tmp_path_factory.mktemp("built")
+    """Where compiled programs are, for all workers of a run."""
+    if WORKERS == 1:
+        return tmp_path_factory.mktemp("built")
+    place = tmp_path_factory.getbasetemp().parent / "built"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 class Row:
@@ -93,6 +100,22 @@ class Row:
         self._stack.close()
 
 
+@pytest.mark.parametrize(
+    ("server", "client", "connections", "size", "warm", "rounds"), OFTEN, ids=[f"{one[0]}+{one[1]}" for one in OFTEN]
+)
+def test_again_and_again(
+    server: str, client: str, connections: int, size: int, warm: bool, rounds: int, built: Path, tmp_path: Path
+) -> None:
+    """Pairs that failed once in some dozens of rounds."""
+    argv = {name: matrix.prepare(name, built) for name in (server, client)}
+    row = Row(server, "0", tmp_path, lambda stage: Echo(stage, server, argv[server]))
+    try:
+        for _ in range(rounds):
+            row.check(client, argv[client], connections, size, warm=warm)
+    finally:
+        row.close()
+
+
 @pytest.fixture(scope="module", params=[(after, name) for after in AFTERS for name in ENDS], ids="-".join)
 def echo(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
     """Each echo server with each setting."""
@@ -112,22 +135,6 @@ def test_echo(echo: Row, client: str, built: Path) -> None:
         echo.check(client, argv, *COLD, warm=False)
     else:
         echo.check(client, argv, *SHAPES[turn // 2 % len(SHAPES)], warm=True)
-
-
-@pytest.mark.parametrize(
-    ("server", "client", "connections", "size", "warm", "rounds"), OFTEN, ids=[f"{one[0]}-{one[1]}" for one in OFTEN]
-)
-def test_again_and_again(
-    server: str, client: str, connections: int, size: int, warm: bool, rounds: int, built: Path, tmp_path: Path
-) -> None:
-    """Pairs that failed once in some dozens of rounds."""
-    argv = {name: matrix.prepare(name, built) for name in (server, client)}
-    row = Row(server, "0", tmp_path, lambda stage: Echo(stage, server, argv[server]))
-    try:
-        for _ in range(rounds):
-            row.check(client, argv[client], connections, size, warm=warm)
-    finally:
-        row.close()
 
 
 @pytest.fixture(scope="module", params=CHAINS, ids=lambda name: name.replace("/", "+"))

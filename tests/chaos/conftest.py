@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+import toolchain
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,10 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def load_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def load_program() -> Path:
     """The compiled load.c."""
-    program = tmp_path_factory.mktemp("chaos") / "load"
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread"]
-    subprocess.run([compiler, *flags, Path(__file__).with_name("load.c"), "-o", program], check=True)
-    return program
+    return toolchain.build("load", [Path(__file__).with_name("load.c")], ["-O2", "-D_GNU_SOURCE"])

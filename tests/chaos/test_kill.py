@@ -22,12 +22,9 @@ SEEDS = range(4)
 END_S = 30.0
 
 
-@pytest.fixture(params=["kernel-tcp", "after-0", "after-30"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep | None]:
-    """Kernel TCP, or a provider with programs that promote at once or in the midst of things."""
-    if request.param == "kernel-tcp":
-        yield None
-        return
+@pytest.fixture(params=["after-0", "after-30"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Sidestep]:
+    """A provider with programs that promote at once or in the midst of things."""
     with Sidestep(promote_after=str(request.param).removeprefix("after-")) as sidestep:
         yield sidestep
 
@@ -54,7 +51,16 @@ def _still_busy(load: Load, survivor: subprocess.Popen[bytes], killed: str) -> b
 
 @pytest.mark.parametrize("killed", ["driver", "server"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_program_killed(load_program: Path, tmp_path: Path, stage: Sidestep | None, seed: int, killed: str) -> None:
+def test_program_killed(load_program: Path, tmp_path: Path, stage: Sidestep, seed: int, killed: str) -> None:
+    _kill_one(load_program, tmp_path, stage, seed, killed)
+
+
+@pytest.mark.parametrize("killed", ["driver", "server"])
+def test_checks_hold_over_kernel_tcp(load_program: Path, tmp_path: Path, killed: str) -> None:
+    _kill_one(load_program, tmp_path, None, 0, killed)
+
+
+def _kill_one(load_program: Path, tmp_path: Path, stage: Sidestep | None, seed: int, killed: str) -> None:
     moment = random.Random(seed)
     with loaded(load_program, tmp_path, stage) as load:
         driver = load.drive(seed)

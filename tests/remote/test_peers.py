@@ -96,6 +96,13 @@ class Cable:
             self.loop.turn(0.02)
 
 
+def _is_ready() -> bool:
+    """Whether the link is up and the kernel, which comes to it later, answers for the address of IPv6."""
+    if b"state UP" not in subprocess.check_output(["ip", "link", "show", "eth0"]):
+        return False
+    return not subprocess.check_output(["ip", "-6", "addr", "show", "dev", "eth0", "scope", "global", "tentative"])
+
+
 @pytest.fixture
 def cable() -> Iterator[Cable]:
     need_namespaces()
@@ -115,7 +122,7 @@ def cable() -> Iterator[Cable]:
                 ip(f"addr add {HERE6 if host is here else THERE6}/64 dev eth0 nodad")
         for host in (here, there):  # else the first question for a neighbour is lost, and the next comes after a second
             with host.inside():
-                while b"state UP" not in subprocess.check_output(["ip", "link", "show", "eth0"]):
+                while not _is_ready():
                     time.sleep(0.01)
         loop = Clock()
         stack.callback(loop.close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import os
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import toolchain
 
@@ -23,18 +23,22 @@ EXAMPLE = toolchain.ROOT / "examples" / "sidestep-relay"
 
 @cache
 def installed() -> Path:
-    """A directory into which pip has installed the example."""
-    directory = Path(mkdtemp(prefix="sidestep-relay-"))
-    atexit.register(shutil.rmtree, directory)
-    source = shutil.copytree(EXAMPLE, directory / "source")  # what is built leaves its traces there
-    pip: list[str | Path] = [sys.executable, "-m", "pip"]
-    wheel = [*pip, "wheel", "--quiet", "--no-deps", "-w", directory / "wheel", source]
-    subprocess.run(wheel, check=True, capture_output=True)
-    (built,) = (directory / "wheel").glob("*.whl")
-    target = directory / "site"
-    install = [*pip, "install", "--quiet", "--no-deps", "--no-index", "--target", target, built]
-    subprocess.run(install, check=True, capture_output=True)
-    return target
+    """A directory into which pip has installed the example; it stays in build/native-tests for the next to ask."""
+    digest = hashlib.sha256(sys.executable.encode())
+    for path in sorted(path for path in EXAMPLE.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(EXAMPLE)).encode() + path.read_bytes())
+    return toolchain.made_once(f"{digest.hexdigest()[:16]}-relay", _install)
+
+
+def _install(target: Path) -> None:
+    with TemporaryDirectory(prefix="sidestep-relay-") as scratch:
+        source = shutil.copytree(EXAMPLE, Path(scratch) / "source")  # what is built leaves its traces there
+        pip: list[str | Path] = [sys.executable, "-m", "pip"]
+        wheel = [*pip, "wheel", "--quiet", "--no-deps", "-w", scratch, source]
+        subprocess.run(wheel, check=True, capture_output=True)
+        (built,) = Path(scratch).glob("*.whl")
+        install = [*pip, "install", "--quiet", "--no-deps", "--no-index", "--target", target, built]
+        subprocess.run(install, check=True, capture_output=True)
 
 
 @contextmanager

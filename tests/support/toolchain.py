@@ -15,9 +15,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -107,24 +107,29 @@ def build(name: str, sources: Sequence[Path], flags: Sequence[str], *, cc: str |
     headers = [NATIVE / "layout.py", *(header for folder in folders for header in folder.glob("*.h"))]
     for path in sorted({*sources, *headers}):
         digest.update(path.name.encode() + path.read_bytes())
-    target = OUTPUT / f"{digest.hexdigest()[:16]}-{name}"
+    return made_once(f"{digest.hexdigest()[:16]}-{name}", partial(_compile, cc, sources, flags))
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The file or directory `name` in build/native-tests, which `make` makes there unless somebody has."""
+    target = OUTPUT / name
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    with (OUTPUT / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several runs may meet here: the first compiles, the others find it done
+    with (OUTPUT / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several runs may meet here: the first makes it, the others find it done
         if not target.exists():
-            _compile(cc, target, sources, flags)
+            with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
+                made = Path(scratch) / name
+                make(made)
+                made.rename(target)  # whole or not at all
     return target
 
 
-def _compile(cc: str, target: Path, sources: Sequence[Path], flags: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory(dir=OUTPUT) as scratch:
-        made = Path(scratch) / "made"
-        subprocess.run([sys.executable, NATIVE / "layout.py", Path(scratch) / "layout.h"], check=True)
-        includes = [f"-I{scratch}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
-        done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
-        if done.returncode:
-            pytest.fail(f"{cc} cannot build {target.name}:\n{done.stderr}")
-        made.rename(target)  # whole or not at all
+def _compile(cc: str, sources: Sequence[Path], flags: Sequence[str], made: Path) -> None:
+    subprocess.run([sys.executable, NATIVE / "layout.py", made.parent / "layout.h"], check=True)
+    includes = [f"-I{made.parent}", f"-I{NATIVE}", f"-I{NATIVE_TESTS}"]
+    done = _run([cc, "-g", "-std=gnu11", "-pthread", *WARNINGS, *includes, *sources, *flags, "-o", made])
+    if done.returncode:
+        pytest.fail(f"{cc} cannot build {made.name}:\n{done.stderr}")
 
 
 def build_test(name: str, sanitizer: Sanitizer, *more: Path) -> Path:
