@@ -68,12 +68,12 @@ setup-apps:
 
 # Those that need a guest with the kernel's RDMA drivers take part if SIDESTEP_LAB names it.
 LAB := $(if $(SIDESTEP_LAB),,-m 'not lab')
-# The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of most others. By themselves are
-# those that load the machine, and those with programs that nobody can hold up until they are promoted: they want a
-# machine that is rather quiet. All runs take place whatever the first one finds.
-MATRIX := tests/apps/test_matrix.py
-QUIET  := tests/cpython tests/apps --ignore=$(MATRIX)
-ALONE  := tests/shim tests/chaos tests/cpython tests/apps
+# The scenes of tests/shim mostly wait for each other, so many run at a time, and a few of those with little to do; the
+# matrix has a load beside it, which its workers share. Programs that are killed or wait to be promoted, CPython's own
+# tests, and hosts in network namespaces run alone. All runs take place whatever the first one finds.
+MATRIX  := tests/apps/test_matrix.py
+AT_ONCE := $(addprefix tests/,api cli net observe policy project provider rdma sdp sdp_model sim switch system)
+ALONE   := $(patsubst %,--ignore=%,tests/shim $(MATRIX) $(AT_ONCE))
 # Many workers and hundreds of providers start: they share what Python compiles, also where it should write nothing.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
@@ -81,9 +81,8 @@ test: setup-apps build
 	@failed=0; \
 	$(BIN)/pytest tests/shim -n 8 $(PYTEST_ARGS) || failed=1; \
 	$(BIN)/pytest $(MATRIX) -n 8 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest tests/chaos -n 2 --dist worksteal $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(QUIET) -n 3 $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/pytest $(ALONE:%=--ignore=%) -n 4 $(LAB) $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest $(AT_ONCE) -n 4 $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest $(ALONE) $(LAB) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 test-lab: build
