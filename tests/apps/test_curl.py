@@ -54,12 +54,12 @@ def test_uploads_on_one_connection(stage: Stage) -> None:
 
 def test_parallel_downloads(stage: Stage) -> None:
     """Four downloads at once, paced by curl itself so that they can be looked at, arrive whole."""
-    data = [payload(30_000_000, seed=n) for n in range(4)]  # more than the kernel's buffers could swallow at once
+    data = [payload(60_000_000, seed=n) for n in range(4)]  # more than TCP's buffers and a spill could swallow at once
     for number, body in enumerate(data):
         (stage.workdir / f"file{number}").write_bytes(body)
     server = stage.start("server", [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], stdout=-1)
     port = int(server.until("Serving HTTP").split()[5])
-    argv = [require("curl"), "-sSf", "--parallel", "--parallel-immediate", "--limit-rate", "20M"]
+    argv = [require("curl"), "-sSf", "--parallel", "--parallel-immediate", "--limit-rate", "30M"]
     for number in range(len(data)):
         argv += ["-o", f"got{number}", f"http://127.0.0.1:{port}/file{number}"]
     with stage.watching(port, len(data)):

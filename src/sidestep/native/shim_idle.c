@@ -5,13 +5,14 @@ _Atomic bool trim_due;
 
 /*
  * Not 0: there is no room, and the peer's death would go unnoticed, as its FIN has come already or would stand behind bytes
- * that the program does not read. The value says how far both have read: if it is the same later, nobody has moved.
+ * that the program does not read. The value says how far both have read: if it is the same later, nobody has moved. A
+ * provider between the two tells of the peer's death, and its own is heard.
  */
 static uint64_t unheard(const struct conn *conn, int fd)
 {
 	struct pollfd native = {.fd = fd, .events = POLLIN};
 
-	if (!tx_by_ring(conn->slot) || !tx_full(conn) ||
+	if (slot_has(conn->slot, SLOT_RELAYED) || !tx_by_ring(conn->slot) || !tx_full(conn) ||
 	    !(slot_has(conn->slot, SLOT_FIN | SLOT_RD_SHUT) || (raw_poll(&native, 1, 0) > 0 && (native.revents & POLLIN))))
 		return 0;
 	return word_load(conn->slot->rx_tcp_bytes) + word_load(conn->channel.tx_peer_line->head) + 1;
