@@ -74,6 +74,6 @@ class Half:
         if wanted != self.watching:
             self.watching = wanted
             if wanted:
-                self.services.watch(self.sock.fileno(), self.receive)
+                self.services.loop.on_readable(self.sock.fileno(), self.receive)
             else:
-                self.services.unwatch(self.sock.fileno())
+                self.services.loop.forget(self.sock.fileno())

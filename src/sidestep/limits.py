@@ -145,9 +145,6 @@ REACH_VAIN_MAX: Final = 4096  # such places; the oldest is tried again
 NAMES_PAST_MAX: Final = 1024  # true addresses of connections that are over, for late questions; the oldest go
 LISTENERS_KNOWN_MAX: Final = 256  # listening sockets whose program is remembered; the oldest is looked up again
 
-# Offload protocols and transports.
-MODULE_TIMERS_MAX: Final = 65536  # pending at a time; the next one raises LimitReached in the module
-
 # Policy. What exceeds a bound is a problem of the file: the policy before it stays in force.
 POLICY_RULES_MAX: Final = 20_000  # statements of a place and what it includes; the rest is not read
 POLICY_BYTES_MAX: Final = 4 << 20  # bytes of a place and what it includes; a file beyond it is not read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
+from sidestep.loop import Loop
 from sidestep.provider import rpc
-from sidestep.provider.carry.services import ProviderServices
 from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers import messages
 from sidestep.provider.workers.ipc import IpcChannel
@@ -72,16 +71,15 @@ class Pair:
     """Two ends of a line in one loop."""
 
     def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
         self.now = 0.0
-        self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
+        self.loop = Loop(clock=lambda: self.now)
         self.heard: list[Record] = []
         self.pipes: list[int] = []
         self.ended: list[str] = []
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.other_sock = other
-        self.one = IpcChannel(one, self.services, lambda _record, _fds: None, self.ended.append)
-        self.other = IpcChannel(other, self.services, self._hear, self.ended.append)
+        self.one = IpcChannel(one, self.loop, lambda _record, _fds: None, self.ended.append)
+        self.other = IpcChannel(other, self.loop, self._hear, self.ended.append)
 
     def _hear(self, record: Record, descriptors: Descriptors) -> None:
         self.heard.append(record)
@@ -89,11 +87,9 @@ class Pair:
 
     def turn(self) -> None:
         """What is ready or due happens."""
-        for key, _ in self.selector.select(0):
-            key.data()
+        self.loop.turn(0)
         self.now += limits.WORKER_QUEUE_LOOK_S
-        while callback := self.services.poll_due(self.now):
-            callback()
+        self.loop.run([])
 
 
 @pytest.fixture
@@ -104,7 +100,7 @@ def pair() -> Iterator[Pair]:
     made.other.close()
     for fd in made.pipes:
         os.close(fd)
-    made.selector.close()
+    made.loop.close()
 
 
 def test_what_the_kernel_does_not_take_waits_in_order_with_its_descriptors(pair: Pair) -> None:
@@ -143,7 +139,7 @@ def test_a_violation_ends_the_line_once(pair: Pair) -> None:
         raise PeerViolation("not now", rule="malformed")
 
     sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ipc = IpcChannel(sock, pair.services, refuse, pair.ended.append)
+    ipc = IpcChannel(sock, pair.loop, refuse, pair.ended.append)
     with theirs:
         for _ in range(2):
             rpc.send_bytes(theirs, messages.Leave().encode())
@@ -157,7 +153,7 @@ def test_a_violation_ends_the_line_once(pair: Pair) -> None:
 @pytest.mark.parametrize("packet", [b"\xff", b"\0", messages.Gone(1).encode()[:-1], b"x" * (PACKET_MAX + 1)])
 def test_nonsense_ends_the_line(pair: Pair, packet: bytes) -> None:
     sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ipc = IpcChannel(sock, pair.services, pair._hear, pair.ended.append)
+    ipc = IpcChannel(sock, pair.loop, pair._hear, pair.ended.append)
     with theirs:
         rpc.send_bytes(theirs, packet)
         pair.turn()

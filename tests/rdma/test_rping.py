@@ -11,8 +11,8 @@ from loopback_ends import SERVICE
 from rping_client import RpingClient, text_of
 
 from sidestep.errors import Misuse
+from sidestep.loop import Loop
 from sidestep.rdma.loopback import Fabric
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.tools.server import ToolServer
 
 

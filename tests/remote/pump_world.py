@@ -11,8 +11,8 @@ from fcntl import ioctl
 from ipaddress import IPv4Address
 from typing import Final
 
+from sidestep.loop import Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.inbound import BY_CARRIER
 from sidestep.remote.pump import Pieces, Pump
 from sidestep.sdp.endpoint import SdpStream

@@ -11,8 +11,8 @@ from ipaddress import ip_address
 from sidestep.api.driver import Driver
 from sidestep.api.loopback import OneHost
 from sidestep.api.sockets import SdpSocket
+from sidestep.loop import Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.soft.loop import Loop
 from sidestep.sdp.host import Host
 from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind
 from sidestep.sdp.settings import Carrier, SdpSettings

@@ -15,8 +15,8 @@ import pytest
 from hosts import need_namespaces
 
 from sidestep import limits
+from sidestep.loop import Loop
 from sidestep.observe.namespaces import Namespace, ip
-from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.peers import Peers
 from sidestep.routing import Address
 from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind

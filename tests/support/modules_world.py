@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sidestep.config import RemoteSettings
+from sidestep.loop import Loop
 from sidestep.routing import NetworkEvent
 from sidestep.switch.modules import Modules
 from sidestep.switch.protocol import (
     Awaited,
     Capabilities,
-    Driven,
     Endpoint,
     Ends,
     Incoming,
@@ -55,13 +55,11 @@ class NoServices:
     remote: RemoteSettings | None = None
     port_mapper: PortMapper | None = None
 
+    @property
+    def loop(self) -> Loop:
+        raise AssertionError
+
     def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
-        raise AssertionError
-
-    def drive(self, driven: Driven) -> None:
-        raise AssertionError
-
-    def release_driven(self, driven: Driven) -> None:
         raise AssertionError
 
     def await_end(
@@ -81,15 +79,6 @@ class NoServices:
         raise AssertionError
 
     def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
-        raise AssertionError
-
-    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        raise AssertionError
-
-    def unwatch(self, fd: int) -> None:
-        raise AssertionError
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         raise AssertionError
 
     def transports(self) -> Iterator[OffloadTransport]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import IPv4Address
@@ -12,13 +11,12 @@ from channel_app import RING, App
 
 from sidestep import limits
 from sidestep.counters import Counters
+from sidestep.loop import Loop
 from sidestep.native.layout import Acked, Back, Notice, Seen
 from sidestep.provider.carry import remote_relay
 from sidestep.provider.carry.hub import Hub
 from sidestep.provider.carry.remote_relay import RemoteRelay
-from sidestep.provider.carry.services import ProviderServices
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.link import SdpLink
 from sidestep.remote.protocol import LINK_SETTINGS
 from sidestep.sdp.endpoint import SdpStream
@@ -39,10 +37,10 @@ class HubWorld:
     def __init__(self, stack: ExitStack, relays_max: int = 8) -> None:
         self.faults: list[BaseException] = []
         self.now = 0.0
-        self.selector = stack.enter_context(selectors.DefaultSelector())
-        self.services = ProviderServices(self.selector, lambda: self.now, lambda _: None)
+        self.hub_loop = Loop(clock=lambda: self.now)
+        stack.callback(self.hub_loop.close)
         self.counters = Counters()
-        self.hub = Hub(self.services, self.counters, relays_max=relays_max, guarded=self._guarded)
+        self.hub = Hub(self.hub_loop, self.counters, relays_max=relays_max, guarded=self._guarded)
         self.hub.descriptors()
         stack.callback(self.hub.close)
         self.dropped = 0
@@ -59,8 +57,7 @@ class HubWorld:
     def pass_time(self, seconds: float) -> None:
         """And what is due by then happens."""
         self.now += seconds
-        while callback := self.services.poll_due(self.now):
-            callback()
+        self.hub_loop.run([])
 
 
 class Host(HubWorld):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
 from ipaddress import ip_network
 from typing import Any, ClassVar
 
 import pytest
 from modules_world import NoServices, Point, Told, World
 
+from sidestep.loop import Loop
 from sidestep.routing import Change, NetworkEvent, RouteEvent
 from sidestep.switch.local import Local
 from sidestep.switch.modules import Modules
@@ -55,21 +56,15 @@ class Abstract(OffloadProtocol):
     capabilities: ClassVar[Capabilities] = Capabilities()
 
 
-class Loop(NoServices):
-    """A loop that the test turns by hand."""
+class Looping(NoServices):
+    """A loop is all there is."""
 
     def __init__(self) -> None:
-        self.watched: dict[int, Callable[[], None]] = {}
-        self.timers: list[Callable[[], None]] = []
+        self._loop = Loop()
 
-    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        self.watched[fd] = on_readable
-
-    def unwatch(self, fd: int) -> None:
-        del self.watched[fd]
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self.timers.append(callback)
+    @property
+    def loop(self) -> Loop:
+        return self._loop
 
 
 class Careless(Told):
@@ -79,8 +74,15 @@ class Careless(Told):
 
     def start(self, services: Services) -> None:
         super().start(services)
-        services.watch(5, self.fail)
-        services.call_later(1, self.fail)
+        self.mine, self.theirs = socket.socketpair()
+        services.loop.on_readable(self.mine.fileno(), self.fail)
+        services.loop.call_later(0, self.fail)
+        self.theirs.send(b"x")
+
+    def stop(self) -> None:
+        super().stop()
+        self.mine.close()
+        self.theirs.close()
 
     def fail(self) -> None:
         self.heard.append("called")
@@ -217,29 +219,26 @@ def test_all_are_stopped_at_the_end_whatever_one_of_them_does() -> None:
 
 
 def test_what_a_module_has_the_loop_call_fails_as_the_module_does() -> None:
-    here, loop = world(Careless, Local), Loop()
-    modules = here.modules(loop)
+    here, services = world(Careless, Local), Looping()
+    modules = here.modules(services)
     careless = modules.get("careless")
     assert isinstance(careless, Careless)
-    loop.watched[5]()
+    services.loop.turn(0)
     assert [name for name, _ in here.broken] == ["careless"]
-    assert careless.heard == ["start", "called", "stop"]
-    assert loop.watched == {}, "a descriptor that is left would wake the loop for ever"
-    for timer in loop.timers:
-        timer()
-    assert careless.heard == ["start", "called", "stop"], "nothing of it is called after its stop"
+    assert careless.heard == ["start", "called", "stop"], "nothing of it is called after its stop, not even a timer"
+    assert services.loop.idle, "a descriptor that is left would wake the loop for ever"
     assert modules.names() == ["local"]
 
 
 def test_what_a_removed_module_leaves_behind_is_cleared_away() -> None:
-    here, loop = world(Careless), Loop()
-    modules = here.modules(loop)
+    here, services = world(Careless), Looping()
+    modules = here.modules(services)
     careless = modules.get("careless")
     assert isinstance(careless, Careless)
     modules.remove("careless")
-    for timer in loop.timers:
-        timer()
-    assert (loop.watched, careless.heard, here.broken) == ({}, ["start", "stop"], [])
+    assert services.loop.idle
+    services.loop.turn(0)
+    assert (careless.heard, here.broken) == (["start", "stop"], [])
 
 
 def test_a_transport_is_no_protocol_and_a_protocol_no_transport() -> None:

@@ -17,7 +17,7 @@ from sidestep.remote.peers import Peers
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.loop import Loop
     from sidestep.routing import Address
 
 log: Final = logging.getLogger("sidestep")

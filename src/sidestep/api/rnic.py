@@ -24,9 +24,9 @@ from sidestep import limits
 from sidestep.api.announce import Announcer
 from sidestep.api.driver import Found, Hosts
 from sidestep.errors import InternalError, Misuse, SidestepError, Unavailable
+from sidestep.loop import Loop
 from sidestep.rdma.control import Control
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.node import Node
 from sidestep.remote.peers import Peers

@@ -11,9 +11,9 @@ import click
 
 from sidestep.cli.options import CommandT, parsed
 from sidestep.errors import Misuse, SidestepError, Unavailable
+from sidestep.loop import Loop
 from sidestep.rdma.cm import CmState
 from sidestep.rdma.control import Control
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.tools import client
 from sidestep.rdma.tools.client import Session
 from sidestep.rdma.tools.devices import DEVICES, HostPort, ToolDevice, open_device, resolve, source_for

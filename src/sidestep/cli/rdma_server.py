@@ -10,7 +10,7 @@ from sidestep.cli.options import json_option
 from sidestep.cli.rdma_options import device_options, flush, offered
 from sidestep.cli.shown import printable
 from sidestep.errors import Misuse, Unavailable
-from sidestep.rdma.soft.loop import Loop
+from sidestep.loop import Loop
 from sidestep.rdma.tools.devices import HostPort, ToolDevice, interruptible, open_device, resolve
 from sidestep.rdma.tools.server import ToolServer
 from sidestep.rdma.tools.terms import DEFAULT_PORT

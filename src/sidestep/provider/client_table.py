@@ -7,7 +7,6 @@ breaks a rule is dropped, and both are counted with the reason.
 from __future__ import annotations
 
 import errno
-import selectors
 import socket
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.config import peer
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation
+from sidestep.loop import Loop
 from sidestep.provider import rpc
 from sidestep.provider.client_quota import ClientQuota
 from sidestep.provider.clients import Arena, Client, Kind
@@ -43,27 +43,25 @@ class ClientTable:
     def __init__(
         self,
         listener: socket.socket,
-        selector: selectors.BaseSelector,
+        loop: Loop,
         users: Users,
         quota: ClientQuota,
         counters: Counters,
         tell: Callable[[str, Writer], None],
-        clock: Callable[[], float],
     ) -> None:
         self._listener = listener
-        self._selector = selector
+        self._loop = loop
         self._users = users
         self._quota = quota
         self._counters = counters
         self._tell = tell
-        self._clock = clock
         self._numbers = 0
         self._accept_paused_until: float | None = None
         self._silent: dict[ClientId, Client] = {}  # no message yet; in order of arrival
         self.clients: dict[ClientId, Client] = {}
         self.arenas: dict[bytes, Arena] = {}
         listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ, self.accept)
+        loop.on_readable(listener.fileno(), self.accept)
 
     def number(self) -> int:
         """The next one, for a client or an arena."""
@@ -76,8 +74,8 @@ class ClientTable:
             for sock, _ in accepted(self._listener):
                 self._take_in(sock)
         except Exhausted:
-            self._selector.unregister(self._listener)
-            self._accept_paused_until = self._clock() + PAUSE_S
+            self._loop.forget(self._listener.fileno())
+            self._accept_paused_until = self._loop.now + PAUSE_S
 
     def _take_in(self, sock: socket.socket) -> None:
         pid, uid = peer(sock)
@@ -88,9 +86,9 @@ class ClientTable:
         self._quota.enter(uid)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
-        client = Client(ClientId(self.number()), sock, pid, uid, self._clock())
+        client = Client(ClientId(self.number()), sock, pid, uid, self._loop.now)
         self.clients[client.client_id] = self._silent[client.client_id] = client
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self.read(client))
+        self._loop.on_readable(sock.fileno(), lambda: self.read(client))
         self._counters.add("client_accepted")
 
     def _refusal(self, uid: int) -> str | None:
@@ -133,7 +131,7 @@ class ClientTable:
             return
         client.open = False
         self._counters.add("client_dropped", reason)
-        self._selector.unregister(client.sock)
+        self._loop.forget(client.sock.fileno())
         self._quota.leave(client)
         del self.clients[client.client_id]
         self._silent.pop(client.client_id, None)
@@ -172,7 +170,7 @@ class ClientTable:
             self.drop(client, "silent")
         if self._accept_paused_until is not None and self._accept_paused_until <= now:
             self._accept_paused_until = None
-            self._selector.register(self._listener, selectors.EVENT_READ, self.accept)
+            self._loop.on_readable(self._listener.fileno(), self.accept)
 
     def close(self) -> None:
         for client in list(self.clients.values()):

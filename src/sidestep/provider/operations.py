@@ -44,7 +44,7 @@ class Operations:
     def __init__(self, parts: Parts, stop_loop: Callable[[], None]) -> None:
         self._parts = parts
         self._stop_loop = stop_loop
-        self._started_at = parts.clock()
+        self._started_at = parts.loop.now
 
     def handle(self, client: Client, packet: Packet) -> None:
         """CONTROL: does what is asked, and answers."""
@@ -83,7 +83,7 @@ class Operations:
             "version": __version__,
             "layout_version": layout.LAYOUT_VERSION,
             "socket": str(settings.socket),
-            "uptime_s": round(self._parts.clock() - self._started_at, 3),
+            "uptime_s": round(self._parts.loop.now - self._started_at, 3),
             "netns_cookie": self._parts.netns_cookie,
             "shims": self._parts.table.shims,
             "families": len(self._parts.table.arenas),
@@ -156,7 +156,7 @@ class Operations:
     def _remove_module(self, client: Client, token: int, request: dict[str, Any]) -> None:
         """What goes to other hosts needs the protocol until it is back on TCP."""
         name = str(request.get("name"))
-        deadline = self._parts.clock() + limits.RELAY_LEAVE_S
+        deadline = self._parts.loop.now + limits.RELAY_LEAVE_S
         if request.get("kind", "protocol") == "protocol":
             self._parts.hub.leave(name)
             self._parts.hub.refused.add(name)
@@ -165,8 +165,8 @@ class Operations:
         def remove() -> None:
             carries = any(one.protocol == name for one in self._parts.hub)
             waits = (carries and not self._parts.hub.settled(name)) or not self._parts.pools.settled(name)
-            if waits and self._parts.clock() < deadline:
-                self._parts.services.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
+            if waits and self._parts.loop.now < deadline:
+                self._parts.loop.call_later(limits.RELAY_LEAVE_LOOK_S, remove)
                 return
             self._parts.hub.refused.discard(name)
             if self._change_module(client, token, "remove", request):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import selectors
 import socket
 import time
 import traceback
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sidestep.config import ProviderSettings
 from sidestep.counters import Counters
+from sidestep.loop import Loop
 from sidestep.policy import Role, Subject
 from sidestep.provider import capacity
 from sidestep.provider.carry.hub import Hub
@@ -54,27 +54,25 @@ class Parts:
         self,
         settings: ProviderSettings,
         listener: socket.socket,
-        clock: Callable[[], float],
         write_log: Callable[[str], None],
     ) -> None:
         room = capacity.of_descriptors(remote=settings.remote is not None)
         self.settings = settings
-        self.clock = clock
         self.netns_cookie = lookup.netns_cookie()
         self.clients_max = room.clients
         self.counters = Counters()
-        self.selector = selectors.DefaultSelector()
+        self.loop = Loop(self._failed)
         self.network: Network | None = None
         # who is let in, and what may be done
         self.users = Users(system=settings.system, policy=self._policy_pairs)
         self.log = Log(f"sidestep provider {os.getpid()}", share=self.users.share, write=write_log)
-        self.services = ProviderServices(self.selector, clock, partial(self.tell, writer=Source.MODULES))
+        self.services = ProviderServices(self.loop, partial(self.tell, writer=Source.MODULES))
         self.services.remote = settings.remote
         self.policy = self._policy_of(settings)
-        self.lineage = Lineage(self.services, processes_max=room.lineage)
+        self.lineage = Lineage(self.loop, processes_max=room.lineage)
         self.table = ClientTable(
-            listener, self.selector, self.users, ClientQuota(self.users.share, room.clients), self.counters,
-            self.tell, clock,
+            listener, self.loop, self.users, ClientQuota(self.users.share, room.clients), self.counters,
+            self.tell,
         )  # fmt: skip
         # what carries
         self.protocols: Protocols = Modules(
@@ -86,8 +84,8 @@ class Parts:
             self._on_started_module,
         )  # fmt: skip
         self.services.transports_known = self.transports
-        self.hub = Hub(self.services, self.counters, relays_max=room.relays, guarded=self.call)
-        self.waiting = Waiting(self.selector, self.services, self.hub)
+        self.hub = Hub(self.loop, self.counters, relays_max=room.relays, guarded=self.call)
+        self.waiting = Waiting(self.loop, self.hub)
         self.pools = WorkerPools(
             settings.workers, settings.remote, self.services, self.counters, partial(self.tell, writer=Source.MODULES)
         )
@@ -116,7 +114,7 @@ class Parts:
             owners=owners,
         )  # fmt: skip
         if (policy_fd := policy.fileno()) is not None:
-            self.services.watch(policy_fd, policy.handle_readable)
+            self.loop.on_readable(policy_fd, policy.handle_readable)
         return policy
 
     def _pairing_of(self, room: capacity.Room) -> Pairing:
@@ -132,7 +130,7 @@ class Parts:
                 total_max=room.offers,
                 owner_max=lambda uid: share(room.offers, uid),
             ),
-            segments=Segments(settings.budget_bytes or capacity.memory_bytes(), self.table.arenas, share, self.clock),
+            segments=Segments(settings.budget_bytes or capacity.memory_bytes(), self.table.arenas, share, self.loop),
             ring_size=(settings.ring_size, settings.ring_size),
             netns_cookie=self.netns_cookie,
             services=self.services,
@@ -141,8 +139,8 @@ class Parts:
             prover=lookup.SocketProver(),
         )
         examiner = Examiner(settings.wants, netns_cookie=self.netns_cookie)
-        paths = PathProofs(self.services, pending_max=room.proofs)
-        return Pairing(shared, examiner, paths, self.users, self.clock)
+        paths = PathProofs(self.loop, pending_max=room.proofs)
+        return Pairing(shared, examiner, paths, self.users)
 
     def close(self) -> None:
         """Lets go of everything, clients first."""
@@ -157,20 +155,23 @@ class Parts:
             part.close()
         if self.network is not None:
             self.network.close()
-        self.selector.close()
+        self.loop.close()
         self.registry.close()
 
     def tell(self, text: str, writer: Writer) -> None:
         """A line for the log."""
-        self.log.add(text, writer, now=self.clock())
+        self.log.add(text, writer, now=self.loop.now)
 
     def call(self, callback: Callable[[], object]) -> None:
         """Something that a module asked for: what it raises must not take the others down."""
         try:
             callback()
-        except Exception:
-            self.counters.add("internal_error", "callback")
-            self.tell(traceback.format_exc(), Source.MODULES)
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.counters.add("internal_error", "callback")
+        self.tell("".join(traceback.format_exception(error)), Source.MODULES)
 
     def follow_policy(self) -> None:
         """Whether ordinary sockets have to ask before they connect: a rule names a protocol that opens connections."""
@@ -185,7 +186,7 @@ class Parts:
             from sidestep.provider.network.routes import Network  # 0.2 s: not before the provider listens
 
             self.network = Network(self._handle_network, counters=self.counters)
-            self.services.watch(self.network.fileno(), self.network.handle_readable)
+            self.loop.on_readable(self.network.fileno(), self.network.handle_readable)
         return self.network
 
     def _policy_pairs(self, one: Subject, other: Subject) -> bool:

@@ -1,6 +1,6 @@
 """The provider's loop: messages of clients to who handles them, and everything that has a time.
 
-One thread, one selector; `parts` has what it is made of. Every message is checked before anything changes; a client
+One thread, one loop; `parts` has what it is made of. Every message is checked before anything changes; a client
 that breaks a rule is dropped, an offer or claim that cannot be served is refused, and both are counted with the reason.
 
 Not supported: sockets bound to an interface, which the kernel's exact lookup by addresses alone does not find and of
@@ -10,10 +10,8 @@ which there may be several with equal addresses (they are refused with NOT_PROVE
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -42,21 +40,19 @@ class Provider:
         settings: ProviderSettings,
         listener: socket.socket,
         *,
-        clock: Callable[[], float] = time.monotonic,
         write_log: Callable[[str], None] = to_stderr,
     ) -> None:
         self._settings = settings
-        self._clock = clock
-        self._idle_since = clock()
         self._stopping = False
-        self.parts = parts = Parts(settings, listener, clock, write_log)
+        self.parts = parts = Parts(settings, listener, write_log)
+        self._idle_since = parts.loop.now
         parts.table.on_message = self._handle
         parts.table.on_dropped = self._handle_dropped
         self._operations = Operations(parts, self._stop)
         self._wake_reader, self._wake_writer = socket.socketpair()
         for sock in (self._wake_reader, self._wake_writer):
             sock.setblocking(False)
-        parts.selector.register(self._wake_reader, selectors.EVENT_READ, partial(self._wake_reader.recv, 4096))
+        parts.loop.on_readable(self._wake_reader.fileno(), partial(self._wake_reader.recv, 4096))
 
     # ---- the loop ----
 
@@ -94,23 +90,22 @@ class Provider:
         self.parts.pairing.shared.closing = True
         hub.leave()
         pools.leave()
-        deadline = self._clock() + limits.RELAY_LEAVE_S
-        while not (hub.settled() and pools.settled()) and (left_s := deadline - self._clock()) > 0:
+        deadline = self.parts.loop.now + limits.RELAY_LEAVE_S
+        while not (hub.settled() and pools.settled()) and (left_s := deadline - self.parts.loop.now) > 0:
             self._turn(left_s)
 
     def _turn(self, timeout_s: float | None) -> None:
         ready = self.parts.waiting.wait(timeout_s)
         with interrupted():
-            for key, _ in ready:
-                self.parts.call(key.data)
+            self.parts.loop.run(ready)
             self.parts.hub.handle_turn()
-            self._handle_timeouts(self._clock())
+            self._handle_timeouts(self.parts.loop.now)
 
     def _timeout(self) -> float | None:
-        timed = (self.parts.pairing, self.parts.services, self.parts.log, self.parts.table)
+        timed = (self.parts.pairing, self.parts.log, self.parts.table)
         deadlines = [self._idle_deadline(), *(each.next_deadline() for each in timed)]
         known = [deadline for deadline in deadlines if deadline is not None]
-        return max(0.0, min(known) - self._clock()) if known else None
+        return max(0.0, min(known) - self.parts.loop.now) if known else None
 
     def _idle_deadline(self) -> float | None:
         parts, idle_exit_s = self.parts, self._settings.idle_exit_s
@@ -124,10 +119,6 @@ class Provider:
         parts = self.parts
         parts.pairing.handle_timeouts(now)
         parts.log.handle_timeouts(now)
-        while callback := parts.services.poll_due(now):
-            parts.call(callback)
-        for driven in parts.services.driven_due():
-            parts.call(partial(driven.turn, 0))
         parts.table.handle_timeouts(now)
         idle_deadline = self._idle_deadline()
         if idle_deadline is not None and idle_deadline <= now:
@@ -157,7 +148,7 @@ class Provider:
         self.parts.pools.handle_disconnect(client)
         self.parts.pending_connects.handle_disconnect(client)
         if client.kind is not Kind.CONTROL:  # looking changes nothing
-            self._idle_since = self._clock()
+            self._idle_since = self.parts.loop.now
 
     def _on_hello(self, client: Client, packet: Packet) -> None:
         parts, settings = self.parts, self._settings

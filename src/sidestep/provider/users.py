@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from sidestep import limits
+from sidestep.loop import Loop
 from sidestep.policy import Subject
 from sidestep.provider.clients import Arena, Client
-from sidestep.switch.protocol import Services
 
 ROOT: Final = 0
 _SO_PEERPIDFD: Final = 77  # Linux 6.5
@@ -83,8 +83,8 @@ class Users:
 class Lineage:
     """The processes that were root's when they became known, and live: whatever they are now."""
 
-    def __init__(self, services: Services, *, processes_max: int = limits.LINEAGE_MAX) -> None:
-        self._services = services
+    def __init__(self, loop: Loop, *, processes_max: int = limits.LINEAGE_MAX) -> None:
+        self._loop = loop
         self._processes_max = processes_max
         self._pidfds: OrderedDict[int, int] = OrderedDict()
 
@@ -107,7 +107,7 @@ class Lineage:
         if len(self._pidfds) >= self._processes_max:
             self._forget(next(iter(self._pidfds)))
         self._pidfds[client.pid] = pidfd
-        self._services.watch(pidfd, lambda: self._forget(client.pid))  # readable: it has ended
+        self._loop.on_readable(pidfd, lambda: self._forget(client.pid))  # readable: it has ended
 
     def close(self) -> None:
         for pid in list(self._pidfds):
@@ -115,7 +115,7 @@ class Lineage:
 
     def _forget(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid)
-        self._services.unwatch(pidfd)
+        self._loop.forget(pidfd)
         os.close(pidfd)
 
 

@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sidestep import config, limits
 from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import Misuse, PeerViolation, Unavailable
+from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tap import Seen, SeenKind, WireEnds
-from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop
     from sidestep.rdma.iwarp.tap import Taps
-    from sidestep.rdma.soft.loop import Loop
 
 _HEADER: Final = Struct("!BBQQQQ")  # what, outbound, wire, time, offset, acknowledged
 _HEADER_AT_MOST: Final = _HEADER.size + 4096

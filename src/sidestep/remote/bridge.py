@@ -14,11 +14,11 @@ from contextlib import suppress
 from fcntl import ioctl
 from typing import TYPE_CHECKING, Final
 
+from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tcp import RESET
-from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.loop import Loop
     from sidestep.remote.pump import Pieces
 
 _SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h

@@ -10,12 +10,12 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeAlias
 
+from sidestep.loop import WRITE
 from sidestep.rdma.iwarp.tcp import RESET
-from sidestep.rdma.soft.loop import WRITE
 from sidestep.switch.protocol import Endpoint
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.loop import Loop
     from sidestep.routing import Address
 
 Dialled: TypeAlias = Callable[[socket.socket | None, str], object]  # the connection, or None and a half sentence

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidestep import limits
 from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import LimitReached, PeerViolation, SidestepError, Unavailable
-from sidestep.rdma.soft.loop import READ, Loop, Timer
+from sidestep.loop import READ, Loop, Timer
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.bridge import Bridge
 from sidestep.remote.dial import Dial, reset

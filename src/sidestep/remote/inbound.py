@@ -18,8 +18,8 @@ from sidestep.sdp.settings import Carrier, SdpSettings
 from sidestep.sdp.wire import decode
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop
     from sidestep.rdma.cm import ConnectionRequest
-    from sidestep.rdma.soft.loop import Loop
     from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.stack import Stack
     from sidestep.switch.protocol import Endpoint

@@ -25,7 +25,7 @@ from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamS
 from sidestep.switch.link import Carried, Control
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop, Timer
+    from sidestep.loop import Loop, Timer
     from sidestep.rdma.verbs import MemoryRegion
     from sidestep.sdp.endpoint import SdpStream
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sidestep import limits
+from sidestep.loop import Loop, Timer
 from sidestep.rdma.iwarp.device import IwarpDevice
-from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.routing import Address
 from sidestep.sdp.settings import SdpSettings
 from sidestep.sdp.stack import Stack

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from sidestep import limits
 from sidestep.errors import PeerViolation
-from sidestep.rdma.soft.loop import READ, Loop, Timer
+from sidestep.loop import READ, Loop, Timer
 from sidestep.routing import Address
 from sidestep.sdp.portmapper import UDP_PORT, PortMap, PortMapKind, pm_time_of
 from sidestep.switch.protocol import Endpoint, NotYet

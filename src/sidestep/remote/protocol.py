@@ -27,10 +27,10 @@ from typing import ClassVar, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.loop import Loop
 from sidestep.native.layout import IPPROTO_SDP
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.control import Control
-from sidestep.rdma.soft.loop import Loop
 from sidestep.remote.inbound import settings_for
 from sidestep.remote.link import SdpLink
 from sidestep.remote.node import Node
@@ -93,19 +93,17 @@ class Sdp(OffloadProtocol):
             return
         if services.remote.key_file is not None:
             self._key = read_key(services.remote.key_file)
-        self._loop = Loop()
+        self._loop = services.loop
         if services.port_mapper is not None:
             self._peers = services.port_mapper
         else:
             self._peers = peers = Peers(self._loop, self._port_for, services.log)
             self._workers = services.start_workers(self, peers)
             self._connects = SdpConnects(self, peers, lambda local: self._at(local).stack)
-        services.drive(self._loop)
 
     def stop(self) -> None:
         if self.services.remote is None:
             return
-        self.services.release_driven(self._loop)
         if self._workers is not None:
             self._workers.stop()
         if self._connects is not None:
@@ -117,7 +115,6 @@ class Sdp(OffloadProtocol):
             at.close()
         for far in list(self._carried):  # nobody will find out any more what has arrived
             far.handle_arrived(None)
-        self._loop.close()
 
     def refusal(self, request: Request) -> str | None:
         """Whether the other host is one to carry connections with."""

@@ -39,13 +39,13 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import Misuse, SidestepError
+from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tcp import RESET
-from sidestep.rdma.soft.loop import READ, WRITE
 from sidestep.sdp.requests import SdpEvent, SdpEventKind, StreamReceive, StreamSend, Told
 from sidestep.sdp.states import OPEN
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.loop import Loop
     from sidestep.sdp.endpoint import SdpStream
 
 _SIOCATMARK: Final = 0x8905  # asm-generic/sockios.h

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, SidestepError
+from sidestep.loop import Loop, Timer
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Rejected, Unreachable
-from sidestep.rdma.soft.loop import Loop, Timer
 from sidestep.remote.promotion import Promotion, Purpose
 from sidestep.sdp.wire import service_id
 from sidestep.switch.link import Carried

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 from sidestep import limits
 from sidestep.accepting import Exhausted, accepted
 from sidestep.errors import SidestepError, Unavailable
-from sidestep.rdma.soft.loop import READ
+from sidestep.loop import READ
 from sidestep.rdma.tools.devices import source_for
 from sidestep.remote.dial import reset
 from sidestep.remote.inbound import BY_CARRIER
@@ -49,7 +49,7 @@ from sidestep.sdp.settings import Addresses, Carrier
 from sidestep.switch.protocol import Endpoint, Ends, PendingConnect
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop, Timer
+    from sidestep.loop import Loop, Timer
     from sidestep.routing import Address
     from sidestep.sdp.endpoint import SdpStream
     from sidestep.sdp.stack import Stack

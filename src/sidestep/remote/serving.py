@@ -30,8 +30,8 @@ from sidestep.remote.pump import Pieces
 from sidestep.switch.protocol import Endpoint, Ends, OffloadProtocol, Services
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop
     from sidestep.rdma.cm import ConnectionRequest, Listener
-    from sidestep.rdma.soft.loop import Loop
     from sidestep.routing import Address
     from sidestep.sdp.settings import SdpSettings
     from sidestep.sdp.stack import Stack

@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 from sidestep import limits
 from sidestep.errors import SidestepError
+from sidestep.loop import Loop
 from sidestep.routing import NetworkEvent
 from sidestep.switch.protocol import (
     BrokenModule,
     Capabilities,
-    Driven,
     OffloadModule,
     OffloadProtocol,
     OffloadTransport,
@@ -65,75 +64,29 @@ class Status:
         return asdict(self) | {"kind": kind, "capabilities": found, "why": self.why[: limits.WHY_MAX]}
 
 
-class _GuardedDriven:
-    """What a module has its readiness and timers in: what a turn of it raises is the module's own fault."""
-
-    def __init__(self, driven: Driven, run: Callable[[Callable[[], object]], None]) -> None:
-        self._driven = driven
-        self._run = run
-
-    def fileno(self) -> int:
-        return self._driven.fileno()
-
-    @property
-    def next_in_s(self) -> float | None:
-        return self._driven.next_in_s
-
-    def turn(self, timeout_s: float | None = None) -> bool:
-        self._run(partial(self._driven.turn, timeout_s))
-        return True
-
-
 class _Guarded:
-    """The switch's services for one module: what the module leaves behind or breaks is its own."""
+    """The switch's services for one module, whose loop is its own: it ends with it, and what it raises is its fault."""
 
-    def __init__(self, services: Services, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, services: Services, fail: Callable[[Exception], None]) -> None:
         self._services = services
         self._fail = fail
-        self._watched: set[int] = set()
-        self._driven: dict[Driven, _GuardedDriven] = {}
-        self._closed = False
+        self._loop: Loop | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._services, name)  # as of the switch
 
-    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        self._services.watch(fd, partial(self._run, on_readable))
-        self._watched.add(fd)
-
-    def unwatch(self, fd: int) -> None:
-        """As of the switch; does nothing where nothing is watched."""
-        if fd in self._watched:
-            self._watched.discard(fd)
-            self._services.unwatch(fd)
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._services.call_later(delay_s, partial(self._run, callback))
-
-    def drive(self, driven: Driven) -> None:
-        self._driven[driven] = guarded = _GuardedDriven(driven, self._run)
-        self._services.drive(guarded)
-
-    def release_driven(self, driven: Driven) -> None:
-        """As of the switch; does nothing where nothing is driven."""
-        if (guarded := self._driven.pop(driven, None)) is not None:
-            self._services.release_driven(guarded)
+    @property
+    def loop(self) -> Loop:
+        if self._loop is None:
+            self._loop = Loop(self._fail)
+            self._services.loop.nest(self._loop)
+        return self._loop
 
     def close(self) -> None:
         """The module has been stopped: nothing of it is called any more."""
-        self._closed = True
-        for fd in list(self._watched):
-            self.unwatch(fd)
-        for driven in list(self._driven):
-            self.release_driven(driven)
-
-    def _run(self, callback: Callable[[], object]) -> None:
-        if self._closed:
-            return
-        try:
-            callback()
-        except Exception as error:  # a stranger's code
-            self._fail(error)
+        if self._loop is not None and not self._loop.closed:
+            self._services.loop.leave(self._loop)
+            self._loop.close()
 
 
 ModuleT = TypeVar("ModuleT", bound=OffloadModule)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from sidestep.errors import Unavailable
+from sidestep.loop import Loop
 from sidestep.routing import Address, NetworkEvent, Route
 
 if TYPE_CHECKING:
@@ -190,22 +191,12 @@ class Workers(Protocol):
         """They take what they carry back to TCP, and end."""
 
 
-class Driven(Protocol):
-    """Something with readiness and timers of its own that is to be driven (`sidestep.rdma.soft.loop.Loop`)."""
-
-    def fileno(self) -> int:
-        """Readable when there is something to do."""
-
-    @property
-    def next_in_s(self) -> float | None:
-        """Seconds until there is without that; None: never."""
-
-    def turn(self, timeout_s: float | None = None) -> bool:
-        """Does it."""
-
-
 class Services(Protocol):
     """What the switch does for a protocol."""
+
+    @property
+    def loop(self) -> Loop:
+        """What calls it when a descriptor is ready or a time has come; closed once the module has been stopped."""
 
     @property
     def remote(self) -> RemoteSettings | None:
@@ -217,12 +208,6 @@ class Services(Protocol):
 
     def start_workers(self, carrier: OffloadProtocol, mapper: PortMapper) -> Workers | None:
         """Workers that run this protocol, too, and ask `mapper`; None: it carries everything itself."""
-
-    def drive(self, driven: Driven) -> None:
-        """Lets something that has its own readiness and timers take its turns, until `release_driven`."""
-
-    def release_driven(self, driven: Driven) -> None:
-        """Ends it; call before its descriptor is closed."""
 
     def await_end(
         self,
@@ -254,15 +239,6 @@ class Services(Protocol):
 
     def map_addresses(self, ends: Ends, names: Ends) -> Callable[[], None]:
         """Programs under the shim see `names` where a TCP socket has `ends`, until what it gives is called."""
-
-    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Calls `on_readable` whenever `fd` can be read, until `unwatch`."""
-
-    def unwatch(self, fd: int) -> None:
-        """Ends it; call before `fd` is closed."""
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Calls once, `delay_s` seconds from now at the earliest."""
 
     def transports(self) -> Iterator[OffloadTransport]:
         """The transports that work, in order of preference; one is loaded only when it is reached."""

@@ -32,4 +32,4 @@ class Slow(OffloadProtocol):
         if source.ended:
             target.end()
         elif not source.lost:
-            self.services.call_later(0.001, lambda: self.carry(source, target))
+            self.services.loop.call_later(0.001, lambda: self.carry(source, target))

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from itertools import count
 
+from sidestep.loop import Loop
 from sidestep.rdma.iwarp.device import ATTRIBUTES, IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import Device, DeviceAttributes
 
 _numbers = count()

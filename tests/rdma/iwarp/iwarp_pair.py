@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from iwarp_dut import WAIT_S, addresses
 
+from sidestep.loop import Loop
 from sidestep.rdma.cm import Connection, ConnectionEvent, ConnectionRequest, Disconnected
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import MemoryRegion, QpState
 from sidestep.rdma.work import Access, Completion, Receive, SendRequest
 

@@ -17,6 +17,7 @@ from typing import Final
 from iwarp_dut import WAIT_S, IwarpUnderTest
 from raw_iwarp import Depths, RawPeer, request
 
+from sidestep.loop import Loop
 from sidestep.rdma.cm import ConnectionRequest
 from sidestep.rdma.conformance import Bench
 from sidestep.rdma.conformance.harness import Side
@@ -25,7 +26,6 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import MemoryRegion, ProtectionDomain, QpCapabilities
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite
 

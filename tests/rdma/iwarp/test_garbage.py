@@ -14,10 +14,10 @@ from iwarp_victim import OPEN, RTR, Victim
 from raw_iwarp import Depths, frame, request
 from wire_end import GUARD, WireEnd
 
+from sidestep.loop import Loop
 from sidestep.rdma.iwarp.ddp import RdmapOp, ReadRequest, Segment
 from sidestep.rdma.iwarp.receiver import Receiver
 from sidestep.rdma.iwarp.tcp import Tcp
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import EventKind, QpState
 from sidestep.rdma.work import Access, RdmaRead, Receive, RKey, Send
 

@@ -15,6 +15,7 @@ from iwarp_victim import LeapingLoop, Victim, descriptors
 from raw_iwarp import Depths, frame, request
 
 from sidestep.errors import LimitReached, Misuse
+from sidestep.loop import Loop
 from sidestep.rdma.cm import ConnectionRequest, Disconnected, Established, Unreachable
 from sidestep.rdma.conformance import Bench
 from sidestep.rdma.conformance.harness import Side
@@ -23,7 +24,6 @@ from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.sender import CHUNK
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import Device, MemoryRegion, QpCapabilities, QpState, QueuePair
 from sidestep.rdma.work import Access, RdmaRead, RdmaWrite, Receive, Send, Status
 

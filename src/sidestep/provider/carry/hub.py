@@ -13,17 +13,16 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
-from sidestep.errors import LimitReached, Unavailable
+from sidestep.errors import Unavailable
+from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.native.layout import Notice, PeerState
-from sidestep.provider.carry.services import ProviderServices
 
 _CLOSED: Final = int(Notice.CLOSED)  # an operator of a flag costs 2 us
 
@@ -157,14 +156,14 @@ class Hub:
 
     def __init__(
         self,
-        services: ProviderServices,
+        loop: Loop,
         counters: Counters,
         *,
         relays_max: int,
         guarded: Callable[[Callable[[], None]], None],
     ) -> None:
         """`guarded` calls what it is given and answers for what that raises."""
-        self._services = services
+        self.loop = loop
         self.counters = counters
         self._relayed_max = relays_max
         self._leaving = False
@@ -203,9 +202,9 @@ class Hub:
         self._relayed[id(relayed)] = relayed
         side.channel.publish("hint", side.number)
         self.mark(side)
-        self._young.append((self._services.now() + limits.RELAY_ATTACH_S, relayed))
+        self._young.append((self.loop.now + limits.RELAY_ATTACH_S, relayed))
         if len(self._young) == 1:
-            self._services.call_later(limits.RELAY_ATTACH_S, self._check_attached)
+            self.loop.call_later(limits.RELAY_ATTACH_S, self._check_attached)
         if relayed.ends_here:
             self.counters.add("relay_opened")
 
@@ -215,7 +214,7 @@ class Hub:
             life = os.pipe2(os.O_CLOEXEC)
             try:
                 doorbell = _channel.Doorbell()
-                self._services.watch(doorbell.wait_fd, self._rung)
+                self.loop.on_readable(doorbell.wait_fd, self._rung)
             except BaseException:
                 for fd in life:
                     os.close(fd)
@@ -240,14 +239,14 @@ class Hub:
 
     def _check_attached(self) -> None:
         """Drops connections that an application never took up: both ends are on TCP."""
-        now = self._services.now()
+        now = self.loop.now
         while self._young and (self._young[0][0] <= now or self._young[0][1].open or self._young[0][1].lost):
             _, relayed = self._young.popleft()
             if not (relayed.open or relayed.lost or relayed.promised):
                 self.counters.add("relay_dropped", "not_attached")
                 self.drop(relayed)
         if self._young:
-            self._services.call_later(self._young[0][0] - now, self._check_attached)
+            self.loop.call_later(self._young[0][0] - now, self._check_attached)
 
     # ---- the loop's part ----
 
@@ -305,14 +304,14 @@ class Hub:
         for relayed in list(self._relayed.values()):
             if not (relayed.checking or relayed.side.gone or relayed.side.end_of.client_open()):
                 relayed.checking = True
-                self._services.call_later(limits.RELAY_CHECK_S, partial(self._check, relayed, limits.RELAY_CHECK_S))
+                self.loop.call_later(limits.RELAY_CHECK_S, partial(self._check, relayed, limits.RELAY_CHECK_S))
 
     def _check(self, relayed: Relayed, waited_s: float) -> None:
         relayed.checking = False
         if not relayed.lost and relayed.check_held():
             wait_s = min(2 * waited_s, limits.RELAY_CHECK_MAX_S)
             relayed.checking = True
-            self._services.call_later(wait_s, partial(self._check, relayed, wait_s))
+            self.loop.call_later(wait_s, partial(self._check, relayed, wait_s))
 
     def leave(self, protocol: str | None = None) -> None:
         """Asks connections back to TCP: those that a protocol carries, or all, and then no others are taken in."""
@@ -337,9 +336,8 @@ class Hub:
         self._forget(relayed.side)
         relayed.bid_farewell()
         if not self._tidy_due:
-            with suppress(LimitReached):  # so many timers are pending that more will be dropped
-                self._services.call_later(limits.RELAY_TIDY_S, self._tidy)
-                self._tidy_due = True
+            self.loop.call_later(limits.RELAY_TIDY_S, self._tidy)
+            self._tidy_due = True
 
     def _tidy(self) -> None:
         """Gives memory back: what has ended refers to itself in circles, and its buffers lie between those in use.
@@ -349,10 +347,6 @@ class Hub:
         self._tidy_due = False
         gc.collect()
         _channel.give_back_free_memory()
-
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Makes a call in so many seconds."""
-        self._services.call_later(delay_s, call)
 
     def later(self, call: Callable[[], None]) -> None:
         """Makes a call in the next turn, guarded: to somebody who must not be called from inside his own."""
@@ -373,7 +367,7 @@ class Hub:
         for relayed in list(self._relayed.values()):
             self.drop(relayed)
         if self._doorbell is not None:
-            self._services.unwatch(self._doorbell.wait_fd)
+            self.loop.forget(self._doorbell.wait_fd)
             self._doorbell.close()
             self._doorbell = None
             for fd in self._life:

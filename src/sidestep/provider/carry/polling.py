@@ -8,15 +8,14 @@ where as many threads run as there are processors nobody looks: it would take a 
 from __future__ import annotations
 
 import os
-import selectors
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop
     from sidestep.provider.carry.hub import Hub
-    from sidestep.provider.carry.services import ProviderServices
 
 _LOAD: Final = "/proc/loadavg"
 
@@ -74,25 +73,24 @@ class Polling:
 class Waiting:
     """How a loop with connections that go through its process waits."""
 
-    def __init__(self, selector: selectors.BaseSelector, services: ProviderServices, hub: Hub) -> None:
-        self._selector = selector
-        self._services = services
+    def __init__(self, loop: Loop, hub: Hub) -> None:
+        self._loop = loop
         self._hub = hub
-        self._polling = Polling(services.now)
+        self._polling = Polling(lambda: loop.now)
 
     def close(self) -> None:
         self._polling.close()
 
-    def wait(self, timeout_s: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+    def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """What is ready; first looked at for a moment without sleeping, if something has just come over a link."""
-        ready: list[tuple[selectors.SelectorKey, int]] = []
+        ready: list[tuple[int, int]] = []
 
         def found() -> bool:
             nonlocal ready
-            ready = self._selector.select(0)
+            ready = self._loop.poll(0)
             return bool(ready) or self._hub.news
 
-        if timeout_s == 0 or not self._polling.look(found):
-            ready = self._selector.select(0 if self._hub.about_to_wait() else timeout_s)
-        self._polling.warm = self._services.is_driven and (bool(ready) or self._hub.news)
+        if timeout_s == 0 or self._loop.next_in_s == 0 or not self._polling.look(found):
+            ready = self._loop.poll(0 if self._hub.about_to_wait() else timeout_s)
+        self._polling.warm = self._loop.nests and (bool(ready) or self._hub.news)
         return ready

@@ -180,7 +180,7 @@ class RemoteRelay(Directions, Relayed):
         if not self.seen:
             self.link.send_control(Control.FIN_SEEN)
         if seen & ~self.seen & _SEEN_RESET:
-            self._hub.call_later(limits.SETTLE_ENDED_S, self._check_dead)
+            self._hub.loop.call_later(limits.SETTLE_ENDED_S, self._check_dead)
         self.seen |= seen
 
     def _check_dead(self) -> None:
@@ -544,7 +544,7 @@ class RemoteRelay(Directions, Relayed):
         """TCP gets through, so the other provider would ask soon, if it lived; and after the end nobody else resets."""
         if not self._doomed:
             self._doomed = True
-            self._hub.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
+            self._hub.loop.call_later(limits.SETTLE_ENDED_S, self._give_up_waiting)
 
     def handle_farewell(self) -> None:
         """The other provider has let go of it, and all that it said has come; not opened, it never left TCP there."""

@@ -234,7 +234,7 @@ class ExplicitSockets:
         lease = Lease(lease_fd, client.uid, endpoint, tuple(bound))
         self._leases.add(lease)
         self._of_user[client.uid] += 1
-        self._services.watch(lease_fd, partial(self._end, lease))
+        self._services.loop.on_readable(lease_fd, partial(self._end, lease))
         return _YES
 
     def _hold(self, protocol: OffloadProtocol, endpoint: Endpoint) -> int:
@@ -270,7 +270,7 @@ class ExplicitSockets:
         if lease not in self._leases:
             return  # `_end_left` was first; its descriptor's number may be another's by now
         self._leases.discard(lease)
-        self._services.unwatch(lease.fd)
+        self._services.loop.forget(lease.fd)
         os.close(lease.fd)
         self._of_user[lease.uid] -= 1
         if not self._of_user[lease.uid]:

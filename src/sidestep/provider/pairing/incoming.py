@@ -57,7 +57,7 @@ class Incoming:
         sought = Sought(self, key, bucket, carrier, on_found, on_failed)
         self._sought[key] = sought
         self.shared.registry.handle_added(bucket)
-        self.shared.services.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail(_NOBODY_HOLDS_IT))
+        self.shared.services.loop.call_later(limits.REMOTE_SOUGHT_S, lambda: sought.fail(_NOBODY_HOLDS_IT))
         return sought
 
     def sought(self, key: ConnectionKey) -> Sought | None:

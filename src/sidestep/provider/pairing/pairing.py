@@ -7,8 +7,6 @@ connection with another host this provider has a `RemoteOffer`, or an end that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sidestep.errors import LimitReached, PeerViolation, Unavailable
 from sidestep.native import layout
 from sidestep.native.layout import Refusal
@@ -32,15 +30,12 @@ from sidestep.switch.protocol import Request
 class Pairing:
     """Pairs the ends of connections."""
 
-    def __init__(
-        self, shared: Shared, examiner: Examiner, paths: PathProofs, users: Users, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, shared: Shared, examiner: Examiner, paths: PathProofs, users: Users) -> None:
         self.shared = shared
         self.incoming = Incoming(shared)
         self._examiner = examiner
         self._paths = paths
         self._users = users
-        self._clock = clock
         self._searches: dict[tuple[ClientId, int], Search] = {}
 
     def __len__(self) -> int:
@@ -107,7 +102,7 @@ class Pairing:
             client.doorbell_name(message.doorbell_page_id), message.doorbell_index, verdict.protocol.name,
             Brought(packet.descriptors.take(), bucket, evidence, route), client.uid,
         )  # fmt: skip
-        if refusal := shared.offers.handle_offer(offer, now=self._clock()):
+        if refusal := shared.offers.handle_offer(offer, now=shared.services.loop.now):
             raise AssertionError(f"the table refused what it had checked: {refusal.name}")
         shared.registry.handle_added(bucket)
         shared.counters.add("offer_accepted")

@@ -12,6 +12,7 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import PeerViolation, Unavailable
+from sidestep.loop import Loop
 from sidestep.native import _channel, layout
 from sidestep.provider import arena as arenas
 from sidestep.provider import memory
@@ -30,16 +31,16 @@ class Segments:
         budget_bytes: int,
         arenas_known: Mapping[bytes, Arena],
         share: Callable[[int, int], int],
-        clock: Callable[[], float],
+        loop: Loop,
     ) -> None:
         self._arenas = arenas_known
-        self._clock = clock
+        self._loop = loop
         self._second: set[bytes] = set()
         self.budget = ChannelBudget(budget_bytes, owner_max=lambda uid: share(budget_bytes, uid))
 
     def reserve(self, segment_id: bytes, ring_size: tuple[int, int], uid: int) -> bool:
         """Takes a channel into the budget, after a sweep where that may help; whether there was room."""
-        now, memory_len = self._clock(), memory.channel_memory(ring_size)
+        now, memory_len = self._loop.now, memory.channel_memory(ring_size)
         if self.budget.wants_sweep(now=now):
             self._sweep(now)
         if self.budget.reserve(segment_id, memory_len, now=now, owner=uid):

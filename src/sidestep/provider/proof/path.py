@@ -24,10 +24,10 @@ from typing import Final
 
 from sidestep import limits
 from sidestep.errors import LimitReached, PeerViolation
+from sidestep.loop import Loop
 from sidestep.provider.proof import duplicate as possession
 from sidestep.provider.proof import lookup as proof
 from sidestep.routing import plain_address
-from sidestep.switch.protocol import Services
 
 _NONCE_LEN: Final = 16
 _READS_PER_TURN: Final = 32
@@ -41,7 +41,7 @@ class Way:
     host: str
     port: int
     expected: dict[bytes, Proof] = field(default_factory=dict)
-    services: Services | None = None  # that watch the socket; None: nothing is expected
+    loop: Loop | None = None  # that watches the socket; None: nothing is expected
 
     @classmethod
     def take(cls, fd: int, *, netns_cookie: int, address: bytes) -> Way:
@@ -68,19 +68,19 @@ class Way:
             raise
         return cls(sock, str(host), name[1])
 
-    def expect(self, nonce: bytes, waiting: Proof, services: Services) -> None:
+    def expect(self, nonce: bytes, waiting: Proof, loop: Loop) -> None:
         """From now on `waiting` hears of the arrival of `nonce`."""
-        if self.services is None:
-            services.watch(self.sock.fileno(), self._read)
-            self.services = services
+        if self.loop is None:
+            loop.on_readable(self.sock.fileno(), self._read)
+            self.loop = loop
         self.expected[nonce] = waiting
 
     def forget(self, nonce: bytes) -> None:
         """Whatever arrives, nobody waits for it."""
         self.expected.pop(nonce, None)
-        if not self.expected and self.services is not None:
-            self.services.unwatch(self.sock.fileno())
-            self.services = None
+        if not self.expected and self.loop is not None:
+            self.loop.forget(self.sock.fileno())
+            self.loop = None
 
     def close(self) -> None:
         """Closes the socket; proofs that need it run into their deadline."""
@@ -101,7 +101,7 @@ class Way:
             waiting = self.expected.get(data)
             if waiting is not None:
                 waiting.handle_arrival(data, source[0], source[1])
-            if self.services is None:
+            if self.loop is None:
                 return
 
 
@@ -141,8 +141,8 @@ class Proof:
 class PathProofs:
     """All proofs under way in one provider."""
 
-    def __init__(self, services: Services, *, pending_max: int = limits.PATH_PROOFS_MAX) -> None:
-        self._services = services
+    def __init__(self, loop: Loop, *, pending_max: int = limits.PATH_PROOFS_MAX) -> None:
+        self._loop = loop
         self._pending_max = pending_max
         self._of_user: Counter[int] = Counter()
 
@@ -159,10 +159,10 @@ class PathProofs:
             raise LimitReached("too many proofs are under way")
         nonces = secrets.token_bytes(_NONCE_LEN), secrets.token_bytes(_NONCE_LEN)
         started = Proof((one, other), uid, on_done, {nonces[0]: (one, other), nonces[1]: (other, one)}, self._finish)
-        self._services.call_later(limits.PATH_PROOF_S, lambda: started.end(False))
+        self._loop.call_later(limits.PATH_PROOF_S, lambda: started.end(False))
         self._of_user[uid] += 1
         for nonce, (source, target) in list(started.missing.items()):
-            target.expect(nonce, started, self._services)
+            target.expect(nonce, started, self._loop)
             # An error is told by the deadline, as silence is: who asks learns nothing of the network by it.
             _send(source, nonce, target)
         return started

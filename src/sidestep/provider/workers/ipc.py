@@ -20,7 +20,7 @@ from sidestep.provider.rpc import Descriptors
 from sidestep.provider.workers.messages import FDS_MAX, PACKET_MAX, Record, decode
 
 if TYPE_CHECKING:
-    from sidestep.switch.protocol import Services
+    from sidestep.loop import Loop
 
 _FULL: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})  # the last: of descriptors on their way
 
@@ -30,7 +30,7 @@ class IpcChannel:
 
     Args:
         sock: A connected AF_UNIX SOCK_SEQPACKET socket; the line's own from now on.
-        services: Whose loop it lives in.
+        loop: Where it lives.
         on_record: Gets each record, with its descriptors, which are closed afterwards unless it takes them; may raise
             PeerViolation.
         on_end: Called once with the reason, unless it is closed before.
@@ -39,12 +39,12 @@ class IpcChannel:
     def __init__(
         self,
         sock: socket.socket,
-        services: Services,
+        loop: Loop,
         on_record: Callable[[Record, Descriptors], None],
         on_end: Callable[[str], None],
     ) -> None:
         self._sock = sock
-        self._services = services
+        self._loop = loop
         self._on_record = on_record
         self._on_end = on_end
         self._queue: deque[tuple[bytes, Descriptors]] = deque()
@@ -52,7 +52,7 @@ class IpcChannel:
         self.open = True
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.CLIENT_SEND_BUFFER)
-        services.watch(sock.fileno(), self.handle_readable)
+        loop.on_readable(sock.fileno(), self.handle_readable)
 
     def fileno(self) -> int:
         """Readable when a record has come."""
@@ -77,7 +77,7 @@ class IpcChannel:
         """Nothing is sent or told any more."""
         if self.open:
             self.open = False
-            self._services.unwatch(self._sock.fileno())
+            self._loop.forget(self._sock.fileno())
             self._sock.close()
             for _, descriptors in self._queue:
                 descriptors.close()
@@ -95,7 +95,7 @@ class IpcChannel:
     def _wait(self) -> None:
         if not self._waits:
             self._waits = True
-            self._services.call_later(limits.WORKER_QUEUE_LOOK_S, self._go_on)
+            self._loop.call_later(limits.WORKER_QUEUE_LOOK_S, self._go_on)
 
     def _go_on(self) -> None:
         self._waits = False
@@ -130,4 +130,4 @@ class IpcChannel:
     def _end(self, why: str) -> None:
         if self.open:
             self.close()
-            self._services.call_later(0, lambda: self._on_end(why))  # not in the midst of who sends
+            self._loop.call_later(0, lambda: self._on_end(why))  # not in the midst of who sends

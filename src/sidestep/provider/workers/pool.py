@@ -122,15 +122,15 @@ class WorkerSlot:
         finally:
             theirs.close()
         pidfd = os.pidfd_open(process.pid)
-        ipc = IpcChannel(ours, pool.services, self._heard, self._ipc_ended)
-        self.running = running = _Process(process, pidfd, ipc, pool.services.now())
-        pool.services.watch(pidfd, partial(self._died, running))
+        ipc = IpcChannel(ours, pool.services.loop, self._heard, self._ipc_ended)
+        self.running = running = _Process(process, pidfd, ipc, pool.services.loop.now)
+        pool.services.loop.on_readable(pidfd, partial(self._died, running))
         pool.counters.add("worker_started")
 
     def _start_later(self, lived_s: float) -> None:
         self._failures = 1 if lived_s > limits.WORKER_LIVED_S else self._failures + 1
         pause_s = min(limits.WORKER_PAUSE_S * 2 ** (self._failures - 1), limits.WORKER_PAUSE_MAX_S)
-        self._pool.services.call_later(pause_s, self._start_again)
+        self._pool.services.loop.call_later(pause_s, self._start_again)
 
     def _start_again(self) -> None:
         if self.running is None and not self._pool.stopped:
@@ -164,10 +164,10 @@ class WorkerSlot:
             return
         pool.counters.add("worker_ended", f"signal_{-code}" if code < 0 else f"exit_{code}")
         pool.log(f"worker {running.process.pid} has ended by itself ({code}): its connections are reset")
-        self._start_later(pool.services.now() - running.began_at)
+        self._start_later(pool.services.loop.now - running.began_at)
 
     def _let_go(self, running: _Process) -> None:
-        self._pool.services.unwatch(running.pidfd)
+        self._pool.services.loop.forget(running.pidfd)
         os.close(running.pidfd)
         running.ipc.close()
         running.doorbell.close()
@@ -222,7 +222,7 @@ class WorkerSlot:
             if (late := running.asked.pop(number, None)) is not None:
                 late([], False)
 
-        self._pool.services.call_later(limits.WORKER_ASKED_S, give_up)
+        self._pool.services.loop.call_later(limits.WORKER_ASKED_S, give_up)
 
     # ---- what it says ----
 
@@ -400,7 +400,7 @@ class WorkerPool:
             if any(each.running is not None and each.running.ports.get(packed, 0) is None for each in ready):
                 raise NotYet("the workers are asked where they listen", self._wait)
             return None
-        slot.running.tickets.append(self.services.now() + limits.WORKER_TICKET_S)
+        slot.running.tickets.append(self.services.loop.now + limits.WORKER_TICKET_S)
         return slot.running.ports[packed]
 
     def _wait(self, call: Callable[[], None]) -> None:
@@ -418,7 +418,7 @@ class WorkerPool:
         self.leave()
 
     def _least_loaded(self, slots: list[WorkerSlot]) -> WorkerSlot | None:
-        now = self.services.now()
+        now = self.services.loop.now
         ready = [(slot.ready.load(now), slot.chosen_at, slot.index) for slot in slots if slot.ready is not None]
         if not ready:
             return None

@@ -10,11 +10,9 @@ import argparse
 import json
 import os
 import resource
-import selectors
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from sidestep import limits
 from sidestep.config import RemoteSettings
 from sidestep.counters import Counters
 from sidestep.errors import PeerViolation, SidestepError, Unavailable
+from sidestep.loop import Loop
 from sidestep.native import _channel
 from sidestep.provider import memory
 from sidestep.provider.carry import links
@@ -50,13 +49,13 @@ class Worker:
     """One worker, at its end of the line."""
 
     def __init__(self, sock: socket.socket, protocol: str, remote: RemoteSettings) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._services = ProviderServices(self._selector, time.monotonic, self._tell)
-        self.ipc = IpcChannel(sock, self._services, self._heard, self._orphaned)
+        self.loop = Loop(self._failed)
+        self._services = ProviderServices(self.loop, self._tell)
+        self.ipc = IpcChannel(sock, self.loop, self._heard, self._orphaned)
         self.counters = _Reported(self.ipc)
         self.prover = SocketProver()
-        self.hub = Hub(self._services, self.counters, relays_max=_connections_max(), guarded=self._call)
-        self._waiting = Waiting(self._selector, self._services, self.hub)
+        self.hub = Hub(self.loop, self.counters, relays_max=_connections_max(), guarded=self._call)
+        self._waiting = Waiting(self.loop, self.hub)
         self._mapper = Mapper(self.ipc)
         self._services.remote = remote
         self._services.port_mapper = self._mapper
@@ -84,34 +83,29 @@ class Worker:
         self.prover.close()
         self._waiting.close()
         self.ipc.close()
-        self._selector.close()
+        self.loop.close()
 
     @property
     def _done(self) -> bool:
         if self._leave_until is None:
             return False
-        return self.hub.settled() or self._services.now() >= self._leave_until
+        return self.hub.settled() or self.loop.now >= self._leave_until
 
     def _turn(self) -> None:
-        for key, _ in self._waiting.wait(self._timeout()):
-            self._call(key.data)
+        left_s = None if self._leave_until is None else max(0.0, self._leave_until - self.loop.now)
+        self.loop.run(self._waiting.wait(left_s))
         self.hub.handle_turn()
-        while callback := self._services.poll_due(self._services.now()):
-            self._call(callback)
-        for driven in self._services.driven_due():
-            self._call(lambda driven=driven: driven.turn(0))  # type: ignore[misc]  # a default binds it
-
-    def _timeout(self) -> float | None:
-        known = [at for at in (self._services.next_deadline(), self._leave_until) if at is not None]
-        return max(0.0, min(known) - self._services.now()) if known else None
 
     def _call(self, callback: Callable[[], object]) -> None:
         """One connection's fault must not take the others down."""
         try:
             callback()
-        except Exception:
-            self.counters.add("internal_error", "worker")
-            self._tell(traceback.format_exc())
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.counters.add("internal_error", "worker")
+        self._tell("".join(traceback.format_exception(error)))
 
     def _tell(self, text: str) -> None:
         self.ipc.send(messages.Tell(text.encode()[: limits.WORKER_TEXT_MAX]))
@@ -120,7 +114,7 @@ class Worker:
 
     def _leave(self) -> None:
         if self._leave_until is None:
-            self._leave_until = self._services.now() + limits.RELAY_LEAVE_S
+            self._leave_until = self.loop.now + limits.RELAY_LEAVE_S
             self.hub.leave()
 
     def _on_broken(self, _name: str, error: BaseException) -> None:

@@ -2,7 +2,7 @@
 
     device = IwarpDevice("198.18.1.1")
     ...                                  # as any device: alloc_pd, create_cq, cm.listen, cm.connect
-    device.loop.turn()                   # drives it; see `sidestep.rdma.soft.loop`
+    device.loop.turn()                   # drives it; see `sidestep.loop`
 
 Several devices may share a loop. Nothing needs a privilege: ports are TCP ports.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidestep import limits
 from sidestep.counters import Counters
+from sidestep.loop import Loop
 from sidestep.rdma.iwarp.counting import EVENTS, StreamTally
 from sidestep.rdma.iwarp.manager import IwarpManager
 from sidestep.rdma.iwarp.qp import IwarpQueuePair
@@ -22,7 +23,6 @@ from sidestep.rdma.iwarp.startup.frame import ENHANCED_LEN, PRIVATE_DATA_MAX
 from sidestep.rdma.iwarp.tap import Taps
 from sidestep.rdma.iwarp.tcp import check_address
 from sidestep.rdma.soft.device import SoftDevice
-from sidestep.rdma.soft.loop import Loop
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:

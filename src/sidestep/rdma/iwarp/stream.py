@@ -29,13 +29,13 @@ from sidestep.rdma.iwarp.terminate import Condition, Terminate
 
 if TYPE_CHECKING:
     from sidestep.errors import InternalError
+    from sidestep.loop import Loop, Timer
     from sidestep.rdma.iwarp.counting import StreamTally
     from sidestep.rdma.iwarp.qp import IwarpQueuePair
     from sidestep.rdma.iwarp.receiver import Fault
     from sidestep.rdma.iwarp.settings import IwarpSettings
     from sidestep.rdma.iwarp.startup.terms import Agreed
     from sidestep.rdma.iwarp.tcp import Tcp
-    from sidestep.rdma.soft.loop import Loop, Timer
 
 # Of one turn: other connections want theirs.
 _FILLS_MAX: Final = 4  # reads

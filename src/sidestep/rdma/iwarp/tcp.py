@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sidestep.accepting import PAUSE_S, Exhausted, accepted
 from sidestep.errors import InternalError, Misuse, Unavailable
+from sidestep.loop import READ, WRITE
 from sidestep.rdma.iwarp.tap import Wire
-from sidestep.rdma.soft.loop import READ, WRITE
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop, Timer
     from sidestep.rdma.iwarp.tap import Taps
-    from sidestep.rdma.soft.loop import Loop, Timer
 
 _MSS_UNKNOWN: Final = 1440  # what a path of 1500 bytes leaves, should the kernel not tell
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST

@@ -24,7 +24,6 @@ from sidestep import limits
 from sidestep.errors import LimitReached, Misuse
 from sidestep.rdma.loopback.device import LoopbackDevice
 from sidestep.rdma.loopback.settings import Faults, Timing
-from sidestep.rdma.soft.queues import tell_next
 from sidestep.rdma.verbs import DeviceAttributes
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.loopback.observer import Observer
     from sidestep.rdma.loopback.qp import LoopbackQueuePair
     from sidestep.rdma.loopback.settings import Span
-    from sidestep.rdma.soft.queues import Notice
 
 
 class Timer:
@@ -78,7 +76,7 @@ class Fabric:
         self.faults = faults
         self.observer = observer
         self.now = 0.0  # seconds
-        self.notices: deque[Notice] = deque()  # calls to users, in the order of their causes
+        self.notices: deque[Callable[[], object]] = deque()  # calls to users, in the order of their causes
         self.plain = faults is None and observer is None  # the shortest way may be taken
         self.queue_pairs: dict[int, LoopbackQueuePair] = {}
         self.devices: dict[str, LoopbackDevice] = {}
@@ -164,7 +162,7 @@ class Fabric:
     def step(self) -> bool:
         """Takes the next event: a call to a user, an arrival or a timer. False if there is none."""
         if self.notices:
-            tell_next(self.notices)
+            self.notices.popleft()()
             return True
         while self._events:
             when, _, timer, function, arguments = heappop(self._events)
@@ -190,7 +188,7 @@ class Fabric:
         left = self._run_limit
         while notices or self._on_the_way:
             if notices:
-                tell_next(notices)
+                notices.popleft()()
             else:
                 self.step()
             left -= 1

@@ -8,5 +8,5 @@
 - `manager`: a base of connection managers, with their `listeners`.
 
 Nothing here reads a clock, waits or calls a user: what is to be told is put into `notices`, and whoever drives the
-device takes it out with `tell_next`.
+device takes it out and calls it.
 """

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sidestep.rdma.soft.init import QpInit
     from sidestep.rdma.soft.keys import Memory
     from sidestep.rdma.soft.qp import SoftQueuePair
-    from sidestep.rdma.soft.queues import Notice
     from sidestep.rdma.verbs import (
         AsyncEvent,
         CompletionHandler,
@@ -44,12 +43,12 @@ class SoftDevice(Device):
         name: For people.
         address: What the other end gives to `connect`.
         attributes: What it can do.
-        notices: Calls to users that wait; whoever drives the device makes them with `queues.tell_next`.
+        notices: Calls to users that wait; whoever drives the device makes them.
         rng: Makes keys hard to guess: `secrets.SystemRandom()`, or a seeded one in simulations.
     """
 
     def __init__(
-        self, name: str, address: str, attributes: DeviceAttributes, notices: deque[Notice], rng: Random
+        self, name: str, address: str, attributes: DeviceAttributes, notices: deque[Callable[[], object]], rng: Random
     ) -> None:
         self.name = name
         self.address = address

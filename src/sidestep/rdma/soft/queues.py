@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from sidestep.errors import Misuse
 from sidestep.rdma.verbs import AsyncEvent, CompletionQueue, EventKind
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 _SUCCESS = Status.SUCCESS
 _RECEIVE = Opcode.RECEIVE
 
-Notice: TypeAlias = "HandledQueue | Callable[[], object]"  # somebody is to be called
-
 
 class Teller(Protocol):
     """What a completion queue needs of its device."""
 
-    notices: deque[Notice]
+    notices: deque[Callable[[], object]]
 
     def tell(self, event: AsyncEvent) -> None:
         """An event for the device's handler."""
@@ -35,17 +33,6 @@ class QueueUser(Protocol):
 
     def break_off(self, kind: EventKind, why: str) -> None:
         """Ends the queue pair for a reason that no completion tells."""
-
-
-def tell_next(notices: deque[Notice]) -> None:
-    """Makes the oldest of the calls that wait; there must be one."""
-    notice = notices.popleft()
-    if type(notice) is HandledQueue:
-        batch = notice.entries
-        notice.entries = []
-        notice.handler(batch)
-    else:
-        notice()  # type: ignore[operator]
 
 
 class SoftQueue(CompletionQueue):
@@ -80,8 +67,12 @@ class HandledQueue(SoftQueue):
     def add(self, completion: Completion) -> None:
         entries = self.entries
         if not entries:
-            self._notices.append(self)
+            self._notices.append(self._hand_over)
         entries.append(completion)
+
+    def _hand_over(self) -> None:
+        batch, self.entries = self.entries, []
+        self.handler(batch)
 
     def poll(self, max_count: int) -> list[Completion]:
         raise Misuse("a completion queue with a handler is not polled")

@@ -24,7 +24,7 @@ from sidestep.rdma.tools.talk import Talk
 from sidestep.rdma.tools.terms import Note, NoteKind, Op, Terms
 
 if TYPE_CHECKING:
-    from sidestep.rdma.soft.loop import Loop
+    from sidestep.loop import Loop
 
 TalkT = TypeVar("TalkT", bound=Talk)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sidestep.errors import Misuse, Unavailable
+from sidestep.loop import READ, Loop
 from sidestep.rdma.iwarp.device import IwarpDevice
 from sidestep.rdma.iwarp.settings import IwarpSettings
 from sidestep.rdma.iwarp.startup.terms import MpaSettings
-from sidestep.rdma.soft.loop import READ, Loop
 
 if TYPE_CHECKING:
     from types import FrameType

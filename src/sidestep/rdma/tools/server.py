@@ -15,8 +15,8 @@ from sidestep.rdma.tools.rping import Rping
 from sidestep.rdma.tools.terms import Op, Terms, speaks
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop
     from sidestep.rdma.cm import Listener
-    from sidestep.rdma.soft.loop import Loop
     from sidestep.rdma.verbs import Device
 
 Served: TypeAlias = Echo | Bandwidth | Rping

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from sidestep.loop import Loop, Timer
     from sidestep.rdma.iwarp.startup.negotiation import Initiator, Responder
     from sidestep.rdma.iwarp.tcp import Tcp
-    from sidestep.rdma.soft.loop import Loop, Timer
 
 _FRAMES_MAX: Final = 1024  # bytes of one look: a frame of the start-up has 532 at most
 

@@ -1,12 +1,14 @@
-"""What drives a device that has sockets: readiness, timers, and the calls to users that wait.
+"""The event loop of everything here that waits: descriptors, timers, and the calls to users of a device.
 
     loop = Loop()
     while wanted: loop.turn()                                       # a program of its own
     asyncio_loop.add_reader(loop.fileno(), lambda: loop.turn(0))    # inside another loop; ask `next_in_s` for timers
+    loop.nest(inner)                                                # one of these inside another
 
 A turn takes what is ready, then timers that are due, then makes the calls to users (`notices`), then lets those who
-asked for it (`soon`) send what came together meanwhile. Nobody is called from inside a call of his own. Not
-thread-safe: whoever drives it does so from one thread, or holds a lock.
+asked for it (`soon`) send what came together meanwhile. Nobody is called from inside a call of his own. Once closed,
+also in the midst of a turn, it calls nobody. Not thread-safe: whoever drives it does so from one thread, or holds a
+lock.
 """
 
 from __future__ import annotations
@@ -16,12 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
-
-from sidestep.rdma.soft.queues import tell_next
-
-if TYPE_CHECKING:
-    from sidestep.rdma.soft.queues import Notice
+from typing import Final
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
@@ -48,16 +45,21 @@ class Timer:
 
 
 class Loop:
-    """The sockets and timers of any number of devices."""
+    """Its descriptors and timers; `on_error` hears what a call raised; None: the turn raises it."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, on_error: Callable[[Exception], object] | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._on_error = on_error
+        self._clock = clock
+        self._nested: list[Loop] = []
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_number = 0
         self._cancelled = 0  # of those in the heap
         self._soon: dict[Callable[[], object], None] = {}
-        self.notices: deque[Notice] = deque()
+        self.notices: deque[Callable[[], object]] = deque()
         self.closed = False
 
     # --- who drives it ---
@@ -71,10 +73,13 @@ class Loop:
         """Seconds until something is due without a socket; None if nothing is."""
         if self.notices or self._soon:
             return 0.0
+        known = [due_s for nested in self._nested if (due_s := nested.next_in_s) is not None]
         while self._timers and self._timers[0][2].callback is None:
             heappop(self._timers)
             self._cancelled -= 1
-        return max(0.0, self._timers[0][0] - self.now) if self._timers else None
+        if self._timers:
+            known.append(max(0.0, self._timers[0][0] - self.now))
+        return min(known, default=None)
 
     @property
     def idle(self) -> bool:
@@ -88,25 +93,34 @@ class Loop:
 
     @property
     def now(self) -> float:
-        return time.monotonic()
+        return self._clock()
 
     def turn(self, timeout_s: float | None = None) -> bool:
         """Lets things happen once, and waits for them so long at most; False if nothing did."""
+        return self.run(self.poll(timeout_s))
+
+    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """The first half of a turn: what is ready, waited for so long at most, or until something else is due."""
         due = self.next_in_s
         if timeout_s is None or (due is not None and due < timeout_s):
             timeout_s = due
-        ready = self._epoll.poll(-1 if timeout_s is None else timeout_s, _EVENTS_MAX)
+        return self._epoll.poll(-1 if timeout_s is None else timeout_s, _EVENTS_MAX)
+
+    def run(self, ready: list[tuple[int, int]]) -> bool:
+        """The second half: lets it happen."""
         handlers = self._handlers
         # An earlier one may close a later one, and open a socket that gets the same number.
         for fd, events, handler in [(fd, events, handlers.get(fd)) for fd, events in ready]:
             if handler is not None and handlers.get(fd) == handler:
-                handler(events)
+                self._call(handler, events)
         happened = bool(ready) | self._run_timers() | bool(self._soon) | bool(self.notices)
+        for nested in [nested for nested in self._nested if nested.next_in_s == 0]:
+            happened |= nested.turn(0)
         self._run_soon()
         for _ in range(_NOTICES_MAX):
             if not self.notices:
                 break
-            tell_next(self.notices)
+            self._call(self.notices.popleft())
         self._run_soon()
         return happened
 
@@ -124,8 +138,25 @@ class Loop:
         if not self.closed:
             self.closed = True
             self._epoll.close()
+            for waiting in (self._handlers, self._timers, self._soon, self.notices, self._nested):
+                waiting.clear()
 
-    # --- for devices ---
+    # --- who waits ---
+
+    @property
+    def nests(self) -> bool:
+        """Whether another loop takes its turns in this one."""
+        return bool(self._nested)
+
+    def nest(self, inner: Loop) -> None:
+        """Lets another loop take its turns in this one, until `leave`."""
+        self._nested.append(inner)
+        self.watch(inner.fileno(), READ, lambda _events: inner.turn(0))
+
+    def leave(self, inner: Loop) -> None:
+        """Ends it; call before the inner one is closed."""
+        self._nested.remove(inner)
+        self.forget(inner.fileno())
 
     def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
         """Calls the handler with what a descriptor is ready for; changes what it was watched for."""
@@ -135,7 +166,12 @@ class Loop:
             self._epoll.register(fd, events)
         self._handlers[fd] = handler
 
+    def on_readable(self, fd: int, callback: Callable[[], object]) -> None:
+        """Calls whenever a descriptor can be read."""
+        self.watch(fd, READ, lambda _events: callback())
+
     def forget(self, fd: int) -> None:
+        """Ends it; call before the descriptor is closed. Does nothing where nothing is watched."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -159,9 +195,11 @@ class Loop:
 
     def _run_soon(self) -> None:
         for _ in range(len(self._soon)):  # those that ask meanwhile come the next time
+            if not self._soon:  # closed
+                break
             callback = next(iter(self._soon))
             del self._soon[callback]
-            callback()
+            self._call(callback)
 
     def _run_timers(self) -> bool:
         happened = False
@@ -172,6 +210,14 @@ class Loop:
                 self._cancelled -= 1
                 continue
             callback, timer.callback = timer.callback, None
-            callback()
+            self._call(callback)
             happened = True
         return happened
+
+    def _call(self, callback: Callable[..., object], *given: int) -> None:
+        try:
+            callback(*given)
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
